@@ -1,0 +1,62 @@
+# Every target makes the virtual environment it needs; nothing asks for root.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+JARS   := .cache/kafka/libs
+
+.PHONY: help demo test quick lint format bench jars clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp per set of extras: the demo needs no test tools, and a machine that runs the tests has everything.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing pushrep[demo] into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing pushrep[dev] into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+$(JARS)/.done: tests/kafka/pom.xml
+	@echo "fetching Kafka's own tools into $(JARS) ..."
+	@rm -rf $(JARS)
+	@mvn -q -B -f tests/kafka/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(JARS)
+	@touch $@
+
+jars: $(JARS)/.done  ## Fetch Kafka's own tools from Maven (the tests' judge)
+
+demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-out/
+	$(BIN)/pushrep demo
+
+test: lint jars  ## Lint, types, layers and every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+quick: $(VENV)/.dev  ## The tests without Spark and Java
+	$(BIN)/python -m pytest -m 'not spark and not java and not slow' $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## Rewrite the sources in the house format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## Benchmarks beside their peers; one alone: python -m benchmarks NAME
+	$(BIN)/python -m benchmarks all
+
+clean:  ## Remove what the targets above made
+	rm -rf $(VENV) .cache demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

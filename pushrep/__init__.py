@@ -1,0 +1,51 @@
+"""pushrep: a crash-safe local log in Kafka's own format, pushed to replicas and topics, replayed from any point.
+
+Names resolve when first used, so that `import pushrep.log` loads no Kafka client and `import pushrep` loads nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pushrep.errors import ForkedProcess, PushrepError
+    from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
+    from pushrep.outbox import Acks, Outbox, Receipt
+    from pushrep.records import Codec, Record
+
+_HOME = {
+    "Acks": "pushrep.outbox",
+    "AppendResult": "pushrep.log",
+    "Codec": "pushrep.records",
+    "Durability": "pushrep.log",
+    "ForkedProcess": "pushrep.errors",
+    "LogConfig": "pushrep.log",
+    "Outbox": "pushrep.outbox",
+    "PushrepError": "pushrep.errors",
+    "Receipt": "pushrep.outbox",
+    "Record": "pushrep.records",
+    "SegmentLog": "pushrep.log",
+}
+
+__all__ = [
+    "Acks",
+    "AppendResult",
+    "Codec",
+    "Durability",
+    "ForkedProcess",
+    "LogConfig",
+    "Outbox",
+    "PushrepError",
+    "Receipt",
+    "Record",
+    "SegmentLog",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pushrep' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,25 @@
+"""Where time and disk enter: a Protocol and the real one each, passed in through constructors."""
+
+from pushrep.seams.clock import SYSTEM_CLOCK, Clock, SystemClock
+from pushrep.seams.filesystem import (
+    REAL_FILESYSTEM,
+    File,
+    Filesystem,
+    LockHeld,
+    RealFilesystem,
+    read_whole,
+    write_atomic,
+)
+
+__all__ = [
+    "REAL_FILESYSTEM",
+    "SYSTEM_CLOCK",
+    "Clock",
+    "File",
+    "Filesystem",
+    "LockHeld",
+    "RealFilesystem",
+    "SystemClock",
+    "read_whole",
+    "write_atomic",
+]
