@@ -74,9 +74,10 @@ def number(value: float) -> str:
 def markdown(name: str, parts: dict[str, Any], rounds: int, host: dict[str, Any]) -> str:
     """The section of RESULTS.md for one benchmark."""
     packages = ", ".join(f"{package} {v}" for package, v in host["packages"].items() if v)
+    processors = f"{host['processors']} processors ({host['processor']})"
+    command = f"`python -m benchmarks {name} --rounds {rounds}`"
     text = [
-        f"`python -m benchmarks {name} --rounds {rounds}` on {host['processors']} processors ({host['processor']}), "
-        f"{host['memory_gib']} GiB, {host['system']}, Python {host['python']}, {packages}.",
+        f"{command} on {processors}, {host['memory_gib']} GiB, {host['system']}, Python {host['python']}, {packages}."
     ]
     for title, result in parts.items():
         text += ["", f"**{title}** ({result['unit']}, {result['rounds']} rounds)", ""]
