@@ -1,0 +1,87 @@
+"""The settings of a log, and the word a caller says about durability. Values refuse nonsense at birth."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from pushrep.records import HEADER_BYTES, Codec
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+POSITION_MAX = (1 << 31) - 1
+"""Kafka's offset index keeps positions and relative offsets as signed 32-bit numbers."""
+
+BATCH_BYTES_LIMIT = 64 * MIB
+"""No batch is larger: a length field above it is a broken one, and a scan needs no more memory than this."""
+
+_BATCH_BYTES_MIN = HEADER_BYTES + 64
+
+
+class Durability(Enum):
+    """What has happened when `append` returns."""
+
+    BUFFERED = auto()
+    """In the operating system's page cache: survives the end of this process, not of the machine."""
+
+    FLUSHED = auto()
+    """On disk by fdatasync: survives both. One sync serves all who wait."""
+
+
+class AppendResult(NamedTuple):
+    """Where the records went: both offsets are in the log."""
+
+    base_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How a log is laid out and flushed. Names follow Kafka's topic settings where it has them.
+
+    segment_bytes: a segment file is closed before it would exceed this, 1 GiB.
+    segment_ms: and when the records in it span more time than this; None: never.
+    index_interval_bytes: at most one index entry per so many bytes of the log.
+    batch_bytes: a list of values is cut into batches of about this size: 256 KiB stay in the processor's cache.
+    batch_bytes_max: the largest batch, and so the largest record, that is taken (Kafka's max.message.bytes).
+    codec: compression of the batches that the log makes itself.
+    preallocate_bytes: how far the newest file is grown ahead of its data; cut off at roll and close. 0: not at all.
+    flush_bytes, flush_ms: buffered appends reach the disk at the latest after so much data or time.
+    verify_last_segments: how many of the newest segments are scanned even after a clean stop; 0 trusts the marker.
+    """
+
+    segment_bytes: int = GIB
+    segment_ms: int | None = None
+    index_interval_bytes: int = 4096
+    batch_bytes: int = 256 * KIB
+    batch_bytes_max: int = MIB
+    codec: Codec = Codec.NONE
+    preallocate_bytes: int = 0
+    flush_bytes: int = 64 * MIB
+    flush_ms: int = 1000
+    verify_last_segments: int = 0
+
+    def __post_init__(self) -> None:
+        _within("segment_bytes", self.segment_bytes, _BATCH_BYTES_MIN, POSITION_MAX)
+        _within("batch_bytes_max", self.batch_bytes_max, _BATCH_BYTES_MIN, BATCH_BYTES_LIMIT)
+        _within("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_LIMIT)
+        _within("index_interval_bytes", self.index_interval_bytes, 0, POSITION_MAX)
+        _within("preallocate_bytes", self.preallocate_bytes, 0, POSITION_MAX)
+        _within("flush_bytes", self.flush_bytes, 1, None)
+        _within("flush_ms", self.flush_ms, 1, None)
+        _within("verify_last_segments", self.verify_last_segments, 0, None)
+        if self.segment_ms is not None:
+            _within("segment_ms", self.segment_ms, 1, None)
+        if not isinstance(self.codec, Codec):
+            raise TypeError(f"codec must be a pushrep.records.Codec, not {self.codec!r}")
+
+    @property
+    def batch_limit_bytes(self) -> int:
+        """The largest batch that fits: a batch never spans two segments."""
+        return min(self.batch_bytes_max, self.segment_bytes)
+
+
+def _within(name: str, value: int, low: int, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < low or (high is not None and value > high):
+        raise ValueError(f"{name} must be {f'between {low} and {high}' if high is not None else f'at least {low}'}")
