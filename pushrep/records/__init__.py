@@ -1,0 +1,28 @@
+"""Record batches v2, Kafka's unit of append, checksum, replication and compression. Pure: no clock, disk or network.
+
+encode_batch(values, ...) -> RecordBatch          one batch, encoded once and never again
+RecordBatch.check(data)   -> RecordBatch          bytes from a disk or a wire, verified
+batch.records()           -> list[Record]         batch.stamp(...) / batch.with_producer(...) patch its header
+"""
+
+from pushrep.records.batch import RecordBatch
+from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX
+from pushrep.records.encoder import HeaderColumn, encode_batch
+from pushrep.records.errors import CorruptRecordBatch, RecordTooLarge, UnsupportedCodec
+from pushrep.records.header import HEADER_BYTES, BatchHeader
+from pushrep.records.model import Codec, Record, TimestampType
+
+__all__ = [
+    "DECOMPRESSED_BYTES_MAX",
+    "HEADER_BYTES",
+    "BatchHeader",
+    "Codec",
+    "CorruptRecordBatch",
+    "HeaderColumn",
+    "Record",
+    "RecordBatch",
+    "RecordTooLarge",
+    "TimestampType",
+    "UnsupportedCodec",
+    "encode_batch",
+]

@@ -1,0 +1,76 @@
+"""A whole record batch: its bytes, its header, and the ways to look inside."""
+
+from pushrep.records import header as layout
+from pushrep.records.checksum import crc32c
+from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX, decompress
+from pushrep.records.decoder import decode_records
+from pushrep.records.errors import CorruptRecordBatch
+from pushrep.records.header import BatchHeader
+from pushrep.records.model import Buffer, Record
+
+
+class RecordBatch:
+    """The bytes of one batch and their header. The constructor believes the CRC; `check` computes it.
+
+    Raises CorruptRecordBatch unless `data` is exactly one batch by its length field.
+    """
+
+    __slots__ = ("data", "header")
+
+    def __init__(self, data: Buffer, header: BatchHeader | None = None) -> None:
+        self.data: Buffer = data
+        self.header: BatchHeader = BatchHeader.parse(data) if header is None else header
+        if self.header.size_bytes != len(data):
+            raise CorruptRecordBatch(f"{len(data)} bytes, the length field says {self.header.size_bytes}")
+
+    @classmethod
+    def check(cls, data: Buffer) -> "RecordBatch":
+        """`data` as a batch whose length, magic and CRC were verified; raises CorruptRecordBatch with the reason."""
+        batch = cls(data)
+        crc = crc32c(data, layout.CRC_COVERS_FROM)
+        if crc != batch.header.crc:
+            raise CorruptRecordBatch(f"CRC-32C is {crc:#010x}, the header says {batch.header.crc:#010x}")
+        return batch
+
+    def __len__(self) -> int:
+        return self.header.record_count
+
+    def __repr__(self) -> str:
+        first, end = self.header.base_offset, self.header.next_offset
+        return f"RecordBatch([{first}, {end}), {len(self)} records, {self.header.size_bytes} bytes)"
+
+    def records(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> list[Record]:
+        """Every record, offsets ascending. A control batch gives its markers: see `header.is_control`.
+
+        Raises CorruptRecordBatch, also if the records take more than `decompressed_bytes_max`, and UnsupportedCodec.
+        """
+        return decode_records(self.header, bytes(self.payload(decompressed_bytes_max=decompressed_bytes_max)))
+
+    def payload(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> memoryview:
+        """The encoded records, decompressed; no copy where they are not compressed. Raises as `records` does."""
+        records = memoryview(self.data)[layout.HEADER_BYTES :]
+        return decompress(self.header.codec, records, decompressed_bytes_max)
+
+    def stamp(self, base_offset: int, leader_epoch: int) -> None:
+        """Write base offset and leader epoch; in place where `data` is writable, else into a copy of its own.
+
+        Costs nothing more: the CRC covers neither.
+        """
+        layout.stamp(self._writable(), base_offset, leader_epoch)
+        self.header = self.header._replace(base_offset=base_offset, leader_epoch=leader_epoch)
+
+    def with_producer(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+        """This batch as an idempotent producer sends it: base offset 0, the producer's fields, the CRC redone.
+
+        The batch itself stays as it is; the records are not encoded again.
+        """
+        data = bytearray(self.data)
+        layout.stamp(data, 0, -1)
+        layout.write_producer(data, producer_id, producer_epoch, base_sequence)
+        layout.write_crc(data, crc32c(data, layout.CRC_COVERS_FROM))
+        return bytes(data)
+
+    def _writable(self) -> bytearray | memoryview:
+        if isinstance(self.data, bytes) or (isinstance(self.data, memoryview) and self.data.readonly):
+            self.data = bytearray(self.data)
+        return self.data

@@ -1,0 +1,157 @@
+"""The 61 bytes before the records of a batch: read, checked and patched here and nowhere else. Big-endian.
+
+     0            8          12           16     17    21          23
+    | baseOffset | length   | leaderEpoch | magic | CRC | attributes |    length counts from byte 12 to the end
+     23                27              35             43            51              53             57
+    | lastOffsetDelta | baseTimestamp | maxTimestamp | producerId | producerEpoch | baseSequence | recordCount | 61
+
+The CRC-32C covers everything from byte 21 on: base offset, length, epoch and magic lie outside of it, so a log stamps
+them for free, and they can only be checked by their range. Attributes: bits 0-2 codec, 3 timestamp type, 4
+transactional, 5 control. Source: Kafka's protocol guide, "Record Batch"; docs/formats/record-batch.md.
+"""
+
+import struct
+from typing import NamedTuple
+
+from pushrep.records.errors import CorruptRecordBatch, UnsupportedCodec
+from pushrep.records.model import Buffer, Codec, TimestampType
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_STAMP_OFFSET = struct.Struct(">q")
+_STAMP_EPOCH = struct.Struct(">i")
+_PRODUCER = struct.Struct(">qhi")
+_CRC = struct.Struct(">I")
+_LENGTH = struct.Struct(">i")
+
+HEADER_BYTES = 61
+LENGTH_AT = 8
+LENGTH_ENDS_AT = 12  # what the length counts begins here
+EPOCH_AT = 12
+CRC_AT = 17
+CRC_COVERS_FROM = 21
+PRODUCER_AT = 43
+MAGIC = 2
+RECORD_BYTES_MIN = 7  # length, attributes, two deltas, key length, value length, header count: a byte each
+assert _HEADER.size == HEADER_BYTES, "docs/formats/record-batch.md promises 61 bytes"
+assert _PRODUCER.size == 57 - PRODUCER_AT, "producer id, epoch and sequence are neighbours"
+
+_CODEC_MASK, _TIMESTAMP_TYPE_BIT, _TRANSACTIONAL_BIT, _CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
+_OFFSET_MAX = (1 << 63) - 1
+
+
+class BatchHeader(NamedTuple):
+    """The fields of a batch's header, in the order of the bytes. Times are milliseconds, -1 where there is none."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @classmethod
+    def parse(cls, buffer: Buffer, position: int = 0) -> "BatchHeader":
+        """Read the header at byte `position`.
+
+        Raises CorruptRecordBatch if bytes are missing or a field has a value that no whole batch can have. It reads
+        the header alone: the CRC is `RecordBatch.check`'s business, the end of the file the caller's.
+        """
+        try:
+            header = cls._make(_HEADER.unpack_from(buffer, position))
+        except struct.error:
+            here = max(0, len(buffer) - position)
+            raise CorruptRecordBatch(f"{here} bytes at {position} are less than a header of {HEADER_BYTES}") from None
+        if reason := _why_impossible(header):
+            raise CorruptRecordBatch(reason)
+        return header
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole batch, header included."""
+        return self.batch_length + LENGTH_ENDS_AT
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record (kept by compaction even where that record is gone)."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The base offset of the batch that follows in a log without holes."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def codec(self) -> Codec:
+        """Compression of the records; raises UnsupportedCodec for a number that Kafka has not named yet."""
+        number = self.attributes & _CODEC_MASK
+        try:
+            return Codec(number)
+        except ValueError:
+            raise UnsupportedCodec(number) from None
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        """With LOG_APPEND_TIME every record has `max_timestamp_ms` as its time."""
+        return TimestampType.LOG_APPEND_TIME if self.attributes & _TIMESTAMP_TYPE_BIT else TimestampType.CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        """Part of a transaction: read_committed readers must know how it ended."""
+        return bool(self.attributes & _TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        """The record is a marker (commit, abort) and not data: readers of data skip the batch."""
+        return bool(self.attributes & _CONTROL_BIT)
+
+    def pack(self) -> bytes:
+        """The 61 bytes."""
+        return _HEADER.pack(*self)
+
+
+def _why_impossible(header: BatchHeader) -> str | None:
+    """What no whole batch can say, in words; None if the fields fit together."""
+    count, delta = header.record_count, header.last_offset_delta
+    records_bytes = header.size_bytes - HEADER_BYTES
+    reason = None
+    if header.magic != MAGIC:
+        reason = f"magic {header.magic}, only {MAGIC} is known"
+    elif records_bytes < 0:
+        reason = f"length {header.batch_length} is below the header's own {HEADER_BYTES - LENGTH_ENDS_AT}"
+    elif header.base_offset < 0 or delta < 0 or header.last_offset >= _OFFSET_MAX:
+        reason = f"offsets {header.base_offset} + {delta} are out of range"
+    elif header.leader_epoch < -1:
+        reason = f"leader epoch {header.leader_epoch} is below -1"
+    elif not 0 <= count <= delta + 1:
+        reason = f"{count} records in {delta + 1} offsets"
+    elif header.attributes & _CODEC_MASK == Codec.NONE and count * RECORD_BYTES_MIN > records_bytes:
+        reason = f"{count} records can't fit into {records_bytes} bytes"
+    return reason
+
+
+def stamp(data: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
+    """Write base offset and leader epoch into the batch at the start of `data`; the CRC does not cover them."""
+    _STAMP_OFFSET.pack_into(data, 0, base_offset)
+    _STAMP_EPOCH.pack_into(data, EPOCH_AT, leader_epoch)
+
+
+def write_length(data: bytearray | memoryview, size_bytes: int) -> None:
+    """Write the length field of a batch of `size_bytes` in all."""
+    _LENGTH.pack_into(data, LENGTH_AT, size_bytes - LENGTH_ENDS_AT)
+
+
+def write_producer(data: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+    """Write the idempotent producer's three fields; the CRC has to be written again after it."""
+    _PRODUCER.pack_into(data, PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+
+
+def write_crc(data: bytearray | memoryview, crc: int) -> None:
+    """Write the CRC-32C of everything from byte 21 on."""
+    _CRC.pack_into(data, CRC_AT, crc)
