@@ -56,3 +56,74 @@ class CorruptPartitionMetadata(PushrepError):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} is damaged ({why}): restore it from a replica or a backup, or write the topic id in")
         self.path, self.why = path, why
+
+
+class CorruptLog(PushrepError):
+    """The files of a log don't fit together; `names` are the ones to look at. Nothing was changed."""
+
+    def __init__(self, directory: Path, names: tuple[str, ...], why: str) -> None:
+        super().__init__(f"{directory}: {' and '.join(names)}: {why}; nothing was changed, restore the missing file")
+        self.directory, self.names, self.why = directory, names, why
+
+
+class CorruptBatch(PushrepError):
+    """A read met bytes that are no whole batch where `offset` should be: they are never skipped.
+
+    `position` is the byte in the file `segment`. Repair the log, or fetch the range from a replica.
+    """
+
+    def __init__(self, offset: int, segment: Path, position: int, reason: str) -> None:
+        super().__init__(f"{segment} holds no whole batch for offset {offset} at byte {position}: {reason}")
+        self.offset, self.segment, self.position, self.reason = offset, segment, position, reason
+
+
+class LogDamaged(PushrepError):
+    """Records that were known to be on disk are not: the log can be read below `damaged_from`, but not written."""
+
+    def __init__(self, directory: Path, damaged_from: int, reason: str) -> None:
+        super().__init__(
+            f"{directory} is damaged from offset {damaged_from} on ({reason}): it can be read below it, "
+            "but takes no appends until it is repaired; nothing was deleted"
+        )
+        self.directory, self.damaged_from, self.reason = directory, damaged_from, reason
+
+
+class LogPoisoned(PushrepError):
+    """The disk failed to keep what was written, so nothing more is promised: close the log and open it again.
+
+    A second fsync may succeed over lost pages (Rebello et al., USENIX ATC 2020); only recovery may judge.
+    """
+
+    def __init__(self, directory: Path, cause: BaseException) -> None:
+        super().__init__(f"{directory} is poisoned by a failed write to disk ({cause}): close it and open it again")
+        self.directory, self.cause = directory, cause
+
+
+class AppendFailed(PushrepError):
+    """The system refused the write. Nothing of it remains and its offsets were given back: remedy, append again.
+
+    `errno` is the system's number, for example ENOSPC.
+    """
+
+    def __init__(self, path: Path, cause: OSError, remedy: str) -> None:
+        super().__init__(f"{path}: {cause.strerror or cause}; nothing was written: {remedy}, then append again")
+        self.path, self.errno, self.remedy = path, cause.errno, remedy
+
+
+class OffsetOutOfRange(PushrepError):
+    """`offset` lies outside of what can be read, which is [start, end)."""
+
+    def __init__(self, offset: int, start: int, end: int) -> None:
+        super().__init__(f"offset {offset} is outside of the log's range [{start}, {end})")
+        self.offset, self.start, self.end = offset, start, end
+
+
+class BelowHighWatermark(PushrepError):
+    """Cutting there would take away acknowledged records: say `force=True` if that is meant."""
+
+    def __init__(self, offset: int, high_watermark: int) -> None:
+        super().__init__(
+            f"offset {offset} is below the high watermark {high_watermark}: records that were acknowledged would go; "
+            "pass force=True if that is meant"
+        )
+        self.offset, self.high_watermark = offset, high_watermark

@@ -1,0 +1,42 @@
+"""The files of one log: a few per segment, as Kafka names them, and what recovery put aside.
+
+    00000000000000001042.log             batches; the number is the base offset of the first, 20 digits
+    00000000000000001042.index           .timeindex, both rebuilt from the .log at need
+    00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
+"""
+
+import re
+from pathlib import Path
+
+from pushrep.seams import Filesystem
+
+LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, CUT_SUFFIX = ".log", ".index", ".timeindex", ".cut"
+
+_SEGMENT = re.compile(r"([0-9]{20})\.log")
+_OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex)")
+
+
+def segment_path(directory: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Path:
+    """The file of the segment that begins with `base_offset`."""
+    return directory / f"{base_offset:020d}{suffix}"
+
+
+def list_segments(filesystem: Filesystem, directory: Path) -> list[int]:
+    """Base offsets of the segments in the directory, ascending."""
+    return [int(match[1]) for name in filesystem.list(directory) if (match := _SEGMENT.fullmatch(name))]
+
+
+def list_orphan_indexes(filesystem: Filesystem, directory: Path) -> list[str]:
+    """Names of index files whose segment is gone: a crash came between the removal of the two."""
+    bases = set(list_segments(filesystem, directory))
+    names = filesystem.list(directory)
+    return [name for name in names if (match := _OF_A_SEGMENT.fullmatch(name)) and int(match[1]) not in bases]
+
+
+def free_name(filesystem: Filesystem, path: Path) -> Path:
+    """`path`, or the first of `path.1`, `path.2` ... that is not taken: what is kept aside is never overwritten."""
+    candidate, number = path, 0
+    while filesystem.exists(candidate):
+        number += 1
+        candidate = path.with_name(f"{path.name}.{number}")
+    return candidate
