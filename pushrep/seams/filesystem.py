@@ -1,7 +1,7 @@
 """Disk comes through the door: the few calls a log needs, each with its durability said.
 
-Nothing is durable until `File.sync` (its bytes) and `Filesystem.sync_directory` (its name) returned. Positions and sizes
-are bytes. Every call raises `OSError` with the path; `write_at` writes everything or raises.
+Nothing is durable until `File.sync` (its bytes) and `Filesystem.sync_directory` (its name) returned. Positions and
+sizes are bytes. Every call raises `OSError` with the path; `write_at` writes everything or raises.
 """
 
 import errno
@@ -76,7 +76,7 @@ class Filesystem(Protocol):
     def remove(self, path: Path) -> None: ...
     def sync_directory(self, directory: Path) -> None: ...
     def lock(self, path: Path) -> File:
-        """Take an exclusive flock, write our pid into the file; LockHeld at once if another holds it. close() frees it."""
+        """Take an exclusive flock and write our pid into the file; LockHeld at once if it is taken. close() frees it."""
         ...
 
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
