@@ -1,0 +1,316 @@
+"""The directory of logs: what many partitions share, held once per process.
+
+    <directory>/.lock                       flock, our pid in it; never removed
+               /.pushrep_cleanshutdown      clean marker       (clean_marker.py)
+               /*-offset-checkpoint         three checkpoints  (checkpoints.py)
+               /.pushrep_published          for readers        (published.py)
+               /<topic>-<n>/                a log
+
+    acquire ─ first one ─▶ lock → read → remove the marker ──▶ attach a log ⇄ close it ──▶ last release: checkpoints,
+               others share the instance                                                   marker, unlock
+
+The marker's lines and the checkpoints' numbers of logs that nobody opens in this session are carried over unchanged:
+while we hold the lock nobody else writes them, so what was true of them stays true. A log leaves the marker's lines
+when it is attached and comes back only by `close_clean`; if we die, the marker is gone and every log counts as unclean.
+Locking, in this order: the registry's, _write_lock (files), _lock (fields; never held over a sync).
+"""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+from pushrep.errors import ForkedProcess
+from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.clean_marker import CleanLog, read_clean_marker, remove_clean_marker, write_clean_marker
+from pushrep.log.errors import LogClosed, LogLocked, NotALogDirectory
+from pushrep.log.log_names import parse_log_name
+from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
+
+LOCK_NAME = ".lock"
+# Kafka locks a file of this name by a record lock, which flock does not see: a broker must not run on this directory.
+
+
+class LogDirectory:
+    """One directory of logs, locked by this process. Made by `acquire`, given back by `release`."""
+
+    def __init__(self, path: Path, filesystem: Filesystem, clock: Clock) -> None:
+        self.path, self.filesystem = path, filesystem
+        self.owner_pid = os.getpid()
+        self.forked = False
+        self.references = 0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._written_ms = clock.monotonic_ms()
+        self._lock_file = _take_lock(path, filesystem)
+        try:
+            self._load()
+        except BaseException:
+            self._lock_file.close()
+            raise
+
+    @classmethod
+    def acquire(
+        cls, path: Path | str, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
+    ) -> "LogDirectory":
+        """The directory at `path`, made if it is missing; the same instance for every caller in this process.
+
+        Symbolic links are followed first, so two names of one directory share it. Every `acquire` needs a `release`.
+        Raises LogLocked with the other process's pid, NotALogDirectory for a file or a place that can't be written.
+        """
+        real = Path(os.path.realpath(path))
+        key = (id(filesystem), str(real))
+        with _REGISTRY.lock:
+            directory = _REGISTRY.held.get(key)
+            if directory is None:
+                directory = _REGISTRY.held[key] = cls(real, filesystem, clock)
+            directory.references += 1
+            return directory
+
+    def attach(self, name: str) -> "DirectoryView":
+        """The one view of a log in this process; call it before the log's own directory is made or read.
+
+        Raises LogLocked if the log is attached already, InvalidLogName, LogClosed, ForkedProcess.
+        """
+        parse_log_name(name)
+        self.check_usable()
+        is_new = not self.filesystem.exists(self.path / name)
+        with self._lock:
+            if name in self._attached:
+                raise LogLocked(self.path / name, self.owner_pid)
+            entry = self._published.entry(name)
+            if is_new:  # removed by hand, perhaps: nothing that was said of another log of this name holds
+                self._forget(name)
+                entry.clear()
+            self._attached.add(name)
+            return DirectoryView(self, name, entry, self._clean.pop(name, None))
+
+    def release(self) -> None:
+        """Give the directory back; the last one writes checkpoints and the clean marker and frees the lock.
+
+        A log that is still attached is left out of the marker. Raises OSError if the files could not be written: the
+        lock is free then and there is no marker. Raises LogClosed if it was released before, ForkedProcess.
+        """
+        with _REGISTRY.lock:
+            self.check_usable()
+            if self.references > 1:
+                self.references -= 1
+                return
+            try:
+                for name in sorted(self._attached):
+                    self.detach(name, None)
+                self.sync_checkpoints()
+                write_clean_marker(self.path, self._clean, self.filesystem)
+            finally:
+                self.references = 0
+                del _REGISTRY.held[id(self.filesystem), str(self.path)]
+                self._lock_file.close()
+
+    def checkpointed(self, checkpoint: Checkpoint, name: str) -> int | None:
+        """The number remembered for a log, None if there is none."""
+        with self._lock:
+            return self._offsets[checkpoint].get(name)
+
+    def remember(self, name: str, offsets: dict[Checkpoint, int]) -> None:
+        """Take new numbers of a log; `sync_checkpoints` puts them on disk."""
+        self.check_usable()
+        with self._lock:
+            for checkpoint, offset in offsets.items():
+                if self._offsets[checkpoint].get(name) != offset:
+                    self._offsets[checkpoint][name] = offset
+                    self._unwritten.add(checkpoint)
+
+    def sync_checkpoints(self, max_age_ms: int = 0) -> None:
+        """Write the files whose numbers changed; on disk when this returns. One write serves all who wait.
+
+        With `max_age_ms`, nothing is done within that time after the last write: many logs then share one write.
+        Raises OSError; the old file stands then, and the numbers are written with the next call.
+        """
+        self.check_usable()
+        with self._write_lock:
+            if self._clock.monotonic_ms() - self._written_ms < max_age_ms:
+                return
+            with self._lock:
+                changed = {checkpoint: dict(self._offsets[checkpoint]) for checkpoint in self._unwritten}
+                self._unwritten.clear()
+            try:
+                for checkpoint, offsets in changed.items():
+                    write_checkpoint(self.path, checkpoint, offsets, self.filesystem)
+                    self._on_disk[checkpoint] = offsets
+            except BaseException:
+                with self._lock:
+                    self._unwritten.update(changed)
+                raise
+            self._written_ms = self._clock.monotonic_ms()
+
+    def detach(self, name: str, clean: CleanLog | None) -> None:
+        """A log is closed; without `clean` it stays out of the marker and its unwritten numbers are dropped."""
+        self.check_usable()
+        with self._write_lock, self._lock:
+            self._attached.discard(name)
+            if clean is not None:
+                self._clean[name] = clean
+                return
+            for checkpoint in Checkpoint:
+                self._fall_back(checkpoint, name)
+
+    def check_usable(self) -> None:
+        """Raise ForkedProcess in a fork of the owner, LogClosed after the last release."""
+        if self.forked:
+            raise ForkedProcess(f"the directory of logs {self.path}", owner_pid=self.owner_pid, pid=os.getpid())
+        if self.references < 1:
+            raise LogClosed(self.path)
+
+    def disown(self) -> None:
+        """In a fork: refuse every use, and let go of the lock's descriptor, so that the owner's end frees the lock.
+
+        Closing a descriptor that the parent has, too, does not unlock; nothing is written.
+        """
+        self.forked = True
+        self._lock_file.close()
+
+    def _load(self) -> None:
+        names = set(self.filesystem.list(self.path))  # what is no longer there has no lines
+        clean = read_clean_marker(self.path, self.filesystem)
+        self._clean = {name: log for name, log in clean.items() if name in names}
+        self._offsets = {checkpoint: self._kept(checkpoint, names) for checkpoint in Checkpoint}
+        self._on_disk = {checkpoint: dict(offsets) for checkpoint, offsets in self._offsets.items()}
+        self._unwritten: set[Checkpoint] = set()
+        self._attached: set[str] = set()
+        self._published = PublishedFile(self.path, self.owner_pid, self.filesystem)
+        # Last of all: if anything above fails, nothing was opened and the marker is still true.
+        remove_clean_marker(self.path, self.filesystem)
+
+    def _kept(self, checkpoint: Checkpoint, names: set[str]) -> dict[str, int]:
+        offsets = read_checkpoint(self.path, checkpoint, self.filesystem)
+        return {name: offset for name, offset in offsets.items() if name in names}
+
+    def _forget(self, name: str) -> None:
+        self._clean.pop(name, None)
+        for checkpoint in Checkpoint:
+            if self._offsets[checkpoint].pop(name, None) is not None:
+                self._unwritten.add(checkpoint)
+
+    def _fall_back(self, checkpoint: Checkpoint, name: str) -> None:
+        """To the lower of remembered and written: a close after a failed sync must not raise what is believed.
+
+        A log start that rose stays: the segments below it are gone.
+        """
+        offset, written = self._offsets[checkpoint].get(name), self._on_disk[checkpoint].get(name)
+        if offset is None or checkpoint is Checkpoint.LOG_START_OFFSET:
+            return
+        if written is None:
+            del self._offsets[checkpoint][name]
+        else:
+            self._offsets[checkpoint][name] = min(offset, written)
+
+
+class DirectoryView:
+    """What one open log may do with its directory. `publish` calls must not overlap; the rest is thread-safe."""
+
+    def __init__(self, directory: LogDirectory, name: str, entry: PublishedEntry, clean: CleanLog | None) -> None:
+        self.name, self.path = name, directory.path / name
+        self.clean = clean
+        """How the last close left the log; None if it was not closed clean, or was never there."""
+        self.published_before: PublishedState | None = entry.state()
+        """What the process before us published since this machine started: newer than the checkpoints after a kill."""
+        self._directory, self._entry = directory, entry
+        self._closed = False
+
+    @property
+    def recovery_point(self) -> int | None:
+        """First offset not known to be on disk, as remembered; None if the log has none."""
+        return self._directory.checkpointed(Checkpoint.RECOVERY_POINT, self.name)
+
+    @property
+    def log_start_offset(self) -> int | None:
+        """First readable offset, as remembered; None if the log has none."""
+        return self._directory.checkpointed(Checkpoint.LOG_START_OFFSET, self.name)
+
+    @property
+    def high_watermark(self) -> int | None:
+        """The high watermark, as remembered; None if the log has none."""
+        return self._directory.checkpointed(Checkpoint.HIGH_WATERMARK, self.name)
+
+    def publish(
+        self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
+    ) -> None:
+        """Let readers in other processes see this: no system call, about a microsecond."""
+        if self._closed or self._directory.forked:
+            self._check_open()
+        self._entry.publish(log_end_offset, flushed_offset, high_watermark, log_start_offset, leader_epoch)
+
+    def checkpoint(
+        self,
+        *,
+        recovery_point: int | None = None,
+        high_watermark: int | None = None,
+        log_start_offset: int | None = None,
+    ) -> None:
+        """Remember these; on disk after the next `sync_checkpoints` of any log here, or the directory's last close."""
+        self._check_open()
+        given = {
+            Checkpoint.RECOVERY_POINT: recovery_point,
+            Checkpoint.HIGH_WATERMARK: high_watermark,
+            Checkpoint.LOG_START_OFFSET: log_start_offset,
+        }
+        self._directory.remember(self.name, {at: offset for at, offset in given.items() if offset is not None})
+
+    def sync_checkpoints(self, max_age_ms: int = 0) -> None:
+        """Put the remembered numbers of every log on disk; see LogDirectory.sync_checkpoints."""
+        self._check_open()
+        self._directory.sync_checkpoints(max_age_ms)
+
+    def close_clean(self, clean: CleanLog) -> None:
+        """The log is closed and every byte of it is flushed; the directory's last release lists it in the marker."""
+        self._close(clean)
+
+    def close_unclean(self) -> None:
+        """The log is closed poisoned, damaged or not opened at all: it stays out of the marker."""
+        self._close(None)
+
+    def _close(self, clean: CleanLog | None) -> None:
+        self._check_open()
+        self._directory.detach(self.name, clean)
+        self._closed = True
+
+    def _check_open(self) -> None:
+        self._directory.check_usable()
+        if self._closed:
+            raise LogClosed(self.path)
+
+
+class _Registry:
+    """The directories that this process holds, by file system and real path."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.held: dict[tuple[int, str], LogDirectory] = {}
+
+    def after_fork_in_child(self) -> None:
+        self.lock = threading.Lock()  # another thread of the parent may have held it
+        for directory in self.held.values():
+            directory.disown()
+        self.held.clear()
+
+
+def _take_lock(path: Path, filesystem: Filesystem) -> File:
+    try:
+        filesystem.make_directory(path)
+        return filesystem.lock(path / LOCK_NAME)
+    except LockHeld as error:
+        raise LogLocked(path, error.pid) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotALogDirectory(path, "it is a file, or one of its parents is") from error
+    except PermissionError as error:
+        raise NotALogDirectory(path, "it may not be written by this user") from error
+    except OSError as error:
+        if error.errno not in {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG}:
+            raise  # the disk's or the process's trouble, not the path's
+        raise NotALogDirectory(path, os.strerror(error.errno)) from error
+
+
+_REGISTRY = _Registry()
+os.register_at_fork(after_in_child=_REGISTRY.after_fork_in_child)

@@ -1,0 +1,256 @@
+"""What a writer tells its readers: a small mapped file per directory of logs, no lock and no system call to write it.
+
+    .pushrep_published     big-endian, records of 512 bytes; grows by whole records, never shrinks, is never replaced
+    record 0    magic 8 | version u32 | record bytes u32 | CRC-32C u32 of the 16 before
+    record n    one log:
+      0    name length u16 | CRC-32C u32 of the name | name (at most 260 bytes)
+      320  slot 0      416  slot 1, each:
+             0  sequence u64 | log end offset i64 | flushed offset i64 | high watermark i64 | log start offset i64
+            40  leader epoch i32 | pid u32 | boot id 16
+            64  CRC-32C u32 of the 64 before
+
+A writer fills the slot that it did not fill last, so one whole slot stands at every moment. A reader takes the valid
+one of the highest sequence: CRC right, and written since this machine started - what a process wrote survives its end
+in the page cache, not the machine's. No such slot: the reader knows only what the checkpoints say.
+A reader's mapping stays true while the file grows or is repaired in place; shrinking it would kill readers (SIGBUS).
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import google_crc32c
+
+from pushrep.seams import REAL_FILESYSTEM, Filesystem
+
+PUBLISHED_NAME = ".pushrep_published"
+VERSION = 1
+RECORD_BYTES = 512
+RECORDS_INITIAL = 64
+SLOTS_AT = (320, 416)
+
+_MAGIC = b"pushpub\x00"
+_HEADER = struct.Struct(">8sII")
+_NAME = struct.Struct(">HI")
+_BODY = struct.Struct(">QqqqqiI16s")
+_CRC = struct.Struct(">I")
+_NAME_BYTES_MAX = 260  # 249 for the topic, a dash, 10 digits
+_SLOT_BYTES = _BODY.size + _CRC.size
+_BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+# Each try fails only if the writer filled both slots while they were copied, two publishes within a microsecond.
+_READ_TRIES = 64
+
+assert _BODY.size == 64, "docs/formats/directory-files.md promises 64 bytes and a CRC"
+assert _NAME.size + _NAME_BYTES_MAX <= SLOTS_AT[0]
+assert SLOTS_AT[0] + _SLOT_BYTES <= SLOTS_AT[1] <= RECORD_BYTES - _SLOT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedState:
+    """What the writer of a log said last. All offsets are the next one, not the last."""
+
+    sequence: int
+    log_end_offset: int
+    flushed_offset: int
+    high_watermark: int
+    log_start_offset: int
+    leader_epoch: int
+    pid: int
+
+    @property
+    def stable_offset(self) -> int:
+        """min(high watermark, flushed offset): below it nothing is ever taken back."""
+        return min(self.high_watermark, self.flushed_offset)
+
+
+class PublishedEntry:
+    """One log's record, for its writer. Calls for one log must not overlap; different logs need no order."""
+
+    __slots__ = ("_boot_id", "_map", "_pid", "_sequence", "_slots")
+
+    def __init__(self, mapped: mmap.mmap, position: int, pid: int, boot_id: bytes) -> None:
+        self._map, self._pid, self._boot_id = mapped, pid, boot_id
+        self._slots = (position + SLOTS_AT[0], position + SLOTS_AT[1])
+        # Of any boot: a leftover of a higher sequence would win over what is published now.
+        self._sequence = max((fields[0] for fields in _valid_slots(mapped, position)), default=0)
+
+    def publish(
+        self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
+    ) -> None:
+        """Let readers see this; about a microsecond, no system call."""
+        self._sequence = sequence = self._sequence + 1
+        body = _BODY.pack(
+            sequence,
+            log_end_offset,
+            flushed_offset,
+            high_watermark,
+            log_start_offset,
+            leader_epoch,
+            self._pid,
+            self._boot_id,
+        )
+        at = self._slots[sequence & 1]
+        self._map[at : at + _SLOT_BYTES] = body + _CRC.pack(google_crc32c.value(body))
+
+    def state(self) -> PublishedState | None:
+        """What stands there, perhaps from a process before us on this machine's same start; None if nothing valid."""
+        return _newest(self._map, self._slots[0] - SLOTS_AT[0], self._boot_id)
+
+    def clear(self) -> None:
+        """Forget both slots: they spoke of a log that is gone."""
+        for at in self._slots:
+            self._map[at : at + _SLOT_BYTES] = bytes(_SLOT_BYTES)
+
+
+class PublishedFile:
+    """The mapped file of a directory, for the one process that holds its lock. Not thread-safe: attach under a lock."""
+
+    def __init__(self, directory: Path, pid: int, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
+        """Open or make the file; one whose header is damaged is cleared in place. Raises OSError."""
+        self._path, self._filesystem, self._pid = directory / PUBLISHED_NAME, filesystem, pid
+        self._boot_id = read_boot_id(filesystem)
+        size = max(_size(self._path, filesystem), (1 + RECORDS_INITIAL) * RECORD_BYTES)
+        self._map = self._mapped(-(-size // RECORD_BYTES) * RECORD_BYTES)
+        if not _header_is_good(self._map):
+            self._map[:] = bytes(len(self._map))
+            self._map[:RECORD_BYTES] = _header()
+        self._next = self._first_free()
+
+    def entry(self, name: str) -> PublishedEntry:
+        """The record of a log, made if it has none. The file doubles when it is full."""
+        position = _find(self._map, name)
+        if position is None:
+            position = self._next
+            if position == len(self._map):
+                self._map = self._mapped(2 * len(self._map))
+            block = _name_block(name)
+            self._map[position : position + RECORD_BYTES] = block + bytes(RECORD_BYTES - len(block))
+            self._next = position + RECORD_BYTES
+        return PublishedEntry(self._map, position, self._pid, self._boot_id)
+
+    def _mapped(self, size: int) -> mmap.mmap:
+        # Entries handed out before keep the mapping they were made with: the pages are the same.
+        return self._filesystem.map_shared(self._path, size, writable=True)
+
+    def _first_free(self) -> int:
+        """Behind the last record that was ever named: a damaged name in the middle leaves its record unused."""
+        position = len(self._map)
+        empty = bytes(RECORD_BYTES)
+        while position > RECORD_BYTES and self._map[position - RECORD_BYTES : position] == empty:
+            position -= RECORD_BYTES
+        return position
+
+
+class PublishedReader:
+    """Follows one log's record from any process. Cheap to ask again; never blocks the writer."""
+
+    def __init__(self, directory: Path | str, log_name: str, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
+        self._path, self._name, self._filesystem = Path(directory) / PUBLISHED_NAME, log_name, filesystem
+        self._boot_id = read_boot_id(filesystem)
+        self._map: mmap.mmap | None = None
+        self._position: int | None = None
+        self._sequence = 0
+
+    def read(self) -> PublishedState | None:
+        """What the writer said last; None if there is no file, no valid slot, or only another start's of this machine.
+
+        Without news since the last call the file is looked up again: it may have been made anew under its name.
+        """
+        state = self._current()
+        if state is None or state.sequence == self._sequence:
+            self._attach()
+            state = self._current()
+        self._sequence = state.sequence if state is not None else 0
+        return state
+
+    def _current(self) -> PublishedState | None:
+        if self._map is None or self._position is None:
+            return None
+        return _newest(self._map, self._position, self._boot_id)
+
+    def _attach(self) -> None:
+        self._map = self._position = None
+        size = _size(self._path, self._filesystem) // RECORD_BYTES * RECORD_BYTES
+        if size <= RECORD_BYTES:
+            return
+        mapped = self._filesystem.map_shared(self._path, size, writable=False)
+        if _header_is_good(mapped):
+            self._map, self._position = mapped, _find(mapped, self._name)
+
+
+def read_published(
+    directory: Path | str, log_name: str, filesystem: Filesystem = REAL_FILESYSTEM
+) -> PublishedState | None:
+    """One look at what the writer of `log_name` said last; None where PublishedReader.read answers None."""
+    return PublishedReader(directory, log_name, filesystem).read()
+
+
+def read_boot_id(filesystem: Filesystem = REAL_FILESYSTEM) -> bytes:
+    """16 bytes that change with every start of the machine; zeros where the system has none (readers then get None)."""
+    try:
+        file = filesystem.open(_BOOT_ID_PATH, writable=False)
+    except FileNotFoundError:
+        return bytes(16)
+    try:
+        return UUID(file.read_at(64, 0).decode("ascii").strip()).bytes
+    finally:
+        file.close()
+
+
+def _newest(mapped: mmap.mmap, position: int, boot_id: bytes) -> PublishedState | None:
+    if boot_id == bytes(16):
+        return None
+    for _ in range(_READ_TRIES):
+        slots = _valid_slots(mapped, position)
+        if slots:
+            ours = [fields for fields in slots if fields[-1] == boot_id]
+            return PublishedState(*max(ours)[:-1]) if ours else None
+    return None
+
+
+def _valid_slots(mapped: mmap.mmap, position: int) -> list[tuple[int, int, int, int, int, int, int, bytes]]:
+    slots = []
+    for at in SLOTS_AT:
+        slot = mapped[position + at : position + at + _SLOT_BYTES]  # one copy; judged and decoded outside the mapping
+        body = slot[: _BODY.size]
+        if _CRC.unpack_from(slot, _BODY.size)[0] == google_crc32c.value(body):
+            slots.append(_BODY.unpack(body))
+    return slots
+
+
+def _find(mapped: mmap.mmap, name: str) -> int | None:
+    block = _name_block(name)
+    at = mapped.find(block, RECORD_BYTES)
+    while at >= 0 and at % RECORD_BYTES:
+        at = mapped.find(block, at + 1)
+    return at if at >= 0 else None
+
+
+def _name_block(name: str) -> bytes:
+    data = name.encode("ascii")
+    if not 0 < len(data) <= _NAME_BYTES_MAX:
+        raise ValueError(f"a log's name has 1 to {_NAME_BYTES_MAX} bytes, not {len(data)}")
+    # The zero behind the name keeps "a-1" from being found in "a-12": its length and CRC differ as well.
+    return _NAME.pack(len(data), google_crc32c.value(data)) + data + b"\x00"
+
+
+def _header() -> bytes:
+    fields = _HEADER.pack(_MAGIC, VERSION, RECORD_BYTES)
+    return (fields + _CRC.pack(google_crc32c.value(fields))).ljust(RECORD_BYTES, b"\x00")
+
+
+def _header_is_good(mapped: mmap.mmap) -> bool:
+    return mapped[:RECORD_BYTES] == _header()
+
+
+def _size(path: Path, filesystem: Filesystem) -> int:
+    try:
+        file = filesystem.open(path, writable=False)
+    except FileNotFoundError:
+        return 0
+    try:
+        return file.size()
+    finally:
+        file.close()
