@@ -1,0 +1,111 @@
+"""What every `Filesystem` must do, asked of any of them: the real one and the simulated one answer alike."""
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from pushrep.seams import Filesystem, LockHeld, read_whole, write_atomic
+
+
+def examine_filesystem(filesystem: Filesystem, directory: Path) -> None:
+    """Raise AssertionError naming the first promise of `Filesystem` or `File` that does not hold below `directory`."""
+    filesystem.make_directory(directory)
+    for examine in (_files, _names, _whole_files, _locks, _mappings):
+        place = directory / examine.__name__.strip("_")
+        filesystem.make_directory(place)
+        examine(filesystem, place)
+
+
+def _files(fs: Filesystem, directory: Path) -> None:
+    with closing(fs.open(directory / "f", create=True)) as file:
+        _equal("an empty file's size", file.size(), 0)
+        _equal("a read behind the end", file.read_at(10, 5), b"")
+        file.write_at(b"abc", 0)
+        file.write_at(memoryview(b"xyz"), 5)
+        _equal("a hole reads as zeros", file.read_at(100, 0), b"abc\0\0xyz")
+        _equal("a read in the middle", file.read_at(3, 1), b"bc\0")
+        file.truncate(2)
+        _equal("truncate cuts", file.read_at(100, 0), b"ab")
+        file.truncate(4)
+        _equal("truncate grows with zeros", file.read_at(100, 0), b"ab\0\0")
+        file.allocate(3)
+        _equal("allocate never shrinks", file.size(), 4)
+        file.allocate(6)
+        _equal("allocate grows with zeros", file.read_at(100, 0), b"ab\0\0\0\0")
+        file.sync()
+        file.drop_cache()
+        _equal("synced bytes survive a dropped cache", file.read_at(100, 0), b"ab\0\0\0\0")
+    with closing(fs.open(directory / "f", writable=False)) as file:
+        _equal("another open sees the bytes", file.read_at(2, 0), b"ab")
+        _refused("a write through a read-only file", lambda: file.write_at(b"x", 0), errno.EBADF)
+
+
+def _names(fs: Filesystem, directory: Path) -> None:
+    _refused("opening what is not there", lambda: fs.open(directory / "none"), errno.ENOENT)
+    _refused("listing what is not there", lambda: fs.list(directory / "none"), errno.ENOENT)
+    _refused("removing what is not there", lambda: fs.remove(directory / "none"), errno.ENOENT)
+    for name in ("b", "a"):
+        fs.open(directory / name, create=True).close()
+    fs.make_directory(directory / "c" / "d")
+    fs.make_directory(directory / "c" / "d")
+    _equal("names come sorted, directories with them", fs.list(directory), ["a", "b", "c"])
+    with closing(fs.open(directory / "a")) as file:
+        file.write_at(b"1", 0)
+        fs.rename(directory / "a", directory / "b")
+        _equal("an open file goes on under its new name", file.read_at(9, 0), b"1")
+    _equal("rename replaces its target", fs.list(directory), ["b", "c"])
+    _equal("the old name is gone", fs.exists(directory / "a"), False)
+    fs.sync_directory(directory)
+    fs.remove(directory / "b")
+    _equal("a removed name is gone", fs.exists(directory / "b"), False)
+    _equal("a directory exists", fs.exists(directory / "c"), True)
+
+
+def _whole_files(fs: Filesystem, directory: Path) -> None:
+    path = directory / "f"
+    _equal("no file reads as None", read_whole(fs, path, 10), None)
+    write_atomic(fs, path, [b"one", b"two"])
+    write_atomic(fs, path, [b"three"])
+    _equal("the last whole write is there", read_whole(fs, path, 10), b"three")
+    _refused("a file above its limit", lambda: read_whole(fs, path, 4), errno.EFBIG)
+    _equal("no temporary file stays", fs.list(directory), ["f"])
+
+
+def _locks(fs: Filesystem, directory: Path) -> None:
+
+    held = fs.lock(directory / "lock")
+    try:
+        fs.lock(directory / "lock").close()
+    except LockHeld as error:
+        _equal("a held lock names its holder", error.pid, os.getpid())
+    else:
+        raise AssertionError("a lock was given twice")
+    held.close()
+    fs.lock(directory / "lock").close()
+
+
+def _mappings(fs: Filesystem, directory: Path) -> None:
+    _refused("mapping what is not there", lambda: fs.map_shared(directory / "none", 16, writable=False), errno.ENOENT)
+    writer = fs.map_shared(directory / "m", 4096, writable=True)
+    _equal("a new mapping is zeros", writer[:4], b"\0\0\0\0")
+    writer[:4] = b"abcd"
+    reader = fs.map_shared(directory / "m", 4096, writable=False)
+    _equal("a reader's mapping shows it", reader[:4], b"abcd")
+    writer[:4] = b"efgh"
+    _equal("and goes on showing it", reader[:4], b"efgh")
+
+
+def _equal(promise: str, got: object, wanted: object) -> None:
+    if got != wanted:
+        raise AssertionError(f"{promise}: {got!r} instead of {wanted!r}")
+
+
+def _refused(what: str, call: Callable[[], object], code: int) -> None:
+    try:
+        call()
+    except OSError as error:
+        _equal(f"{what}: errno", error.errno, code)
+    else:
+        raise AssertionError(f"{what} was not refused")

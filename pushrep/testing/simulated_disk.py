@@ -1,0 +1,367 @@
+"""A disk in memory that forgets what was never synced: `Filesystem` for tests, every fault from one seed.
+
+      write_at ──▶ cache ──(sync)──▶ disk          what read_at sees is the cache
+      create, rename, remove ──▶ names ──(sync_directory)──▶ names on disk
+
+    lose_power()   unsynced writes: any of them, in any order, torn at any byte; of each directory's unsynced
+                   name changes a prefix in order (journalling file systems keep that order)
+    crash()        the process only: the cache stays, locks are freed, open files are dead
+    power_after(n) the n-th next call raises PowerLost, and every later one, until lose_power() is called
+    fail_sync()    the next sync raises EIO, and what it should have written never reaches the disk, although
+                   reads go on showing it: so Linux behaves (Rebello et al., USENIX ATC 2020)
+    capacity       bytes in all files together; a write above it stores what fits, then raises ENOSPC
+    sync_ms        what a sync costs on the simulated clock
+
+Left out: sectors (a write is torn at any byte, which includes them), order between directories, permissions, links,
+and mappings other than a shared one that dies with the power.
+"""
+
+import errno
+import mmap
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from pushrep.seams import File, LockHeld
+from pushrep.seams.filesystem import Buffer
+from pushrep.testing.simulated_clock import SimulatedClock
+
+
+class PowerLost(Exception):
+    """The simulated machine is off; nothing can be read or written until `SimulatedDisk.lose_power` was called."""
+
+
+@dataclass(slots=True)
+class _Write:
+    """Bytes at a position; or, with `size`, a new length of the file."""
+
+    position: int
+    data: bytes
+    size: int | None = None
+
+    def apply(self, contents: bytearray) -> None:
+        if self.size is not None:
+            _resize(contents, self.size)
+            return
+        if len(contents) < self.position:
+            _resize(contents, self.position)
+        contents[self.position : self.position + len(self.data)] = self.data
+
+
+@dataclass(slots=True, eq=False)
+class _Inode:
+    """One file's contents, twice: as the cache shows them and as the disk holds them."""
+
+    cache: bytearray = field(default_factory=bytearray)
+    disk: bytearray = field(default_factory=bytearray)
+    unsynced: list[_Write] = field(default_factory=list)
+    mapping: mmap.mmap | None = None
+    locked_by: "_SimulatedFile | None" = None
+
+    def write(self, write: _Write) -> None:
+        write.apply(self.cache)
+        self.unsynced.append(write)
+
+    def sync(self) -> None:
+        for write in self.unsynced:
+            write.apply(self.disk)
+        self.unsynced.clear()
+
+
+@dataclass(slots=True)
+class _Names:
+    """One directory: name to inode, as processes see it and as the disk has it, and the changes between the two."""
+
+    now: dict[str, _Inode] = field(default_factory=dict)
+    disk: dict[str, _Inode] = field(default_factory=dict)
+    unsynced: list[dict[str, _Inode | None]] = field(default_factory=list)  # one atomic change each; None removes
+
+    def change(self, change: dict[str, _Inode | None]) -> None:
+        _apply_names(self.now, change)
+        self.unsynced.append(change)
+
+    def keep(self, count: int) -> None:
+        """The first `count` unsynced changes reached the disk."""
+        for change in self.unsynced[:count]:
+            _apply_names(self.disk, change)
+        del self.unsynced[:count]
+
+
+class SimulatedDisk:
+    """A `Filesystem` whose every fault comes from `seed`; see the file's map for what it does and leaves out."""
+
+    def __init__(self, seed: int = 0, *, clock: SimulatedClock | None = None, sync_ms: int = 0) -> None:
+        self.seed, self.sync_ms = seed, sync_ms
+        self.clock = clock or SimulatedClock()
+        self.capacity_bytes: int | None = None
+        self.steps = 0
+        self._random = random.Random(seed)  # noqa: S311 - faults that replay, not secrets
+        self._directories: dict[Path, _Names] = {Path("/"): _Names()}
+        self._power_at: int | None = None
+        self._off = False
+        self._failing_syncs = 0
+        self._failing_writes = 0
+        self._boot = 0
+
+    # ---- faults
+
+    def power_after(self, steps: int) -> None:
+        """Let the power go at the `steps`-th call from now; a write or sync that it hits may be done in part."""
+        self._power_at = self.steps + steps
+
+    def lose_power(self) -> None:
+        """Power off and on: what was not synced survives in part, by the seed; open files and mappings are dead."""
+        for names in self._directories.values():
+            names.keep(self._random.randint(0, len(names.unsynced)))
+            names.unsynced.clear()
+            names.now = dict(names.disk)
+        for inode in {id(i): i for names in self._directories.values() for i in names.now.values()}.values():
+            self._tear(inode)
+        self.crash()
+        self._power_at, self._off = None, False
+        self._failing_syncs = self._failing_writes = 0
+
+    def crash(self) -> None:
+        """End the process: locks are freed and open files dead, but the machine keeps every write."""
+        self._boot += 1
+        for names in self._directories.values():
+            for inode in names.now.values():
+                inode.locked_by = None
+                inode.mapping = None
+
+    def fail_sync(self, count: int = 1) -> None:
+        """The next `count` syncs of files raise EIO and lose what they should have written."""
+        self._failing_syncs = count
+
+    def fail_write(self, count: int = 1) -> None:
+        """The next `count` writes raise EIO after storing a part by the seed."""
+        self._failing_writes = count
+
+    @property
+    def unsynced_count(self) -> int:
+        """Writes and name changes that a power cut could take."""
+        inodes = {id(i): i for names in self._directories.values() for i in names.now.values()}
+        return sum(len(i.unsynced) for i in inodes.values()) + sum(len(n.unsynced) for n in self._directories.values())
+
+    def flip_bit(self, path: Path, bit: int) -> None:
+        """Damage a file on the disk and in the cache: bit 0 is the highest of byte 0."""
+        inode = self._inode(path)
+        for contents in (inode.cache, inode.disk):
+            if bit // 8 < len(contents):
+                contents[bit // 8] ^= 0x80 >> (bit % 8)
+
+    # ---- Filesystem
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
+        self._step()
+        names = self._names(path)
+        if path.name not in names.now:
+            if path in self._directories:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            names.change({path.name: _Inode()})
+        return _SimulatedFile(self, names.now[path.name], path, writable=writable)
+
+    def list(self, directory: Path) -> list[str]:
+        self._step()
+        if directory not in self._directories:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
+        below = [child.name for child in self._directories if child.parent == directory and child != directory]
+        return sorted([*self._directories[directory].now, *below])
+
+    def exists(self, path: Path) -> bool:
+        self._step()
+        return path in self._directories or (
+            path.parent in self._directories and path.name in self._directories[path.parent].now
+        )
+
+    def make_directory(self, path: Path) -> None:
+        self._step()
+        for missing in (path, *path.parents):
+            if missing.parent in self._directories and missing.name in self._directories[missing.parent].now:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(missing))
+            self._directories.setdefault(missing, _Names())
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._step()
+        inode = self._inode(source)
+        if source.parent == target.parent:
+            self._names(source).change({source.name: None, target.name: inode})
+            return
+        self._names(target).change({target.name: inode})
+        self._names(source).change({source.name: None})
+
+    def remove(self, path: Path) -> None:
+        self._step()
+        self._inode(path)
+        self._names(path).change({path.name: None})
+
+    def sync_directory(self, directory: Path) -> None:
+        self._step()
+        names = self._directories.get(directory)
+        if names is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
+        names.keep(len(names.unsynced))
+
+    def lock(self, path: Path) -> File:
+        file = self.open(path, create=True)
+        assert isinstance(file, _SimulatedFile)
+        if file.inode.locked_by is not None:
+            text = bytes(file.inode.cache).strip()
+            raise LockHeld(path, int(text) if text.isdigit() else None)
+        file.truncate(0)
+        file.write_at(b"%d\n" % os.getpid(), 0)
+        file.inode.locked_by = file
+        return file
+
+    def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
+        file = self.open(path, create=writable)
+        assert isinstance(file, _SimulatedFile)
+        inode = file.inode
+        if writable:
+            file.allocate(size)
+        elif file.size() < size:
+            raise ValueError("mmap length is greater than file size")
+        if inode.mapping is None or len(inode.mapping) < size:
+            grown = mmap.mmap(-1, size)
+            kept = inode.mapping[:] if inode.mapping is not None else bytes(inode.cache[:size])
+            grown[: len(kept)] = kept
+            inode.mapping = grown
+        return inode.mapping
+
+    # ---- inside
+
+    def _step(self) -> None:
+        if self._off:
+            raise PowerLost
+        self.steps += 1
+        if self._power_at is not None and self.steps >= self._power_at:
+            self._off = True
+            raise PowerLost
+
+    def _names(self, path: Path) -> _Names:
+        try:
+            return self._directories[path.parent]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent)) from None
+
+    def _inode(self, path: Path) -> _Inode:
+        try:
+            return self._names(path).now[path.name]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+
+    def _used_bytes(self) -> int:
+        inodes = {id(i): i for names in self._directories.values() for i in names.now.values()}
+        return sum(len(inode.cache) for inode in inodes.values())
+
+    def _tear(self, inode: _Inode) -> None:
+        """What an unsynced file looks like after the power came back: any subset of its writes, any order, torn."""
+        survivors = [write for write in inode.unsynced if self._random.random() < 0.5]
+        self._random.shuffle(survivors)
+        for write in survivors:
+            if write.size is None and self._random.random() < 0.5:
+                write = _Write(write.position, write.data[: self._random.randint(0, len(write.data))])  # noqa: PLW2901
+            write.apply(inode.disk)
+        inode.unsynced.clear()
+        inode.cache = bytearray(inode.disk)
+
+    def _writing(self, inode: _Inode, write: _Write) -> None:
+        """One write or change of length, with whatever fault is due."""
+        try:
+            self._step()
+        except PowerLost:
+            if self._random.random() < 0.5:
+                inode.write(write)
+            raise
+        if self._failing_writes:
+            self._failing_writes -= 1
+            if write.data:
+                inode.write(_Write(write.position, write.data[: self._random.randrange(len(write.data))]))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        end = write.size if write.size is not None else write.position + len(write.data)
+        room = self._room_bytes(inode)
+        if room is not None and end - len(inode.cache) > room:
+            fits = max(0, len(inode.cache) + room - write.position)
+            if write.data and fits:
+                inode.write(_Write(write.position, write.data[:fits]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        inode.write(write)
+
+    def _room_bytes(self, _inode: _Inode) -> int | None:
+        return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self._used_bytes())
+
+    def _syncing(self, inode: _Inode) -> None:
+        self._step()
+        self.clock.advance(self.sync_ms)
+        if self._failing_syncs:
+            self._failing_syncs -= 1
+            inode.unsynced.clear()  # the pages count as clean from now on, and the disk never saw them
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        inode.sync()
+
+
+class _SimulatedFile:
+    """An open file; dead after a crash, as a descriptor is."""
+
+    __slots__ = ("_boot", "_closed", "_disk", "_writable", "inode", "path")
+
+    def __init__(self, disk: SimulatedDisk, inode: _Inode, path: Path, *, writable: bool) -> None:
+        self._disk, self.inode, self.path, self._writable = disk, inode, path, writable
+        self._boot, self._closed = disk._boot, False  # noqa: SLF001 - one room, two classes
+
+    def _alive(self, *, writing: bool = False) -> Self:
+        if self._closed or self._boot != self._disk._boot or (writing and not self._writable):  # noqa: SLF001
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self.path))
+        return self
+
+    def read_at(self, size: int, position: int) -> bytes:
+        self._alive()._disk._step()  # noqa: SLF001
+        return bytes(self.inode.cache[position : position + size])
+
+    def write_at(self, data: Buffer, position: int) -> None:
+        self._alive(writing=True)._disk._writing(self.inode, _Write(position, bytes(data)))  # noqa: SLF001
+
+    def size(self) -> int:
+        self._alive()._disk._step()  # noqa: SLF001
+        return len(self.inode.cache)
+
+    def truncate(self, size: int) -> None:
+        self._alive(writing=True)._disk._writing(self.inode, _Write(0, b"", size))  # noqa: SLF001
+
+    def allocate(self, size: int) -> None:
+        if size > len(self._alive(writing=True).inode.cache):
+            self.truncate(size)
+
+    def sync(self) -> None:
+        self._alive()._disk._syncing(self.inode)  # noqa: SLF001
+
+    def drop_cache(self) -> None:
+        self._alive()._disk._step()  # noqa: SLF001
+        if not self.inode.unsynced:  # dirty pages stay, as with posix_fadvise
+            self.inode.cache = bytearray(self.inode.disk)
+
+    def fileno(self) -> int:
+        raise OSError(errno.ENOTSUP, "a simulated file has no descriptor", str(self.path))
+
+    def close(self) -> None:
+        self._closed = True
+        if self.inode.locked_by is self:
+            self.inode.locked_by = None
+
+
+def _resize(contents: bytearray, size: int) -> None:
+    if size < len(contents):
+        del contents[size:]
+    else:
+        contents.extend(bytes(size - len(contents)))
+
+
+def _apply_names(names: dict[str, _Inode], change: dict[str, _Inode | None]) -> None:
+    for name, inode in change.items():
+        if inode is None:
+            names.pop(name, None)
+    names.update({name: inode for name, inode in change.items() if inode is not None})
