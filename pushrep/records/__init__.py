@@ -2,14 +2,16 @@
 
 encode_batch(values, ...) -> RecordBatch          one batch, encoded once and never again
 RecordBatch.check(data)   -> RecordBatch          bytes from a disk or a wire, verified
-batch.records()           -> list[Record]         batch.stamp(...) / batch.with_producer(...) patch its header
+batch.records()           -> list[Record]         batch.stamp(...), batch.with_producer(...)        patch its header
 """
 
 from pushrep.records.batch import RecordBatch
 from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX
+from pushrep.records.columns import RecordColumns
 from pushrep.records.encoder import HeaderColumn, encode_batch
 from pushrep.records.errors import CorruptRecordBatch, RecordTooLarge, UnsupportedCodec
 from pushrep.records.header import HEADER_BYTES, BatchHeader
+from pushrep.records.header_columns import HeaderColumns
 from pushrep.records.model import Codec, Record, TimestampType
 
 __all__ = [
@@ -19,8 +21,10 @@ __all__ = [
     "Codec",
     "CorruptRecordBatch",
     "HeaderColumn",
+    "HeaderColumns",
     "Record",
     "RecordBatch",
+    "RecordColumns",
     "RecordTooLarge",
     "TimestampType",
     "UnsupportedCodec",

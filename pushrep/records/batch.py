@@ -3,10 +3,14 @@
 from pushrep.records import header as layout
 from pushrep.records.checksum import crc32c
 from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX, decompress
+from pushrep.records.columns import RecordColumns, decode_columns
 from pushrep.records.decoder import decode_records
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.records.header import BatchHeader
 from pushrep.records.model import Buffer, Record
+from pushrep.records.rows import rows
+
+_COLUMNS_WORTHWHILE = 48  # records; below, the hundred numpy calls cost more than decoding one by one
 
 
 class RecordBatch:
@@ -44,7 +48,18 @@ class RecordBatch:
 
         Raises CorruptRecordBatch, also if the records take more than `decompressed_bytes_max`, and UnsupportedCodec.
         """
-        return decode_records(self.header, bytes(self.payload(decompressed_bytes_max=decompressed_bytes_max)))
+        if self.header.record_count < _COLUMNS_WORTHWHILE:
+            payload = self.payload(decompressed_bytes_max=decompressed_bytes_max)
+            return decode_records(self.header, payload.tobytes())
+        columns = self.columns(decompressed_bytes_max=decompressed_bytes_max)
+        return rows(columns, self.header.timestamp_type)
+
+    def columns(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordColumns:
+        """The same records as numpy columns of positions, for readers that want no Python per record.
+
+        Raises as `records` does.
+        """
+        return decode_columns(self.header, self.payload(decompressed_bytes_max=decompressed_bytes_max))
 
     def payload(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> memoryview:
         """The encoded records, decompressed; no copy where they are not compressed. Raises as `records` does."""

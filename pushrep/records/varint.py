@@ -1,14 +1,14 @@
 """Zigzag varints, as Protocol Buffers and Kafka write them: small numbers of either sign in few bytes.
 
     zigzag:  0 -> 0, -1 -> 1, 1 -> 2, -2 -> 3 ...     then 7 bits a byte, lowest first, high bit = more follows
-A varint (32-bit) takes 1-5 bytes, a varlong (64-bit) 1-10.
+A varint (32-bit) takes 1-5 bytes, a varlong (64-bit) 1-10. Writing here, one by one; whole arrays in varint_arrays.py.
 """
 
 from pushrep.records.errors import CorruptRecordBatch
 
-_TABLE_SIZE = 1 << 14
-_VARINT_BYTES_MAX = 5
-_VARLONG_BYTES_MAX = 10
+TABLE_SIZE = 1 << 14
+VARINT_BYTES_MAX = 5
+VARLONG_BYTES_MAX = 10
 
 
 def varint(value: int) -> bytes:
@@ -25,14 +25,17 @@ def varint(value: int) -> bytes:
 
 
 class _Varints(dict[int, bytes]):
-    """Number -> bytes, a table that never forgets the first 2^14 and computes the others on demand."""
+    """Number -> bytes: what is not in the table is computed, and not kept."""
 
     def __missing__(self, value: int) -> bytes:
         return varint(value)
 
 
-VARINTS = _Varints((number, varint(number)) for number in range(-1, _TABLE_SIZE))
-"""`VARINTS[n]` is `varint(n)`: small ones come from a table, since encoding does little else than make them."""
+SMALL_VARINTS = [varint(number) for number in range(TABLE_SIZE)]
+"""`SMALL_VARINTS[n]` is `varint(n)` for 0 <= n < 2^14: encoding does little else than make them. IndexError above."""
+
+VARINTS = _Varints(enumerate(SMALL_VARINTS))
+"""`VARINTS[n]` is `varint(n)` for every n; twice as slow as the list."""
 
 
 def read_varint(buffer: bytes, position: int) -> tuple[int, int]:
@@ -40,7 +43,7 @@ def read_varint(buffer: bytes, position: int) -> tuple[int, int]:
     first = buffer[position]
     if first < 0x80:
         return (first >> 1) ^ -(first & 1), position + 1
-    value, position = _read(buffer, position, _VARINT_BYTES_MAX)
+    value, position = _read(buffer, position, VARINT_BYTES_MAX)
     if not -(1 << 31) <= value < 1 << 31:
         raise CorruptRecordBatch(f"varint {value} before byte {position} of the records exceeds 32 bits")
     return value, position
@@ -48,7 +51,7 @@ def read_varint(buffer: bytes, position: int) -> tuple[int, int]:
 
 def read_varlong(buffer: bytes, position: int) -> tuple[int, int]:
     """(value, position behind it) of a 64-bit varint; IndexError past the end, CorruptRecordBatch if it is too long."""
-    value, position = _read(buffer, position, _VARLONG_BYTES_MAX)
+    value, position = _read(buffer, position, VARLONG_BYTES_MAX)
     if not -(1 << 63) <= value < 1 << 63:
         raise CorruptRecordBatch(f"varlong before byte {position} of the records exceeds 64 bits")
     return value, position
