@@ -1,0 +1,48 @@
+"""Replay filtering: the 20-byte key that names a source record, and the rule that lets each one through once.
+
+Pure: no clock, disk, network or client; numpy at most, so that a Spark executor or a plugin can carry it.
+"""
+
+from filtering.errors import (
+    AmbiguousProducerId,
+    BadFilterSetting,
+    BadProducerName,
+    CorruptMarks,
+    FilteringError,
+    MarksVersionUnsupported,
+    MetadataOutOfRange,
+    NotStreamMetadata,
+    PairSplit,
+    UnsupportedKeys,
+)
+from filtering.highwater import HighwaterMarks, MarkEntry
+from filtering.mark_columns import MarkColumns
+from filtering.producer_id import producer_id, sqe_producer_id
+from filtering.replay_filter import FilterCounts, ReplayFilter
+from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, Keys, StreamMetadata, pack_keys, parse_keys
+
+__all__ = [
+    "KEY_BYTES",
+    "METADATA_HEADER",
+    "AmbiguousProducerId",
+    "BadFilterSetting",
+    "BadProducerName",
+    "CorruptMarks",
+    "FilterCounts",
+    "FilteringError",
+    "HighwaterMarks",
+    "Keys",
+    "MarkColumns",
+    "MarkEntry",
+    "MarksVersionUnsupported",
+    "MetadataOutOfRange",
+    "NotStreamMetadata",
+    "PairSplit",
+    "ReplayFilter",
+    "StreamMetadata",
+    "UnsupportedKeys",
+    "pack_keys",
+    "parse_keys",
+    "producer_id",
+    "sqe_producer_id",
+]

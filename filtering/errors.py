@@ -1,0 +1,99 @@
+"""Everything that filtering refuses, named for what the caller does next; the fields are for code."""
+
+from typing import Any
+
+
+class FilteringError(Exception):
+    """The root of every error of this package. All of them survive pickle, by which Spark brings them to the driver."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuilt from message and fields, since the constructors take the fields and not the message."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[FilteringError], args: tuple[Any, ...], fields: dict[str, Any]) -> FilteringError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+class NotStreamMetadata(FilteringError):
+    """These bytes name no source record. The filter lets such a record through; whoever asked for strictness stops."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"not stream metadata: {why}")
+        self.why = why
+
+
+class MetadataOutOfRange(FilteringError, ValueError):
+    """A part of a stream metadata does not fit its field: correct the producer."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}={value!r} does not fit stream metadata: {field} is {allowed}")
+        self.field, self.value, self.allowed = field, value, allowed
+
+
+class UnsupportedKeys(FilteringError, TypeError):
+    """A column of keys came in a form that holds no bytes: cast it, or pass another column."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"keys come as {what}; pass n x 20 contiguous bytes, a uint8 array of shape (n, 20), an Arrow binary, "
+            "large_binary or fixed_size_binary array, or a sequence of bytes and None"
+        )
+        self.what = what
+
+
+class BadProducerName(FilteringError, ValueError):
+    """A part of a producer's name cannot be hashed: correct that setting."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}={value!r} cannot name a producer: {field} is {allowed}")
+        self.field, self.value, self.allowed = field, value, allowed
+
+
+class AmbiguousProducerId(FilteringError):
+    """Two different names give one PID: rename one of them, or the filter takes one for a replay of the other."""
+
+    def __init__(self, pid: int, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+        super().__init__(f"PID {pid} belongs to {first} and would also be that of {second}: rename one of them")
+        self.pid, self.first, self.second = pid, first, second
+
+
+class PairSplit(FilteringError):
+    """One (PID, source partition) was met in two destination partitions, so no single order of it exists.
+
+    The batch is refused and nothing is remembered of it. Usual causes: the destination topic grew and the producer
+    followed it without a new PID epoch, or two partitioners write one topic.
+    """
+
+    def __init__(self, pid: int, partition: int, first: int, second: int) -> None:
+        super().__init__(
+            f"pid {pid}, source partition {partition} was in destination partition {first} and now appears in "
+            f"{second}: pin the producer's partition_count, or raise its epoch after the topic has grown"
+        )
+        self.pid, self.partition, self.first, self.second = pid, partition, first, second
+
+
+class BadFilterSetting(FilteringError, ValueError):
+    """A setting or argument of the filter or of marks is outside its range."""
+
+    def __init__(self, setting: str, value: object, allowed: str) -> None:
+        super().__init__(f"{setting}={value!r}: {setting} is {allowed}")
+        self.setting, self.value, self.allowed = setting, value, allowed
+
+
+class CorruptMarks(FilteringError):
+    """The bytes of marks are damaged. Take the marks of an older batch; never go on with empty ones."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"marks are corrupt, {what}: {why}; restore an older copy, do not start from empty marks")
+        self.what, self.why = what, why
+
+
+class MarksVersionUnsupported(FilteringError):
+    """The marks were written by another version of this format: read them with the release that wrote them."""
+
+    def __init__(self, version: int, supported: int) -> None:
+        super().__init__(f"marks have format version {version}, this release reads version {supported}")
+        self.version, self.supported = version, supported

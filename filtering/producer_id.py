@@ -1,0 +1,92 @@
+"""PIDs: the 64-bit name of one producer of one stream, the first 8 bytes of every key.
+
+    producer_id       hash of six parts, each | length u32, big-endian | UTF-8 |, so ("ab", "c") is not ("a", "bc")
+    sqe_producer_id   hash of the bare concatenation of three parts: what JW Player's SQE computes
+
+The hash is MurmurHash2-64A (Austin Appleby, public domain): 8-byte blocks little-endian, seed 0xe17a1465 unsigned,
+the result read as a signed number. Two different names that give one PID in one process are refused, since the
+filter would take the records of one for replays of the other.
+"""
+
+import struct
+from typing import Final
+
+from filtering.errors import AmbiguousProducerId, BadProducerName
+
+SQE_SEED: Final = 0xE17A1465
+
+_MULTIPLIER = 0xC6A4A7935BD1E995
+_SHIFT = 47
+_MASK = 2**64 - 1
+
+
+def murmur_hash2_64a(data: bytes, seed: int = SQE_SEED) -> int:
+    """MurmurHash2-64A of `data` as a signed 64-bit number. Pure."""
+    value = (seed ^ (len(data) * _MULTIPLIER)) & _MASK
+    tail = len(data) & 7
+    for (block,) in struct.iter_unpack("<Q", data[: len(data) - tail]):
+        mixed = (block * _MULTIPLIER) & _MASK
+        mixed ^= mixed >> _SHIFT
+        value = ((value ^ ((mixed * _MULTIPLIER) & _MASK)) * _MULTIPLIER) & _MASK
+    if tail:
+        value = ((value ^ int.from_bytes(data[-tail:], "little")) * _MULTIPLIER) & _MASK
+    value ^= value >> _SHIFT
+    value = (value * _MULTIPLIER) & _MASK
+    value ^= value >> _SHIFT
+    return value - 2**64 if value >= 2**63 else value
+
+
+class ProducerNames:
+    """Which name each PID belongs to; refuses the second name of one PID. One for each process, or for each job."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[str, ...]] = {}
+
+    def claim(self, pid: int, name: tuple[str, ...]) -> int:
+        """Give `pid` back if it is this name's alone so far; raises AmbiguousProducerId naming both. Thread-safe."""
+        first = self._names.setdefault(pid, name)
+        if first != name:
+            raise AmbiguousProducerId(pid, first, name)
+        return pid
+
+
+_PROCESS_NAMES = ProducerNames()
+
+
+def producer_id(  # noqa: PLR0913 - the six parts of the name, by keyword only
+    *, application: str, stream: str, source: str, destination: str, epoch: int = 0, fanout: int = 1
+) -> int:
+    """The PID of one stream from one source into one destination: a signed 64-bit number.
+
+    `source` and `destination` are incarnations: cluster id + topic id for Kafka, the log's own id for a segment log,
+    so that a topic made anew under its old name is another producer. `epoch` (>= 0) rises before the next append
+    whenever an offset could name a second record; `fanout` (>= 1) is how many outputs each source record has.
+    Raises BadProducerName, and AmbiguousProducerId when another name in this process has this PID.
+    """
+    for field, number, least in (("epoch", epoch, 0), ("fanout", fanout, 1)):
+        if not isinstance(number, int) or number < least:
+            raise BadProducerName(field, number, f"a whole number from {least} on")
+    texts = {"application": application, "stream": stream, "source": source, "destination": destination}
+    parts = (*(_utf8(field, text) for field, text in texts.items()), b"%d" % epoch, b"%d" % fanout)
+    pid = murmur_hash2_64a(b"".join(len(part).to_bytes(4, "big") + part for part in parts))
+    return _PROCESS_NAMES.claim(pid, ("pushrep", *texts.values(), str(int(epoch)), str(int(fanout))))
+
+
+def sqe_producer_id(topology: str, stream: str, secondary_id: str = "") -> int:
+    """The PID that SQE gives the same stream; for its Kafka streams `secondary_id` is broker ZooKeeper hosts + path.
+
+    The parts are joined without a mark between them, as SQE does it. Raises BadProducerName, and
+    AmbiguousProducerId when another name in this process has this PID.
+    """
+    texts = {"topology": topology, "stream": stream, "secondary_id": secondary_id}
+    pid = murmur_hash2_64a(b"".join(_utf8(field, text) for field, text in texts.items()))
+    return _PROCESS_NAMES.claim(pid, ("sqe", *texts.values()))
+
+
+def _utf8(field: str, text: object) -> bytes:
+    if not isinstance(text, str):
+        raise BadProducerName(field, text, "a text")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadProducerName(field, text, "text that UTF-8 can carry (no lone surrogates)") from None

@@ -1,0 +1,301 @@
+"""ReplayFilter: lets every source record through once, one record at a time or a whole array at a time.
+
+    key ─ parse ─▶ no metadata, or a PID that is not ours ──────────────▶ passes, touches nothing
+                └▶ pair's state ─ rule.py ─▶ keep or drop ─▶ new state ─▶ .marks() for the commit
+
+Promises, under the prefix condition (what each attempt writes for a pair reaches the log in order and without holes):
+every record once, for the life of the marks. Same marks and same rows give the same answers and the same new marks,
+wherever the rows are cut into batches; a batch that raises leaves the filter as it was. Time comes in by
+`.marks(now_ms=...)` only. Not thread-safe: one filter belongs to one reader.
+"""
+
+import logging
+import math
+import operator
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from filtering.errors import BadFilterSetting, PairSplit
+from filtering.highwater import HighwaterMarks
+from filtering.mark_columns import UNKNOWN, check_window
+from filtering.pair_groups import PairGroups, group_pairs
+from filtering.pair_table import PairTable
+from filtering.rule import NO_MARK, Verdict, judge, judge_rows
+from filtering.stream_metadata import Keys, StreamMetadata, parse_keys
+
+_LOG = logging.getLogger(__name__)
+_NAMED_IN_LOG = 10
+_PARTITION_MAX = 2**31 - 1
+
+_PAIR_AND_OFFSET = struct.Struct(">12sq").unpack
+_NO_MARKS = HighwaterMarks()
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterCounts:
+    """Rows since the filter was made: kept + dropped + unkeyed + other_pids is all of them.
+
+    `late` of the dropped were older than the window; `pairs` were met; `jumped` offsets lie in the gaps, over all
+    pairs, that marks passed over: 0 as long as nothing is missing.
+    """
+
+    kept: int
+    dropped: int
+    unkeyed: int
+    other_pids: int
+    late: int
+    pairs: int
+    jumped: int
+
+
+class ReplayFilter:
+    """Keeps a record iff its source offset is above its pair's mark, then moves the mark there.
+
+    `window`: an offset at most so far below the mark passes too if it was never seen (window / 8 bytes for a pair).
+    `only_pids`: records of other PIDs pass untouched. `ttl_s`: at `.marks(now_ms=...)` a pair whose mark last rose
+    longer ago is forgotten; it must not be shorter than the topic keeps records. `marks` is never changed.
+    Raises BadFilterSetting.
+    """
+
+    def __init__(
+        self,
+        marks: HighwaterMarks = _NO_MARKS,
+        *,
+        window: int = 0,
+        only_pids: Iterable[int] | None = None,
+        ttl_s: float | None = None,
+    ) -> None:
+        self._window = check_window(window)
+        self._only_pids = None if only_pids is None else _pid_set(only_pids)
+        self._only_list = np.array(sorted(self._only_pids or ()), np.int64)
+        if ttl_s is not None and not (isinstance(ttl_s, int | float) and 0 < ttl_s < math.inf):
+            raise BadFilterSetting("ttl_s", ttl_s, "None or a number of seconds above 0")
+        self._ttl_s = ttl_s
+        self._table = PairTable(marks.with_window(self._window), self._window)
+        self._kept = self._dropped = self._unkeyed = self._other_pids = self._late = 0
+        self._all_dropped: tuple[tuple[int, int], ...] = ()
+        self._warned: set[tuple[int, int]] = set()
+        # What `admit` tries first: with a window there are bits to move, so nothing is found there.
+        self._quick_slots = {} if self._window else self._table.slots
+        self._quick_marks, self._destinations = self._table.marks, self._table.destinations
+
+    def admit(self, key: bytes | None, destination_partition: int | None = None) -> bool:
+        """Whether this record passes; remembers it. `destination_partition` is where in the topic it was read.
+
+        Raises PairSplit, and BadFilterSetting for a partition that is none; both leave the filter as it was.
+        """
+        try:
+            pair, offset = _PAIR_AND_OFFSET(key)  # type: ignore[arg-type]
+            slot = self._quick_slots[pair]
+        except (struct.error, TypeError, BufferError, KeyError):
+            return self._admit(key, destination_partition)
+        # A known pair without a window, for speed: here the rule is one comparison (rule.py has all of it).
+        mark = self._quick_marks[slot]
+        if (
+            offset < 0
+            or mark == NO_MARK
+            or not (destination_partition is None or UNKNOWN < destination_partition == self._destinations[slot])
+        ):
+            return self._admit(key, destination_partition)
+        if offset <= mark:
+            self._dropped += 1
+            return False
+        if offset - mark > 1:
+            self._table.jumped[slot] += offset - mark - 1
+        self._quick_marks[slot] = offset
+        self._kept += 1
+        return True
+
+    def _admit(self, key: object, destination_partition: int | None) -> bool:
+        destination = _destination(destination_partition)
+        metadata = StreamMetadata.try_unpack(key)
+        if metadata is None:
+            self._unkeyed += 1
+            return True
+        if self._only_pids is not None and metadata.pid not in self._only_pids:
+            self._other_pids += 1
+            return True
+        table, pair, offset = self._table, metadata.pack()[:12], metadata.offset
+        known = table.known_destination(pair)
+        if UNKNOWN not in (known, destination) and known != destination:
+            raise PairSplit(metadata.pid, metadata.partition, known, destination)
+        slot = table.open(pair)
+        if destination != UNKNOWN:
+            table.destinations[slot] = destination
+        mark, bits = table.marks[slot], table.bits_of(slot)
+        verdict = judge(offset, mark, bits, self._window)
+        if verdict is Verdict.NEW:
+            table.marks[slot] = offset
+            if mark != NO_MARK:
+                table.jumped[slot] += offset - mark - 1
+            if self._window:
+                rise = offset - mark
+                table.set_bits(slot, 0 if mark == NO_MARK or rise > self._window else bits << rise | 1 << rise - 1)
+        elif verdict is Verdict.FILLS:
+            table.set_bits(slot, bits | 1 << mark - offset - 1)
+        keep = verdict in (Verdict.NEW, Verdict.FILLS)
+        self._kept += keep
+        self._dropped += not keep
+        self._late += verdict is Verdict.LATE
+        return keep
+
+    def admit_batch(self, keys: Any, destination_partition: Any = None) -> npt.NDArray[np.bool_]:
+        """Which of these rows pass, in log order; as n calls of `admit`, without a Python step per row.
+
+        `keys`: whatever `parse_keys` reads, or its `Keys`. `destination_partition`: one for all rows, or an integer
+        array of one for each. Raises PairSplit, UnsupportedKeys, BadFilterSetting; each leaves the filter as it was.
+        """
+        parsed = parse_keys(keys)
+        destinations = _destinations(destination_partition, len(parsed.valid))
+        passes = np.ones(len(parsed.valid), np.bool_)
+        governed = parsed.valid if self._only_pids is None else parsed.valid & np.isin(parsed.pids, self._only_list)
+        self._all_dropped = ()
+        if governed.all():
+            if len(passes):
+                passes = self._judge(parsed, destinations)
+        elif governed.any():
+            rows = np.flatnonzero(governed)
+            ours = Keys(parsed.pids[rows], parsed.partitions[rows], parsed.offsets[rows], parsed.valid[rows])
+            passes[rows] = self._judge(ours, destinations if isinstance(destinations, int) else destinations[rows])
+        keyed = int(np.count_nonzero(parsed.valid))
+        self._unkeyed += len(passes) - keyed
+        self._other_pids += keyed - int(np.count_nonzero(governed))
+        return passes
+
+    def marks(self, now_ms: int | None = None) -> HighwaterMarks:
+        """The marks to commit with the rows that passed so far.
+
+        `now_ms` (milliseconds since 1970) becomes the last advance of every pair whose mark rose since it was told
+        the last time, and with `ttl_s` it decides which pairs are forgotten, here and in what comes after. Without it
+        nothing expires, and a pair that rose has no known advance.
+        """
+        if now_ms is not None:
+            if isinstance(now_ms, bool) or not isinstance(now_ms, int | np.integer) or now_ms < 0:
+                raise BadFilterSetting("now_ms", now_ms, "None or milliseconds since 1970, a whole number")
+            self._table.stamp(int(now_ms))
+            if self._ttl_s is not None:
+                self._table.expire(int(now_ms), self._ttl_s)
+        return self._table.snapshot()
+
+    @property
+    def counts(self) -> FilterCounts:
+        """What became of the rows so far."""
+        return FilterCounts(
+            kept=self._kept,
+            dropped=self._dropped,
+            unkeyed=self._unkeyed,
+            other_pids=self._other_pids,
+            late=self._late,
+            pairs=len(self._table),
+            jumped=sum(self._table.jumped),
+        )
+
+    @property
+    def gaps(self) -> dict[tuple[int, int], int]:
+        """The gap alarm: for each (pid, partition) how many offsets its mark jumped over. Pairs without gaps are out.
+
+        With a window some of them may have come in later.
+        """
+        pids, partitions = self._table.pairs()
+        rows = zip(pids.tolist(), partitions.tolist(), self._table.jumped, strict=True)
+        return {(pid, partition): jumped for pid, partition, jumped in rows if jumped}
+
+    @property
+    def all_dropped(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of the last `admit_batch` of which not one row passed: so a re-used PID or a reset source looks."""
+        return self._all_dropped
+
+    def _judge(self, keys: Keys, destinations: int | Numbers) -> npt.NDArray[np.bool_]:
+        """The rows the rule is for → which pass. Whatever raises does so before anything is remembered."""
+        groups = group_pairs(keys.pids, keys.partitions)
+        before = self._table.read(groups.pids, groups.partitions)
+        agreed = _agreed_destinations(groups, before.destinations, destinations)
+        after = judge_rows(groups.together(keys.offsets), groups, before.marks, before.bitmaps, self._window)
+        self._table.write(before, after, agreed)
+        kept = int(after.kept.sum())
+        self._kept += kept
+        self._dropped += len(keys.offsets) - kept
+        self._late += after.late
+        self._name_all_dropped(groups, after.kept)
+        return groups.back(after.keep)
+
+    def _name_all_dropped(self, groups: PairGroups, kept: Numbers) -> None:
+        """Remember and log the pairs of which nothing passed; each is logged once until something of it passes."""
+        silent = np.flatnonzero(kept == 0)
+        if self._warned:
+            passing = np.flatnonzero(kept)
+            self._warned.difference_update(
+                zip(groups.pids[passing].tolist(), groups.partitions[passing].tolist(), strict=True)
+            )
+        if not len(silent):
+            return
+        self._all_dropped = tuple(zip(groups.pids[silent].tolist(), groups.partitions[silent].tolist(), strict=True))
+        fresh = [pair for pair in self._all_dropped if pair not in self._warned]
+        if fresh:
+            self._warned.update(fresh)
+            _LOG.warning(
+                "every row of %d (pid, partition) pairs in this batch was dropped as a replay: %s%s; a replayed "
+                "stretch looks like this, and so does a re-used PID or a source that began again at offset 0",
+                len(fresh),
+                fresh[:_NAMED_IN_LOG],
+                " and more" if len(fresh) > _NAMED_IN_LOG else "",
+            )
+
+
+def _pid_set(only_pids: Iterable[int]) -> frozenset[int]:
+    pids = frozenset(only_pids)
+    for pid in pids:
+        if isinstance(pid, bool) or not isinstance(pid, int | np.integer) or not -(2**63) <= pid < 2**63:
+            raise BadFilterSetting("only_pids", pid, "signed 64-bit numbers")
+    return frozenset(int(pid) for pid in pids)
+
+
+def _destination(partition: object) -> int:
+    """One destination partition, -1 for None."""
+    if partition is None:
+        return UNKNOWN
+    try:
+        number = operator.index(partition)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if isinstance(partition, bool) or not 0 <= number <= _PARTITION_MAX:
+        raise BadFilterSetting("destination_partition", partition, "None or a partition number from 0 on")
+    return number
+
+
+def _destinations(partitions: Any, count: int) -> int | Numbers:
+    """One number for all rows (-1: not told), or a column."""
+    if partitions is None or np.ndim(partitions) == 0:
+        return _destination(partitions)
+    column = np.asarray(partitions)
+    if column.shape != (count,) or not np.issubdtype(column.dtype, np.integer):
+        raise BadFilterSetting("destination_partition", f"{column.dtype} of shape {column.shape}", f"{count} integers")
+    if count and not 0 <= column.min() <= column.max() <= _PARTITION_MAX:
+        raise BadFilterSetting("destination_partition", int(column.min()), "a partition number from 0 on")
+    return column.astype(np.int64)
+
+
+def _agreed_destinations(groups: PairGroups, known: Numbers, told: int | Numbers) -> Numbers:
+    """Where each pair lives after these rows. Raises PairSplit for the first row that lies elsewhere."""
+    if isinstance(told, int):
+        if told == UNKNOWN:
+            return known
+        expected = np.where(known == UNKNOWN, told, known)
+        if (expected == told).all():
+            return expected
+        told = np.full(int(groups.sizes.sum()), told)
+    together = groups.together(told)
+    expected = np.where(known == UNKNOWN, together[groups.starts], known)
+    wrong = np.flatnonzero(np.repeat(expected, groups.sizes) != together)
+    if not len(wrong):
+        return expected
+    place = int(wrong[0] if groups.order is None else wrong[np.argmin(groups.order[wrong])])
+    k = int(np.searchsorted(groups.starts, place, "right")) - 1
+    raise PairSplit(int(groups.pids[k]), int(groups.partitions[k]), int(expected[k]), int(together[place]))

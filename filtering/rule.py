@@ -1,0 +1,147 @@
+"""The rule, in its two forms side by side; everything else in this package carries state to it and back.
+
+    mark M, window W          offset > M           keep, and M = offset          NEW
+                     M - W <= offset < M, unseen   keep, and remember its bit    FILLS
+                              offset <= M, seen    drop                          REPLAY
+                              offset < M - W       drop, whatever was seen       LATE (a REPLAY where W is 0)
+
+Hence, for rows of one pair in log order: row r is NEW iff offset(r) > max(mark, offsets of the rows before it), and
+that running maximum is what the array form computes for all pairs at once. A pair without a mark has mark -1.
+"""
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from filtering import window_bits
+from filtering.pair_groups import PairGroups
+
+Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+NO_MARK = -1
+_SAFE_MAX = 2**62  # room below int64's end for one more addition
+
+
+class Verdict(Enum):
+    """What the rule says of one record."""
+
+    NEW = auto()
+    FILLS = auto()
+    REPLAY = auto()
+    LATE = auto()
+
+
+def judge(offset: int, mark: int, bits: int, window: int) -> Verdict:
+    """One record against its pair's mark; bit i of `bits` says whether mark - 1 - i was seen."""
+    if offset > mark:
+        return Verdict.NEW
+    behind = mark - offset
+    if window == 0 or behind == 0:
+        return Verdict.REPLAY
+    if behind > window:
+        return Verdict.LATE
+    return Verdict.REPLAY if bits >> (behind - 1) & 1 else Verdict.FILLS
+
+
+class Verdicts(NamedTuple):
+    """The answer for rows put together by pair, and what each pair's state becomes."""
+
+    keep: Mask  # by row
+    late: int
+    kept: Numbers  # from here on by pair: rows kept
+    marks: Numbers
+    jumped: Numbers  # offsets that the mark passed over; a first sight passes over none
+    bitmaps: npt.NDArray[np.uint8]
+
+
+def judge_rows(
+    offsets: Numbers, groups: PairGroups, marks: Numbers, bitmaps: npt.NDArray[np.uint8], window: int
+) -> Verdicts:
+    """Many records of many pairs: `offsets` together by pair, `marks` and `bitmaps` one row a pair. Pure."""
+    starts = groups.starts
+    highest = _running_maximum(offsets, groups)
+    before = np.empty_like(offsets)
+    before[1:] = highest[:-1]
+    before[starts] = marks
+    np.maximum(before, np.repeat(marks, groups.sizes), out=before)
+    keep = offsets > before
+
+    ends = starts + groups.sizes - 1
+    new_marks = np.maximum(marks, highest[ends])
+    new_rows = np.add.reduceat(keep, starts, dtype=np.int64)
+    # Sums telescope: what a mark rose by is the rows that raised it and the offsets it jumped over. From its first
+    # sight on for a pair that had none.
+    rose_from = np.where(marks == NO_MARK, offsets[starts] - 1, marks)
+    jumped = new_marks - rose_from - new_rows
+    if not window:
+        return Verdicts(keep, 0, new_rows, new_marks, jumped, bitmaps)
+
+    behind = before - offsets
+    late = behind > window
+    fills = _unseen(offsets, groups, marks, bitmaps, (behind > 0) & ~late)
+    keep |= fills
+    kept = np.add.reduceat(keep, starts, dtype=np.int64)
+    bits = _with_rows(offsets, groups, (marks, new_marks), bitmaps, window)
+    return Verdicts(keep, int(late.sum()), kept, new_marks, jumped, bits)
+
+
+def _running_maximum(offsets: Numbers, groups: PairGroups) -> Numbers:
+    """For each place the highest offset of its pair up to and with it."""
+    starts, sizes = groups.starts, groups.sizes
+    if len(starts) == 1:
+        return np.maximum.accumulate(offsets)
+    ascends = offsets[1:] > offsets[:-1]
+    ascends[starts[1:] - 1] = True
+    if ascends.all():
+        return offsets
+    # One accumulate for all pairs: each pair is lifted above the one before it, then brought down again.
+    lowest = np.minimum.reduceat(offsets, starts)
+    steps = offsets - np.repeat(lowest, sizes)
+    lift = int(steps.max()) + 1
+    if lift * len(starts) < _SAFE_MAX:
+        floor = np.repeat(np.arange(len(starts)) * lift, sizes)
+        return np.maximum.accumulate(steps + floor) - floor + np.repeat(lowest, sizes)
+    # Offsets too far apart to lift: their ranks are below the number of rows.
+    values, ranks = np.unique(offsets, return_inverse=True)
+    floor = np.repeat(np.arange(len(starts)) * len(values), sizes)
+    highest_ranks = np.maximum.accumulate(ranks + floor) - floor
+    return np.take(values, highest_ranks)
+
+
+def _unseen(
+    offsets: Numbers, groups: PairGroups, marks: Numbers, bitmaps: npt.NDArray[np.uint8], candidates: Mask
+) -> Mask:
+    """Which rows inside their window have an offset that neither the bits nor an earlier row knows."""
+    if not candidates.any():
+        return candidates
+    pair = groups.pair_of_place()
+    places = np.lexsort((offsets, pair))
+    again = (offsets[places[1:]] == offsets[places[:-1]]) & (pair[places[1:]] == pair[places[:-1]])
+    unseen = candidates.copy()
+    unseen[places[1:][again]] = False
+    below = marks[pair] - offsets
+    unseen[below == 0] = False
+    asked = np.flatnonzero(unseen & (below > 0))
+    unseen[asked[window_bits.test_bits(bitmaps, pair[asked], below[asked] - 1)]] = False
+    return unseen
+
+
+def _with_rows(
+    offsets: Numbers,
+    groups: PairGroups,
+    from_to: tuple[Numbers, Numbers],
+    bitmaps: npt.NDArray[np.uint8],
+    window: int,
+) -> npt.NDArray[np.uint8]:
+    """The bits after the marks rose and every row that is inside its pair's window was seen."""
+    marks, new_marks = from_to
+    known = np.where(marks == NO_MARK, new_marks, marks)
+    bits = window_bits.raised(bitmaps, known, new_marks - known, window)
+    pair = groups.pair_of_place()
+    below = new_marks[pair] - offsets
+    inside = np.flatnonzero((below > 0) & (below <= window))
+    window_bits.set_bits(bits, pair[inside], below[inside] - 1)
+    return bits

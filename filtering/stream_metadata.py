@@ -1,0 +1,180 @@
+"""The 20-byte key: where a record first lived.
+
+     0               8          12              20   big-endian, signed
+    | pid i64       | partition | offset i64    |
+                      i32: the source partition, the source offset
+
+Exactly 20 bytes, no magic, no version: byte-compatible with JW Player's SQE, whose consumers read the same keys.
+Partition and offset are never negative: compared as bytes -1 stands above every offset, and one such key would
+close its pair for ever. So bytes 8 and 12 are below 0x80, which is what column expressions test too.
+Format: docs/formats/stream-metadata-key.md.
+"""
+
+import operator
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from filtering.errors import MetadataOutOfRange, NotStreamMetadata, UnsupportedKeys
+from filtering.key_buffers import is_arrow, rows_of_arrow
+
+METADATA_HEADER = "stream-metadata"
+KEY_BYTES = 20
+PARTITION_MAX = 2**31 - 1
+OFFSET_MAX = 2**63 - 1
+
+_KEY = struct.Struct(">qiq")
+assert _KEY.size == KEY_BYTES, "docs/formats/stream-metadata-key.md promises 20 bytes"
+_KEY_ROW = np.dtype([("pid", ">i8"), ("partition", ">i4"), ("offset", ">i8")])
+assert _KEY_ROW.itemsize == KEY_BYTES, "the array form reads the same 20 bytes"
+
+_NO_KEY = b"\xff" * KEY_BYTES  # partition and offset -1: stands where a sequence holds no key
+_RANGES = (
+    ("pid", -(2**63), 2**63 - 1, "a signed 64-bit number"),
+    ("partition", 0, PARTITION_MAX, "in [0, 2^31)"),
+    ("offset", 0, OFFSET_MAX, "in [0, 2^63)"),
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StreamMetadata:
+    """Names one source record: the producer's `pid`, its source `partition` and its source `offset`.
+
+    Raises MetadataOutOfRange for a part that does not fit its field.
+    """
+
+    pid: int
+    partition: int
+    offset: int
+
+    def __post_init__(self) -> None:
+        for field, low, high, allowed in _RANGES:
+            value = getattr(self, field)
+            try:
+                number = operator.index(value)
+            except TypeError:
+                raise MetadataOutOfRange(field, value, allowed) from None
+            if not low <= number <= high:
+                raise MetadataOutOfRange(field, value, allowed)
+            if number is not value:
+                object.__setattr__(self, field, number)  # a numpy integer came in; keep Python's
+
+    def pack(self) -> bytes:
+        """The 20 bytes that travel as key, or as value of the header `stream-metadata`."""
+        return _KEY.pack(self.pid, self.partition, self.offset)
+
+    @classmethod
+    def unpack(cls, key: object) -> "StreamMetadata":
+        """Read 20 bytes; raises NotStreamMetadata with the reason for anything else, null and negatives included."""
+        data = _bytes_of(key)
+        if data is None:
+            raise NotStreamMetadata("null" if key is None else f"{type(key).__name__}, not bytes")
+        if len(data) != KEY_BYTES:
+            raise NotStreamMetadata(f"{len(data)} bytes long, not {KEY_BYTES}")
+        pid, partition, offset = _KEY.unpack(data)
+        if partition < 0:
+            raise NotStreamMetadata(f"negative partition {partition}")
+        if offset < 0:
+            raise NotStreamMetadata(f"negative offset {offset}")
+        return cls(pid, partition, offset)
+
+    @classmethod
+    def try_unpack(cls, key: object) -> "StreamMetadata | None":
+        """Read 20 bytes; None for whatever `unpack` refuses. Never raises."""
+        try:
+            return cls.unpack(key)
+        except NotStreamMetadata:
+            return None
+
+
+class Keys(NamedTuple):
+    """A column of keys as numpy arrays of one length; where `valid` is False the other three mean nothing."""
+
+    pids: npt.NDArray[np.int64]
+    partitions: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.bool_]
+
+
+def pack_keys(pid: int, partition: int, first_offset: int, count: int) -> bytes:
+    """`count` keys of consecutive source offsets from `first_offset` on, contiguous: count x 20 bytes."""
+    if count < 0:
+        raise MetadataOutOfRange("count", count, "not negative")
+    first = StreamMetadata(pid, partition, first_offset)
+    if count == 0:
+        return b""
+    StreamMetadata(pid, partition, first_offset + count - 1)
+    rows = np.empty(count, _KEY_ROW)
+    rows["pid"] = first.pid
+    rows["partition"] = first.partition
+    rows["offset"] = np.arange(count, dtype=np.int64) + first.offset
+    return rows.tobytes()
+
+
+def parse_keys(keys: Any) -> Keys:
+    """Read a column of keys without a Python step per row where the input is contiguous.
+
+    `keys`: n x 20 contiguous bytes · uint8 array of shape (n, 20) · Arrow binary, large_binary or fixed_size_binary
+    array or chunked array (slices respected) · sequence of bytes and None · `Keys`, given back as they are.
+    A null, another length, a negative partition or offset makes a row invalid. Raises UnsupportedKeys for other forms.
+    """
+    if isinstance(keys, Keys):
+        return keys
+    rows, present = _rows(keys)
+    fields = rows.view(_KEY_ROW).reshape(-1) if len(rows) else np.empty(0, _KEY_ROW)
+    partitions = fields["partition"].astype(np.int64)
+    offsets = fields["offset"].astype(np.int64)
+    # One comparison for both signs: the sign bit of the OR is set where either is negative.
+    valid = (partitions | offsets) >= 0
+    if present is not None:
+        valid &= present
+    return Keys(fields["pid"].astype(np.int64), partitions, offsets, valid)
+
+
+_Rows = tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_] | None]
+
+
+def _rows(keys: Any) -> _Rows:
+    """Any supported column → its bytes as (n, 20) and which rows hold a key of that length (None: all of them)."""
+    if isinstance(keys, bytes | bytearray | memoryview):
+        return _rows_of_buffer(np.frombuffer(keys, np.uint8)), None
+    if isinstance(keys, np.ndarray) and keys.dtype == np.uint8:
+        return _rows_of_buffer(keys), None
+    if is_arrow(keys):
+        return rows_of_arrow(keys, KEY_BYTES)
+    if isinstance(keys, str) or not hasattr(keys, "__iter__"):
+        raise UnsupportedKeys(type(keys).__name__)
+    if isinstance(keys, np.ndarray) and keys.dtype != np.object_:
+        raise UnsupportedKeys(f"a numpy array of {keys.dtype}")
+    return _rows_of_sequence(keys if isinstance(keys, list | tuple) else list(keys))
+
+
+def _rows_of_buffer(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    if data.ndim == 2 and data.shape[1] == KEY_BYTES:
+        return np.ascontiguousarray(data)
+    if data.ndim != 1 or len(data) % KEY_BYTES:
+        raise UnsupportedKeys(f"bytes of shape {data.shape}, no multiple of {KEY_BYTES}")
+    return np.ascontiguousarray(data).reshape(-1, KEY_BYTES)
+
+
+def _rows_of_sequence(keys: Sequence[Any]) -> _Rows:
+    if set(map(type, keys)) <= {bytes} and set(map(len, keys)) <= {KEY_BYTES}:
+        return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), None
+    found = [_bytes_of(key) for key in keys]
+    present = np.array([data is not None and len(data) == KEY_BYTES for data in found], np.bool_)
+    joined = b"".join(data if data is not None and len(data) == KEY_BYTES else _NO_KEY for data in found)
+    return np.frombuffer(joined, np.uint8).reshape(-1, KEY_BYTES), present
+
+
+def _bytes_of(key: object) -> bytes | None:
+    """The bytes of anything that holds bytes, else None."""
+    if isinstance(key, bytes):
+        return key
+    try:
+        return memoryview(key).tobytes()  # type: ignore[arg-type]
+    except TypeError:
+        return None
