@@ -1,0 +1,145 @@
+"""The 20-byte key as built-in column expressions: no Python runs for a row.
+
+    byte   0        8        12       20     big-endian, signed; Spark's substring counts from 1
+          | pid     | part.  | offset |
+
+Metadata or not is decided as `filtering.StreamMetadata` decides: 20 bytes, and neither partition nor offset negative,
+that is, bytes 8 and 12 below 0x80. Anything else gives null in all three columns.
+
+Spark has no cast from binary to a number under ANSI rules, so bytes go through hexadecimal: `conv(hex(b), 16, -10)`
+reads 16 digits as two's complement (a negative target base means signed), and `hex` of a long writes two's complement.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+
+from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, OFFSET_MAX, PARTITION_MAX
+from spark_jobs.errors import SparkJobError
+
+assert KEY_BYTES == 20, "the substrings below are cut for 20 bytes"
+
+Carrier: TypeAlias = Literal["key", "header"]
+CARRIERS: tuple[Carrier, ...] = ("key", "header")
+
+_HEADERS_TYPE = "array<struct<key: string, value: binary>>"
+
+
+class CarrierUnusable(SparkJobError):
+    """The frame can't hold metadata in this carrier; `carrier` and `column` say which and why the message."""
+
+    def __init__(self, carrier: str, column: str, why: str) -> None:
+        super().__init__(f"carrier {carrier!r}: {why}")
+        self.carrier, self.column = carrier, column
+
+
+class MetadataColumns(NamedTuple):
+    """Three columns, each null where the key is not metadata; unpack them into a select: `df.select("*", *columns)`."""
+
+    pid: Column
+    source_partition: Column
+    source_offset: Column
+
+
+def stream_metadata_columns(key: Column | str = "key") -> MetadataColumns:
+    """Take a 20-byte key apart: `pid` bigint, `source_partition` int, `source_offset` bigint, so named.
+
+    `key` is a binary column or its name; for the header carrier pass `carrier_key("header")`.
+    """
+    column = F.col(key) if isinstance(key, str) else key
+    is_metadata = is_stream_metadata(column)
+    return MetadataColumns(
+        pid=F.when(is_metadata, _number(column, 1, 8, "bigint")).alias("pid"),
+        source_partition=F.when(is_metadata, _number(column, 9, 4, "int")).alias("source_partition"),
+        source_offset=F.when(is_metadata, _number(column, 13, 8, "bigint")).alias("source_offset"),
+    )
+
+
+def is_stream_metadata(key: Column) -> Column:
+    """Whether a binary column holds metadata: true or false, never null."""
+    sign_bit = F.lit(b"\x80")  # binary compares byte by byte, unsigned
+    fits = (
+        (F.octet_length(key) == KEY_BYTES) & (F.substring(key, 9, 1) < sign_bit) & (F.substring(key, 13, 1) < sign_bit)
+    )
+    return F.coalesce(fits, F.lit(False))
+
+
+def pack_stream_metadata(pid: Column, partition: Column, offset: Column) -> Column:
+    """The 20 bytes of one key; null if a part is null. A part out of its range fails the query and names it."""
+    pid, partition, offset = pid.cast("bigint"), partition.cast("bigint"), offset.cast("bigint")
+    packed = F.concat(_bytes(pid, 8), _bytes(partition, 4), _bytes(offset, 8))
+    return (
+        F.when((partition < 0) | (partition > PARTITION_MAX), _refuse("source partition", partition, PARTITION_MAX))
+        .when(offset < 0, _refuse("source offset", offset, OFFSET_MAX))
+        .otherwise(packed)
+    )
+
+
+def carrier_key(carrier: str, df: DataFrame, *, key: str = "key", headers: str = "headers") -> Column:
+    """The bytes that may be metadata, by carrier: the key column, or the last header named `stream-metadata`.
+
+    Raises CarrierUnusable if the frame lacks the column; the sources give headers with `includeHeaders`.
+    """
+    if carrier not in CARRIERS:
+        raise CarrierUnusable(carrier, "", f"there is no such carrier; use one of {', '.join(CARRIERS)}")
+    column = key if carrier == "key" else headers
+    if column not in df.columns:
+        hint = "read with option includeHeaders=true" if carrier == "header" else "select it"
+        raise CarrierUnusable(carrier, column, f"the frame has no column {column!r}: {hint}")
+    if carrier == "key":
+        return F.col(key)
+    named = F.filter(F.col(headers), lambda header: header["key"] == METADATA_HEADER)
+    # try_element_at answers null where the array is empty or null; -1 is the last.
+    return F.try_element_at(named, F.lit(-1))["value"]
+
+
+def with_stream_metadata(
+    df: DataFrame,
+    pid: Column | int,
+    partition: Column | str = "source_partition",
+    offset: Column | str = "source_offset",
+    *,
+    carrier: str = "key",
+) -> DataFrame:
+    """Give each row the metadata of its source position, ready for a sink to Kafka or a log.
+
+    `pid` is a number (`filtering.producer_id`) or a column, `partition` and `offset` the row's source position.
+    Carrier `key` sets the column `key`; a row whose key is neither null nor metadata is a business key and fails the
+    query: drop the column first, or use carrier `header`, which appends to `headers` (made if absent) the header
+    `stream-metadata` and removes older ones of that name. Raises CarrierUnusable for an unknown carrier.
+    """
+    packed = pack_stream_metadata(F.lit(pid) if isinstance(pid, int) else pid, _column(partition), _column(offset))
+    if carrier == "key":
+        return df.withColumn("key", _unless_business_key(packed) if "key" in df.columns else packed)
+    if carrier != "header":
+        raise CarrierUnusable(carrier, "", f"there is no such carrier; use one of {', '.join(CARRIERS)}")
+    header = F.array(F.struct(F.lit(METADATA_HEADER).alias("key"), packed.alias("value"))).cast(_HEADERS_TYPE)
+    if "headers" not in df.columns:
+        return df.withColumn("headers", header)
+    older = F.coalesce(F.col("headers").cast(_HEADERS_TYPE), F.array().cast(_HEADERS_TYPE))
+    others = F.filter(older, lambda old: ~old["key"].eqNullSafe(METADATA_HEADER))
+    return df.withColumn("headers", F.concat(others, header))
+
+
+def _unless_business_key(packed: Column) -> Column:
+    key = F.col("key").cast("binary")
+    why = "with_stream_metadata: a row has a business key; drop the column key first, or use carrier header"
+    return F.when(key.isNotNull() & ~is_stream_metadata(key), F.raise_error(F.lit(why))).otherwise(packed)
+
+
+def _number(key: Column, position: int, size: int, spark_type: str) -> Column:
+    return F.conv(F.hex(F.substring(key, position, size)), 16, -10).try_cast(spark_type)
+
+
+def _bytes(number: Column, size: int) -> Column:
+    return F.unhex(F.lpad(F.hex(number), size * 2, "0"))
+
+
+def _refuse(what: str, value: Column, largest: int) -> Column:
+    text = F.concat(F.lit(f"{what} "), value.cast("string"), F.lit(f" is not in [0, {largest}]"))
+    return F.raise_error(text).cast("binary")
+
+
+def _column(name: Column | str) -> Column:
+    return F.col(name) if isinstance(name, str) else name
