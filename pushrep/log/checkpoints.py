@@ -18,6 +18,7 @@ A file without that line is Kafka's own and is read by its form alone. A bad fil
 scanned from their start instead.
 """
 
+import errno
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,11 +90,9 @@ def read_checkpoint(
 ) -> dict[str, int]:
     """{name of the log: offset}; empty if the file is absent or bad, which is logged as a warning."""
     path = directory / checkpoint.value
-    data = read_whole(filesystem, path, FILE_BYTES_MAX)
-    if data is None:
-        return {}
     try:
-        return decode_checkpoint(data)
+        data = read_bounded(path, filesystem)
+        return decode_checkpoint(data) if data is not None else {}
     except BadCheckpoint as error:
         _LOG.warning("%s counts as absent: %s", path, error)
         return {}
@@ -114,6 +113,16 @@ def write_checkpoint(
 ) -> None:
     """Replace the file; it is on disk under its name when this returns. Raises OSError, the old file then stands."""
     write_atomic(filesystem, directory / checkpoint.value, [encode_checkpoint(offsets)])
+
+
+def read_bounded(path: Path, filesystem: Filesystem) -> bytes | None:
+    """The bytes of a small file, None if it is absent. Raises BadCheckpoint for one that is far too large."""
+    try:
+        return read_whole(filesystem, path, FILE_BYTES_MAX)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise BadCheckpoint(error.strerror) from error
+        raise
 
 
 def split_lines(data: bytes, version: int) -> list[str]:

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import google_crc32c
 
-from pushrep.log.checkpoints import CRC_TOPIC, FILE_BYTES_MAX, OFFSET_MAX, BadCheckpoint, decimal, split_lines
+from pushrep.log.checkpoints import CRC_TOPIC, OFFSET_MAX, BadCheckpoint, decimal, read_bounded, split_lines
 from pushrep.log.errors import InvalidLogName
 from pushrep.log.log_names import parse_log_name
-from pushrep.seams import Filesystem, read_whole, write_atomic
+from pushrep.seams import Filesystem, write_atomic
 
 _LOG = logging.getLogger("pushrep.log")
 
@@ -68,11 +68,9 @@ def decode_clean_marker(data: bytes) -> dict[str, CleanLog]:
 def read_clean_marker(directory: Path, filesystem: Filesystem) -> dict[str, CleanLog]:
     """{name of the log: how it was left}; empty if the file is absent or bad, which is logged as a warning."""
     path = directory / CLEAN_MARKER_NAME
-    data = read_whole(filesystem, path, FILE_BYTES_MAX)
-    if data is None:
-        return {}
     try:
-        return decode_clean_marker(data)
+        data = read_bounded(path, filesystem)
+        return decode_clean_marker(data) if data is not None else {}
     except BadCheckpoint as error:
         _LOG.warning("%s counts as absent: %s", path, error)
         return {}

@@ -24,8 +24,8 @@ from typing import Self
 
 import google_crc32c
 
-from pushrep.log.checkpoints import FILE_BYTES_MAX, OFFSET_MAX, BadCheckpoint, decimal, split_lines
-from pushrep.seams import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
+from pushrep.log.checkpoints import OFFSET_MAX, BadCheckpoint, decimal, read_bounded, split_lines
+from pushrep.seams import REAL_FILESYSTEM, Filesystem, write_atomic
 
 _LOG = logging.getLogger("pushrep.log")
 
@@ -122,14 +122,9 @@ def decode_leader_epochs(data: bytes) -> LeaderEpochs:
 def read_leader_epochs(log_directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LeaderEpochs | None:
     """The list kept with a log; None if it is absent or bad (logged as a warning): the batches' headers tell then."""
     path = log_directory / LEADER_EPOCHS_NAME
-    data = read_whole(filesystem, path, FILE_BYTES_MAX)
-    if data is None:
-        return None
-    if google_crc32c.value(data) not in _known_crcs(log_directory, filesystem):
-        _LOG.warning("%s counts as absent: its CRC is not in %s", path, LEADER_EPOCHS_CRC_NAME)
-        return None
     try:
-        return decode_leader_epochs(data)
+        data = read_bounded(path, filesystem)
+        return _decode_known(data, _known_crcs(log_directory, filesystem)) if data is not None else None
     except BadCheckpoint as error:
         _LOG.warning("%s counts as absent: %s", path, error)
         return None
@@ -139,16 +134,32 @@ def write_leader_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: F
     """Replace the file; on disk under its name when this returns. Raises OSError, the old file then stands."""
     data = encode_leader_epochs(epochs)
     crc = google_crc32c.value(data)
-    standing = read_whole(filesystem, log_directory / LEADER_EPOCHS_NAME, FILE_BYTES_MAX)
-    before = google_crc32c.value(standing) if standing is not None else crc
-    # A standing file that was bad must stay bad until it is replaced: its CRC is admitted only if it was known.
-    if before not in _known_crcs(log_directory, filesystem):
-        before = crc
+    # A standing file that is bad must stay bad until it is replaced: its CRC is admitted only if it was known.
+    standing = _standing_crc(log_directory, filesystem)
+    before = standing if standing in _known_crcs(log_directory, filesystem) else crc
     write_atomic(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, [b"%08x %08x\n" % (crc, before)])
     write_atomic(filesystem, log_directory / LEADER_EPOCHS_NAME, [data])
 
 
+def _decode_known(data: bytes, crcs: frozenset[int]) -> LeaderEpochs:
+    if google_crc32c.value(data) not in crcs:
+        raise BadCheckpoint(f"its CRC is not in {LEADER_EPOCHS_CRC_NAME}")
+    return decode_leader_epochs(data)
+
+
+def _standing_crc(log_directory: Path, filesystem: Filesystem) -> int:
+    """-1, which is no CRC, if there is no file that could be kept."""
+    try:
+        data = read_bounded(log_directory / LEADER_EPOCHS_NAME, filesystem)
+    except BadCheckpoint:
+        return -1
+    return int(google_crc32c.value(data)) if data is not None else -1
+
+
 def _known_crcs(log_directory: Path, filesystem: Filesystem) -> frozenset[int]:
-    data = read_whole(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, FILE_BYTES_MAX)
+    try:
+        data = read_bounded(log_directory / LEADER_EPOCHS_CRC_NAME, filesystem)
+    except BadCheckpoint:
+        data = None
     match = _CRC_FILE.fullmatch(data or b"")
     return frozenset(int(crc, 16) for crc in match.groups()) if match is not None else frozenset()

@@ -44,7 +44,7 @@ def is_topic(topic: str) -> bool:
 def list_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
     """(topic, partition) of every log in a directory of logs, sorted. Raises NotALogDirectory.
 
-    Takes no lock and opens nothing: a partition counts when a directory of its name is there.
+    Takes no lock and opens nothing: a log counts when its name is there.
     """
     directory = Path(directory)
     try:

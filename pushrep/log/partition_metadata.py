@@ -16,12 +16,12 @@ from uuid import UUID
 
 import google_crc32c
 
+from pushrep.log.checkpoints import read_bounded
 from pushrep.log.errors import CorruptPartitionMetadata
-from pushrep.seams import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
+from pushrep.seams import REAL_FILESYSTEM, Filesystem, write_atomic
 
 PARTITION_METADATA_NAME = "partition.metadata"
 _FORM = re.compile(rb"version: 0\ntopic_id: ([A-Za-z0-9_-]{22})\n(?:crc32c: ([0-9a-f]{8})\n)?")
-_BYTES_MAX = 4096  # Kafka's own file is 45 bytes
 
 
 def encode_partition_metadata(topic_id: UUID) -> bytes:
@@ -51,11 +51,9 @@ def decode_partition_metadata(data: bytes) -> UUID:
 def read_partition_metadata(log_directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> UUID | None:
     """The id of the log in this directory; None if it has no file yet. Raises CorruptPartitionMetadata."""
     path = log_directory / PARTITION_METADATA_NAME
-    data = read_whole(filesystem, path, _BYTES_MAX)
-    if data is None:
-        return None
     try:
-        return decode_partition_metadata(data)
+        data = read_bounded(path, filesystem)
+        return decode_partition_metadata(data) if data is not None else None
     except ValueError as error:
         raise CorruptPartitionMetadata(path, str(error)) from error
 

@@ -1,0 +1,167 @@
+"""The directory of logs between processes: real ones, killed and forked, and readers beside a writer."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from pushrep.log.clean_marker import CLEAN_MARKER_NAME
+from pushrep.log.directory import LogDirectory
+from pushrep.log.errors import LogLocked
+from pushrep.log.published import PublishedReader, read_published
+
+PRELUDE = """
+import os, sys
+from pathlib import Path
+from pushrep.errors import ForkedProcess
+from pushrep.log.clean_marker import CLEAN_MARKER_NAME, CleanLog
+from pushrep.log.directory import LogDirectory
+from pushrep.log.errors import LogClosed, LogLocked
+path = Path(sys.argv[1])
+"""
+HOLD = """
+directory = LogDirectory.acquire(path)
+view = directory.attach("orders-0")
+(path / "orders-0").mkdir(exist_ok=True)
+view.publish(5, 4, 3, 0, 1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def start(script, path):
+    """A process that runs the script and has printed its first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script), str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def finish(process):
+    """Let it go on to its end; returns (exit code, the rest of its output)."""
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+def test_the_other_process_is_named_and_its_kill_frees_the_lock_and_leaves_no_marker(tmp_path):
+    directory = LogDirectory.acquire(tmp_path)
+    (tmp_path / "orders-0").mkdir()
+    directory.release()
+    assert (tmp_path / CLEAN_MARKER_NAME).exists()
+    holder = start(HOLD, tmp_path)
+    with pytest.raises(LogLocked, match=f"process {holder.pid}") as refused:
+        LogDirectory.acquire(tmp_path)
+    assert (refused.value.pid, refused.value.directory) == (holder.pid, tmp_path)
+    holder.send_signal(signal.SIGKILL)
+    finish(holder)
+    assert not (tmp_path / CLEAN_MARKER_NAME).exists(), "a crash must look like one"
+    state = read_published(tmp_path, "orders-0")
+    assert (state.log_end_offset, state.pid) == (5, holder.pid), "what it published outlives it"
+    directory = LogDirectory.acquire(tmp_path)
+    assert directory.attach("orders-0").clean is None
+    directory.release()
+
+
+def test_an_orderly_end_without_release_frees_the_lock_and_leaves_no_marker(tmp_path):
+    assert finish(start(HOLD, tmp_path))[0] == 0
+    assert not (tmp_path / CLEAN_MARKER_NAME).exists()
+    LogDirectory.acquire(tmp_path).release()
+
+
+def test_a_fork_can_use_nothing_and_releases_nothing(tmp_path):
+    script = """
+    def refused(use, error):
+        try:
+            use()
+        except error:
+            return True
+        return False
+
+    directory = LogDirectory.acquire(path)
+    (path / "orders-0").mkdir()
+    view = directory.attach("orders-0")
+    view.publish(5, 5, 5, 0, 0)
+    child = os.fork()
+    if child == 0:
+        uses = [
+            lambda: view.publish(9, 9, 9, 0, 0), lambda: view.checkpoint(recovery_point=9), view.sync_checkpoints,
+            lambda: view.close_clean(CleanLog(9, 9, 9)), view.close_unclean, directory.release,
+            lambda: directory.attach("orders-1"),
+        ]
+        wrong = [n for n, use in enumerate(uses) if not refused(use, ForkedProcess)]
+        try:
+            LogDirectory.acquire(path)
+        except LogLocked as error:
+            os._exit(len(wrong) if error.pid == os.getppid() else 90)
+        os._exit(91)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    view.close_clean(CleanLog(5, 5, 0))
+    directory.release()
+    sys.exit(status)
+    """
+    parent = start(script, tmp_path)
+    with pytest.raises(LogLocked, match=f"process {parent.pid}"):
+        LogDirectory.acquire(tmp_path)  # the child is gone; its end freed nothing
+    assert not (tmp_path / CLEAN_MARKER_NAME).exists()
+    assert read_published(tmp_path, "orders-0").log_end_offset == 5
+    assert finish(parent)[0] == 0, "the exit code counts the calls that a fork could make"
+    assert (tmp_path / CLEAN_MARKER_NAME).exists()
+
+
+def test_a_fork_that_lives_on_does_not_keep_its_dead_parents_lock(tmp_path):
+    script = """
+    directory = LogDirectory.acquire(path)
+    child = os.fork()
+    if child == 0:
+        sys.stdin.read()
+        os._exit(0)
+    print("ready", flush=True)
+    os.waitpid(child, 0)
+    """
+    parent = start(script, tmp_path)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(timeout=60)
+    LogDirectory.acquire(tmp_path).release()
+    parent.communicate(timeout=60)  # closes the child's standard input: it ends
+
+
+def test_a_reader_beside_a_publishing_process_sees_only_whole_states_in_order(tmp_path):
+    """The writer publishes rows whose numbers hang together, and grows the file meanwhile."""
+    rounds = 60_000
+    script = f"""
+    directory = LogDirectory.acquire(path)
+    view = directory.attach("orders-0")
+    view.publish(4, 3, 2, 0, 0)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for n in range(1, {rounds} + 1):
+        view.publish(n * 7 + 4, n * 7 + 3, n * 7 + 2, n * 7, n)
+        if n % 200 == 0:
+            directory.attach(f"others-{{n}}").publish(n, n, n, n, 0)
+    """
+    writer = start(script, tmp_path)
+    reader, late = PublishedReader(tmp_path, "orders-0"), PublishedReader(tmp_path, f"others-{rounds}")
+    writer.stdin.write("go\n")
+    writer.stdin.flush()
+    seen, last = set(), 0
+    while last < rounds:
+        state = reader.read()
+        assert state is not None, "a valid slot stands at every moment"
+        n = state.leader_epoch
+        told = (state.log_end_offset, state.flushed_offset, state.high_watermark, state.log_start_offset)
+        assert told == (n * 7 + 4, n * 7 + 3, n * 7 + 2, n * 7), "a state that nobody published"
+        assert n >= last, "an older state after a newer one"
+        assert state.pid == writer.pid
+        last = n
+        seen.add(n)
+    assert finish(writer)[0] == 0
+    assert len(seen) > 10, "the two hardly ran together"
+    assert late.read().log_end_offset == rounds, "a record that the grown file got"
