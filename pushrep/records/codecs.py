@@ -30,7 +30,7 @@ _GUESS_BYTES_MIN = 64 << 10
 _GUESS_RATIO = 8  # text and JSON compress 3-6 times
 
 
-def compress(codec: Codec, data: bytes) -> bytes:
+def compress(codec: Codec, data: memoryview) -> Buffer:
     """The records of a batch, compressed."""
     if codec is Codec.NONE:
         return data
@@ -40,7 +40,7 @@ def compress(codec: Codec, data: bytes) -> bytes:
         return _compress_xerial(data)
     if codec is Codec.LZ4:
         compressor = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
-        compressor.compress(data)
+        compressor.compress(data.tobytes())  # it takes bytes only
         return bytes(compressor.finish())
     return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
 
@@ -73,10 +73,10 @@ def _decompress_frame(codec: Codec, module: Any, view: memoryview, bytes_max: in
     raise AssertionError("the second size is the bound")
 
 
-def _compress_xerial(data: bytes) -> bytes:
-    parts, view = [_XERIAL_HEADER], memoryview(data)
+def _compress_xerial(data: memoryview) -> bytes:
+    parts = [_XERIAL_HEADER]
     for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
-        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        block = bytes(cramjam.snappy.compress_raw(data[start : start + _XERIAL_BLOCK_BYTES]))
         parts += (_XERIAL_LENGTH.pack(len(block)), block)
     return b"".join(parts)
 

@@ -24,11 +24,13 @@ def widths(zigzags: NDArray[np.uint64]) -> Ints:
     return np.searchsorted(_WIDTH_LIMITS, zigzags, side="right") + 1
 
 
-def write_varints(target: Bytes, zigzags: NDArray[np.uint64], width: int) -> None:
-    """Fill the n x `width` bytes of `target`; every number must take `width` bytes."""
+def varint_matrix(zigzags: NDArray[np.uint64], width: int) -> Bytes:
+    """The n x `width` bytes of numbers that take `width` bytes each."""
+    matrix = np.empty((len(zigzags), width), np.uint8)
     for column in range(width):
         more = 0x80 if column < width - 1 else 0
-        target[:, column] = (zigzags >> np.uint64(7 * column)).astype(np.uint8) & 0x7F | more
+        matrix[:, column] = (zigzags >> np.uint64(7 * column)).astype(np.uint8) & 0x7F | more
+    return matrix
 
 
 def read_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
