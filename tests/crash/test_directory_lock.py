@@ -31,16 +31,27 @@ sys.stdin.read()
 """
 
 
-def start(script, path):
-    """A process that runs the script and has printed its first line."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script), str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    return process
+@pytest.fixture
+def start(tmp_path):
+    """start(script): a process that runs it on tmp_path and has printed its first line; ended after the test."""
+    processes = []
+
+    def run(script):
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script), str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        if not process.stdout.closed:
+            process.communicate(timeout=60)
 
 
 def finish(process):
@@ -49,12 +60,12 @@ def finish(process):
     return process.returncode, output
 
 
-def test_the_other_process_is_named_and_its_kill_frees_the_lock_and_leaves_no_marker(tmp_path):
+def test_the_other_process_is_named_and_its_kill_frees_the_lock_and_leaves_no_marker(tmp_path, start):
     directory = LogDirectory.acquire(tmp_path)
     (tmp_path / "orders-0").mkdir()
     directory.release()
     assert (tmp_path / CLEAN_MARKER_NAME).exists()
-    holder = start(HOLD, tmp_path)
+    holder = start(HOLD)
     with pytest.raises(LogLocked, match=f"process {holder.pid}") as refused:
         LogDirectory.acquire(tmp_path)
     assert (refused.value.pid, refused.value.directory) == (holder.pid, tmp_path)
@@ -68,13 +79,13 @@ def test_the_other_process_is_named_and_its_kill_frees_the_lock_and_leaves_no_ma
     directory.release()
 
 
-def test_an_orderly_end_without_release_frees_the_lock_and_leaves_no_marker(tmp_path):
-    assert finish(start(HOLD, tmp_path))[0] == 0
+def test_an_orderly_end_without_release_frees_the_lock_and_leaves_no_marker(tmp_path, start):
+    assert finish(start(HOLD))[0] == 0
     assert not (tmp_path / CLEAN_MARKER_NAME).exists()
     LogDirectory.acquire(tmp_path).release()
 
 
-def test_a_fork_can_use_nothing_and_releases_nothing(tmp_path):
+def test_a_fork_can_use_nothing_and_releases_nothing(tmp_path, start):
     script = """
     def refused(use, error):
         try:
@@ -107,7 +118,7 @@ def test_a_fork_can_use_nothing_and_releases_nothing(tmp_path):
     directory.release()
     sys.exit(status)
     """
-    parent = start(script, tmp_path)
+    parent = start(script)
     with pytest.raises(LogLocked, match=f"process {parent.pid}"):
         LogDirectory.acquire(tmp_path)  # the child is gone; its end freed nothing
     assert not (tmp_path / CLEAN_MARKER_NAME).exists()
@@ -116,24 +127,24 @@ def test_a_fork_can_use_nothing_and_releases_nothing(tmp_path):
     assert (tmp_path / CLEAN_MARKER_NAME).exists()
 
 
-def test_a_fork_that_lives_on_does_not_keep_its_dead_parents_lock(tmp_path):
+def test_a_fork_that_lives_on_does_not_keep_its_dead_parents_lock(tmp_path, start):
     script = """
     directory = LogDirectory.acquire(path)
     child = os.fork()
     if child == 0:
+        print("ready", flush=True)
         sys.stdin.read()
         os._exit(0)
-    print("ready", flush=True)
     os.waitpid(child, 0)
     """
-    parent = start(script, tmp_path)
+    parent = start(script)
     parent.send_signal(signal.SIGKILL)
     parent.wait(timeout=60)
     LogDirectory.acquire(tmp_path).release()
     parent.communicate(timeout=60)  # closes the child's standard input: it ends
 
 
-def test_a_reader_beside_a_publishing_process_sees_only_whole_states_in_order(tmp_path):
+def test_a_reader_beside_a_publishing_process_sees_only_whole_states_in_order(tmp_path, start):
     """The writer publishes rows whose numbers hang together, and grows the file meanwhile."""
     rounds = 60_000
     script = f"""
@@ -147,7 +158,7 @@ def test_a_reader_beside_a_publishing_process_sees_only_whole_states_in_order(tm
         if n % 200 == 0:
             directory.attach(f"others-{{n}}").publish(n, n, n, n, 0)
     """
-    writer = start(script, tmp_path)
+    writer = start(script)
     reader, late = PublishedReader(tmp_path, "orders-0"), PublishedReader(tmp_path, f"others-{rounds}")
     writer.stdin.write("go\n")
     writer.stdin.flush()
