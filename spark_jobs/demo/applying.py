@@ -1,0 +1,101 @@
+"""The stream's half of the demo: start it, follow its checkpoint, kill its JVM inside a batch, start it again, stop it.
+
+    running ──inside the planned batch──▶ doomed ──depth reached──▶ frozen ── still inside? ──yes──▶ kill -9 ──▶ running
+       ▲                                                                 └──no: thaw, next batch──▶ running
+       └──everything appended is committed──▶ SIGTERM ──▶ done
+
+The freeze (SIGSTOP to every process) makes "in the middle of a batch" a fact: whatever the checkpoint shows while
+nothing moves is what the kill leaves behind.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from spark_jobs.demo.checkpoint import batch_inside, committed_batch, end_offsets
+from spark_jobs.demo.history import STREAM, History, Kill
+from spark_jobs.demo.plan import ChaosPlan
+from spark_jobs.demo.processes import Child, ProgramFailed
+
+STOP_WAIT_S: Final = 20.0
+"""How long a stream may take to end its batch and its JVM after SIGTERM."""
+FIRST_GUESS_S: Final = 1.0
+"""Length of a batch before one was seen."""
+
+
+class Applying:
+    """Drives the stream; `step` waits only while it stops or kills.
+
+    `records` of the log are read and committed, replays included.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Child],
+        checkpoint: Path,
+        plan: ChaosPlan,
+        history: History,
+        say: Callable[[str], None],
+    ) -> None:
+        self._start, self._checkpoint, self._plan = start, checkpoint, plan
+        self._history, self._say = history, say
+        self._killed = False
+        self._inside: int | None = None
+        self._inside_since_s, self._batch_s = 0.0, FIRST_GUESS_S
+        self._committed: int | None = None
+        self.ends: dict[int, int] = {}
+        self.done = False
+        self.child = start()
+
+    @property
+    def records(self) -> int:
+        return sum(self.ends.values())
+
+    def step(self, now_s: float, final_ends: list[int] | None) -> None:
+        """Look at the checkpoint, kill if the plan wants it; stop when `final_ends` (None: not known) is reached.
+
+        Raises ProgramFailed.
+        """
+        if self.done:
+            return
+        for _ in self.child.lines():
+            pass  # the job's own progress is for people; the checkpoint is what counts
+        if (code := self.child.exit_code()) is not None:
+            raise ProgramFailed(STREAM, code, self.child.errors)
+        self._look(now_s)
+        if not self._killed and self._is_doomed(now_s):
+            self._kill(now_s)
+        elif self._killed and final_ends is not None and self.ends == dict(enumerate(final_ends)):
+            self.child.stop(STOP_WAIT_S)
+            self.done = True
+
+    def _look(self, now_s: float) -> None:
+        if (batch := committed_batch(self._checkpoint)) is not None and batch != self._committed:
+            self.ends = dict(end_offsets(self._checkpoint, batch)) or self.ends
+            self._committed = batch
+        if (inside := batch_inside(self._checkpoint)) != self._inside:
+            if self._inside is not None:
+                self._batch_s = now_s - self._inside_since_s
+            self._inside, self._inside_since_s = inside, now_s
+
+    def _is_doomed(self, now_s: float) -> bool:
+        """Inside the planned batch or a later one, for long enough."""
+        if self._inside is None or self._inside < self._plan.stream_kill_batch:
+            return False
+        return now_s - self._inside_since_s >= self._plan.stream_kill_depth * self._batch_s
+
+    def _kill(self, now_s: float) -> None:
+        self.child.freeze()
+        if batch_inside(self._checkpoint) != self._inside:
+            self.child.thaw()  # it committed while the signal was on its way: the next batch, then
+            return
+        dead = self.child.kill()
+        self.child.close()
+        ends = [self.ends.get(partition, 0) for partition in range(max(self.ends, default=-1) + 1)]
+        kill = Kill(STREAM, now_s, [(p.pid, p.name) for p in dead], batch=self._inside, in_log=ends)
+        self._history.kills.append(kill)
+        self._killed = True
+        names = ", ".join(f"{name} {pid}" for pid, name in kill.processes)
+        self._say(f"kill -9: the stream's JVM and all of its processes, inside batch {kill.batch} ({names})")
+        self._inside, self._inside_since_s = None, now_s
+        self.child = self._start()

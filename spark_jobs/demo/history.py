@@ -1,0 +1,58 @@
+"""What happened during a run: kills, and how far both programs were when. Plain values, written by the supervisor.
+
+Times are seconds since the run began; records of the log and rows of the table are counted, never estimated.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+PRODUCER: Final = "producer"
+STREAM: Final = "stream"
+
+
+@dataclass(slots=True)
+class Kill:
+    """One `kill -9`: of whom, when, and what came of it.
+
+    `processes` are (pid, name) of everything that died. A producer's kill gets `in_log` and `resumes_at` (next source
+    offsets per partition) when its successor has opened the log; a stream's has `batch` and `in_log`, the log offsets
+    up to which it had committed.
+    """
+
+    program: str
+    at_s: float
+    processes: list[tuple[int, str]]
+    batch: int | None = None
+    in_log: list[int] = field(default_factory=list)
+    resumes_at: list[int] = field(default_factory=list)
+
+    @property
+    def again(self) -> int:
+        """Records that enter the log a second time because of it."""
+        return sum(self.in_log) - sum(self.resumes_at) if self.resumes_at else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How far it was at a moment: records in the log, flights in it (each counted once), records read and committed."""
+
+    at_s: float
+    appended: int
+    flights: int
+    applied: int
+
+
+@dataclass(slots=True)
+class History:
+    """Everything a report needs of the run itself."""
+
+    kills: list[Kill] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    append_s: float = 0.0
+    apply_s: float = 0.0
+    check_s: float = 0.0
+    total_s: float = 0.0
+
+    def kills_of(self, program: str) -> list[Kill]:
+        """The kills of one program, in order."""
+        return [kill for kill in self.kills if kill.program == program]

@@ -1,0 +1,63 @@
+"""When whom to kill: everything random about the demo, drawn from one seed and fixed before it begins.
+
+    flights      0 ─────x───────────x─────────────x──── all     the producer dies three times, as its progress passes x
+    stream     batch 0 · 1 · 2 · 3 · ✗4 · 4 · 5 · 6 ...         the JVM dies inside one batch, which then runs again
+
+Moments are counted in records and batches, not seconds, so that a slow machine meets the same plan. How far a killed
+process really was is up to the machine; what it left behind is measured, not planned.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Final, Self
+
+PRODUCER_KILLS: Final = 3
+BATCHES_MIN: Final = 14
+"""A trigger takes at most this part of all records, so that there are batches enough to die in one."""
+_EARLIEST, _LATEST, _APART = 0.08, 0.86, 0.12  # of all flights; apart, so that each restart gets somewhere
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlan:
+    """The draws of one seed.
+
+    `producer_kills`: flights appended for the first time when the kill comes, rising. `producer_delays_s`: how much
+    later the signal goes out, so that it lands between two lines of progress. `stream_kill_batch` and
+    `stream_kill_depth`: which batch, and how far in: a fraction of the time a batch has taken so far.
+    """
+
+    seed: int
+    producer_kills: tuple[int, ...]
+    producer_delays_s: tuple[float, ...]
+    stream_kill_batch: int
+    stream_kill_depth: float
+
+    @classmethod
+    def draw(cls, seed: int, flights: int) -> Self:
+        """The plan of this seed for that many flights."""
+        rng = random.Random(seed)  # noqa: S311 - a repeatable draw, no secret
+        # Points of a shorter line, pushed apart again: uniform over all placements that keep the distance.
+        room = _LATEST - _EARLIEST - _APART * (PRODUCER_KILLS - 1)
+        points = sorted(rng.random() * room for _ in range(PRODUCER_KILLS))
+        return cls(
+            seed=seed,
+            producer_kills=tuple(int(flights * (_EARLIEST + p + _APART * n)) for n, p in enumerate(points)),
+            producer_delays_s=tuple(rng.random() * 0.15 for _ in points),
+            stream_kill_batch=rng.randint(2, BATCHES_MIN // 2),
+            stream_kill_depth=rng.uniform(0.2, 0.8),
+        )
+
+
+def records_per_trigger(flights: int) -> int:
+    """The most that one batch of the stream takes."""
+    return max(1, flights // BATCHES_MIN)
+
+
+def save_every(flights: int) -> int:
+    """Records between two saves of the producer's position: a kill repeats one to two times as many."""
+    return max(20, flights // 80)
+
+
+def new_seed() -> int:
+    """A seed for a run that was given none; short, so that it can be typed again."""
+    return random.SystemRandom().randrange(1_000_000)

@@ -1,0 +1,191 @@
+"""Programs that are started, watched, killed with all they started, and never left behind.
+
+    Child.start(...)   a session of its own: setsid marks everything it starts, through any fork and any setpgid
+       driver (python) ── java ── python worker daemons        one session id, read from /proc
+    .kill()            SIGKILL to each member, until none is left; returns who they were
+    .stop()            SIGTERM to the program, a while to leave, then .kill()
+
+A process group isn't enough: Spark's worker daemons move to one of their own. Orphans come to us
+(PR_SET_CHILD_SUBREAPER) and are waited for, so no zombie stays where process 1 waits for nobody, as in many containers.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, Self
+
+from spark_jobs.errors import SparkJobError
+
+_PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
+KILL_WAIT_S: Final = 10.0
+ERROR_LINES: Final = 12
+"""Lines of a failed program's standard error that its refusal shows."""
+
+
+class ProgramFailed(SparkJobError):
+    """One of the demo's programs ended by itself and not well; `log` holds everything it said."""
+
+    def __init__(self, program: str, code: int, log: Path) -> None:
+        said = log.read_text(errors="replace").splitlines()[-ERROR_LINES:] if log.exists() else []
+        tail = "".join(f"\n    {line}" for line in said)
+        super().__init__(f"the {program} ended with exit code {code}; its last words (all of them: {log}):{tail}")
+        self.program, self.code, self.log = program, code, log
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What /proc/<pid>/stat tells of a process."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+
+    @property
+    def alive(self) -> bool:
+        """False for a zombie: dead, and only waiting to be waited for."""
+        return self.state not in "ZX"
+
+
+def parse_stat(text: str) -> Process:
+    """Read one /proc/<pid>/stat line: `pid (name) state ppid pgrp session ...`; the name may hold anything."""
+    head, _, tail = text.rpartition(")")
+    pid, _, name = head.partition(" (")
+    state, parent, _group, session = tail.split()[:4]
+    return Process(int(pid), name, state, int(parent), int(session))
+
+
+def processes() -> Iterator[Process]:
+    """Every process of the machine that this user may see; those that end meanwhile are left out."""
+    if not Path("/proc/self/stat").exists():
+        yield from _processes_by_ps()
+        return
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended between the listing and the reading
+                yield parse_stat((entry / "stat").read_text())
+
+
+def _processes_by_ps() -> Iterator[Process]:
+    """The same where there is no /proc (macOS)."""
+    command = ["ps", "-A", "-o", "pid=,ppid=,state=,comm="]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - a fixed command
+    for line in listing.splitlines():
+        pid, parent, state, name = line.split(None, 3)
+        with contextlib.suppress(OSError):
+            yield Process(int(pid), Path(name).name, state[0], int(parent), os.getsid(int(pid)))
+
+
+def adopt_orphans() -> None:
+    """Make this process the one that its descendants' orphans come to, so that it can wait for them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Child:
+    """A program in a session of its own; `output` is its standard output, unbuffered bytes, not blocking."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", errors: Path) -> None:
+        assert process.stdout is not None, "started with a pipe"
+        self.name, self.errors = name, errors
+        self.output: IO[bytes] = process.stdout
+        os.set_blocking(self.output.fileno(), False)
+        self._process, self._unread = process, b""
+
+    @classmethod
+    def start(
+        cls, name: str, command: Sequence[str], *, directory: Path, errors: Path, environment: Mapping[str, str]
+    ) -> Self:
+        """Start `command` in `directory`; its standard error is appended to the file `errors`."""
+        with errors.open("ab") as file:
+            process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
+                [sys.executable, "-P", "-m", "spark_jobs.demo.tether", str(os.getpid()), *command],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                bufsize=0,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        return cls(name, process, errors)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    def members(self) -> list[Process]:
+        """The program and everything it started, zombies included."""
+        return [p for p in processes() if p.session == self.pid]
+
+    def lines(self) -> Iterator[bytes]:
+        """Whole lines written since the last call; never waits. A last line without an end is held back."""
+        while data := self.output.read(1 << 16):
+            self._unread += data
+        *whole, self._unread = self._unread.split(b"\n")
+        yield from whole
+
+    def freeze(self) -> None:
+        """SIGSTOP to every member: nothing moves until `thaw` or `kill`."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to every member."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> list[Process]:
+        """SIGKILL to every member, and wait until each is gone and waited for; returns those that were alive."""
+        killed: dict[int, Process] = {}
+        deadline = time.monotonic() + KILL_WAIT_S
+        while members := self.members():
+            for member in members:
+                if member.alive:
+                    killed[member.pid] = member
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(member.pid, signal.SIGKILL)
+            self._bury(members)
+            if time.monotonic() > deadline:
+                names = ", ".join(f"{p.name} {p.pid}" for p in members)
+                raise TimeoutError(f"{names}: alive {KILL_WAIT_S:.0f} s after SIGKILL")
+            time.sleep(0.005)  # until the kernel has torn their memory down
+        self._process.wait()
+        return list(killed.values())
+
+    def stop(self, wait_s: float) -> None:
+        """SIGTERM and `wait_s` seconds to leave by itself; then everything that is left is killed."""
+        if self.exit_code() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
+        self.kill()
+
+    def close(self) -> None:
+        """Kill what is left and close the pipe."""
+        self.kill()
+        self.output.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for member in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, number)
+
+    def _bury(self, members: Sequence[Process]) -> None:
+        """Wait for the dead: the program by its handle, adopted orphans by pid; others have parents of their own."""
+        for member in members:
+            if member.pid == self.pid:
+                self._process.poll()
+            elif not member.alive and member.parent == os.getpid():
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(member.pid, os.WNOHANG)

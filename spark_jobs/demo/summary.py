@@ -1,0 +1,130 @@
+"""A run in numbers: one value, shown as a table, as JSON and at the head of the report."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from rich import box
+from rich.table import Table
+
+from spark_jobs.demo.findings import Findings
+from spark_jobs.demo.history import PRODUCER, STREAM, History
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Counts are records, times seconds.
+
+    `dropped` is what the replay filter itself counted, `replayed` what plain SQL finds twice in the log: they are equal
+    when the filter is right.
+    """
+
+    seed: int
+    flights: int
+    appended: int
+    replayed: int
+    dropped: int
+    kept: int
+    missing: int
+    twice: int
+    foreign: int
+    carriers: int
+    carriers_wrong: tuple[str, ...]
+    producer_kills: int
+    stream_kills: int
+    append_s: float
+    apply_s: float
+    check_s: float
+    total_s: float
+    right: bool
+
+    @classmethod
+    def of(cls, seed: int, history: History, found: Findings, dropped: int) -> Self:
+        """Put the run and its check together."""
+        return cls(
+            seed=seed,
+            flights=found.flights,
+            appended=found.appended,
+            replayed=found.replayed,
+            dropped=dropped,
+            kept=found.kept,
+            missing=found.missing,
+            twice=found.twice,
+            foreign=found.foreign,
+            carriers=len(found.carriers),
+            carriers_wrong=tuple(found.wrong_carriers),
+            producer_kills=len(history.kills_of(PRODUCER)),
+            stream_kills=len(history.kills_of(STREAM)),
+            append_s=round(history.append_s, 3),
+            apply_s=round(history.apply_s, 3),
+            check_s=round(history.check_s, 3),
+            total_s=round(history.total_s, 3),
+            right=found.right and dropped == found.replayed,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json and summary.json; rates are added, records a second."""
+        return {
+            **asdict(self),
+            "append_records_per_s": round(rate(self.appended, self.append_s)),
+            "apply_records_per_s": round(rate(self.appended, self.apply_s)),
+        }
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """(what, records, seconds, records/s), for the table and the report."""
+        agree = self.carriers - len(self.carriers_wrong)
+        return [
+            ("flights in the original file", f"{self.flights:,}", "", ""),
+            ("appended to the log", f"{self.appended:,}", *speed(self.appended, self.append_s)),
+            ("   of these replayed", f"{self.replayed:,}", "", ""),
+            ("read by the stream", f"{self.dropped + self.kept:,}", *speed(self.appended, self.apply_s)),
+            ("   dropped as replays", f"{self.dropped:,}", "", ""),
+            ("   kept in the table", f"{self.kept:,}", "", ""),
+            ("missing", f"{self.missing:,}", "", ""),
+            ("twice", f"{self.twice:,}", "", ""),
+            ("not in the file", f"{self.foreign:,}", "", ""),
+            ("carriers with the same miles", f"{agree} of {self.carriers}", f"{self.check_s:.1f}", ""),
+            ("all of it", "", f"{self.total_s:.1f}", ""),
+        ]
+
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.right:
+            return (
+                f"Every flight is in the table once, after kill -9 of the producer ({self.producer_kills} times) "
+                f"and of the stream's JVM ({self.stream_kills})."
+            )
+        wrong = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.missing, "missing"),
+                (self.twice, "twice"),
+                (self.foreign, "that the file doesn't have"),
+            )
+            if count
+        ]
+        if self.carriers_wrong:
+            wrong.append(f"other miles for {', '.join(self.carriers_wrong)}")
+        if self.dropped != self.replayed:
+            wrong.append(f"{self.dropped:,} dropped where {self.replayed:,} were replayed")
+        return f"The table is wrong: {'; '.join(wrong)}."
+
+    def table(self) -> Table:
+        """For a terminal."""
+        table = Table(box=box.SIMPLE_HEAD, title=f"seed {self.seed}", title_justify="left", title_style="dim")
+        table.add_column("")
+        for column in ("records", "seconds", "records/s"):
+            table.add_column(column, justify="right")
+        for what, *cells in self.rows():
+            bad = what in {"missing", "twice", "not in the file"} and cells[0] != "0"
+            table.add_row(what, *cells, style="bold red" if bad else "bold" if "kept" in what else None)
+        return table
+
+
+def rate(records: int, seconds: float) -> float:
+    """Records a second; 0 where no time was taken."""
+    return records / seconds if seconds else 0.0
+
+
+def speed(records: int, seconds: float) -> tuple[str, str]:
+    """Both as text."""
+    return f"{seconds:.1f}", f"{rate(records, seconds):,.0f}"
