@@ -2,9 +2,10 @@
 
     version: 0
     topic_id: 1Kz0qS9WRXC6kV2F0h0v8g      the uuid's 16 bytes in unpadded URL-safe base64, as Kafka's `Uuid` writes it
-    crc32c: 7d0a1be2                      ours: CRC-32C of the bytes above, 8 hexadecimal digits
+    crc32c: 546c8642                      ours: CRC-32C of the bytes above, 8 hexadecimal digits
 
-Kafka reads the first two lines and no further (`PartitionMetadataFile`). A file without the third is Kafka's own.
+Kafka reads the first two lines and no further (`PartitionMetadataFile`). A file without the third is Kafka's own; it
+ends right behind the id.
 A bad file is refused by name, never counted as absent: a new id would make every record look new to the filter.
 """
 
@@ -21,7 +22,7 @@ from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.seams import REAL_FILESYSTEM, Filesystem, write_atomic
 
 PARTITION_METADATA_NAME = "partition.metadata"
-_FORM = re.compile(rb"version: 0\ntopic_id: ([A-Za-z0-9_-]{22})\n(?:crc32c: ([0-9a-f]{8})\n)?")
+_FORM = re.compile(rb"version: 0\ntopic_id: ([A-Za-z0-9_-]{22})(?:\n(?:crc32c: ([0-9a-f]{8})\n)?)?")
 
 
 def encode_partition_metadata(topic_id: UUID) -> bytes:

@@ -91,7 +91,7 @@ def test_no_mutated_partition_metadata_is_believed():
     data = encode_partition_metadata(topic_id)
     kafkas = data[: data.index(b"crc32c")]
     for what, mutated in mutations(data):
-        if mutated == kafkas:  # cut exactly behind Kafka's part: its own file, and a right one
+        if mutated in {kafkas, kafkas[:-1]}:  # cut exactly behind Kafka's part: its own file, and a right one
             assert decode_partition_metadata(mutated) == topic_id
             continue
         with pytest.raises(ValueError, match=r"not the lines|CRC"):
