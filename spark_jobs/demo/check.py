@@ -14,6 +14,8 @@ Run as `python -m spark_jobs.demo.check --original CSV --table DIR --log DIR --t
 import json
 import sys
 from dataclasses import asdict
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,11 +90,11 @@ def event_times(logged: DataFrame, moments: list[list[int]], column: str) -> lis
 
     `column` is what the moments count in: `source_offset` (the producer's) or `offset` (the log's).
     """
-    wanted = sorted({(p, n - 1) for moment in moments for p, n in enumerate(moment) if n > 0})
     partition = "source_partition" if column == "source_offset" else "partition"
-    at = F.struct(F.col(partition), F.col(column))
+    wanted = sorted({(p, n - 1) for moment in moments for p, n in enumerate(moment) if n > 0})
+    is_wanted = [(F.col(partition) == p) & (F.col(column) == n) for p, n in wanted]
     rows = (
-        logged.where(at.isin([F.struct(F.lit(p), F.lit(n)) for p, n in wanted]))
+        logged.where(reduce(or_, is_wanted))
         .groupBy(partition, column)
         .agg(F.unix_millis(F.min("timestamp")).alias("ms"))
         .collect()
