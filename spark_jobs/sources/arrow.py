@@ -1,0 +1,158 @@
+"""Record batches in, Arrow batches out, with no Python per record (headers excepted).
+
+A batch's values lie between other fields of its payload; Arrow wants them side by side:
+
+    payload   ..|key|..|value 0|......|value 1|..        a BinaryArray over it with the offsets
+    offsets        s0      e0     s1      e1             s0 e0 s1 e1 has the values in its even slots, the gaps in
+    take(0, 2, ...)                                      its odd ones; `take` of the even slots copies them in C++
+
+The columns are those of Spark's Kafka source, timestamps in microseconds as Spark keeps them.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pushrep.records import RecordBatch
+from pushrep.records.columns import RecordColumns
+
+# Each Arrow batch costs about a millisecond on the way into the JVM, and each must fit its memory beside the next one.
+ROWS_MAX = 65_536
+BYTES_MAX = 8 << 20
+Column: TypeAlias = Any  # an Arrow array: the published type stubs know too little of its constructors
+_MICROS_LIMIT_MS = (2**63 - 1) // 1000
+
+_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def source_schema(*, include_headers: bool) -> StructType:
+    """The columns of Spark's Kafka source; `headers` only if asked for, as there."""
+    fields = [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+    if include_headers:
+        fields.append(StructField("headers", ArrayType(_HEADER)))
+    return StructType(fields)
+
+
+class ArrowWriter:
+    """Turns the batches of one topic-partition into Arrow batches of `schema`, several to one."""
+
+    def __init__(self, topic: str, partition: int, schema: pa.Schema, *, include_headers: bool) -> None:
+        self._topic, self._partition = topic, partition
+        self._schema, self._include_headers = schema, include_headers
+
+    def convert(self, batches: Iterable[RecordBatch], start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The records with offsets in [start, end), in order; control batches hold none."""
+        waiting: list[list[Column]] = []
+        rows = size = 0
+        for batch in batches:
+            if batch.header.is_control:
+                continue
+            columns = self._columns(batch, start, end)
+            count = len(columns[0])
+            if count == 0:
+                continue
+            if waiting and (rows + count > ROWS_MAX or size + batch.header.size_bytes > BYTES_MAX):
+                yield self._joined(waiting)
+                waiting, rows, size = [], 0, 0
+            waiting.append(columns)
+            rows += count
+            size += batch.header.size_bytes
+        if waiting:
+            yield self._joined(waiting)
+
+    def _joined(self, parts: list[list[Column]]) -> pa.RecordBatch:
+        arrays = parts[0] if len(parts) == 1 else [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _columns(self, batch: RecordBatch, start: int, end: int) -> list[Column]:
+        columns = batch.columns()
+        first, last = (int(row) for row in np.searchsorted(columns.offsets, (start, end)))
+        rows, count = slice(first, last), last - first
+        payload = pa.py_buffer(columns.payload)
+        arrays = [
+            binary_array(payload, columns.key_start[rows], columns.key_length[rows]),
+            binary_array(payload, columns.value_start[rows], columns.value_length[rows]),
+            pa.repeat(pa.scalar(self._topic, pa.string()), count),
+            pa.array(np.full(count, self._partition, np.int32)),
+            pa.array(columns.offsets[rows]),
+            timestamp_array(columns.timestamps_ms[rows]),
+            pa.array(np.full(count, int(batch.header.timestamp_type), np.int32)),
+        ]
+        if self._include_headers:
+            arrays.append(headers_array(columns, payload, rows))
+        return arrays
+
+
+def binary_array(payload: pa.Buffer, starts: Any, lengths: Any) -> Column:
+    """The pieces `payload[start : start + length]` as one compact array; a length below 0 is null."""
+    count = len(starts)
+    if count == 0 or lengths.max() < 0:
+        return pa.nulls(count, pa.binary())
+    present = lengths >= 0
+    whole = bool(present.all())
+    if not whole:
+        starts, lengths = starts[present], lengths[present]
+    edges = np.empty((len(starts), 2), np.int32)
+    edges[:, 0] = starts
+    edges[:, 1] = starts + lengths
+    offsets = pa.py_buffer(edges.data)
+    slots: Column = pa.Array.from_buffers(pa.binary(), edges.size - 1, [None, offsets, payload])
+    if whole:
+        return slots.take(pa.array(np.arange(0, edges.size, 2, dtype=np.int32)))
+    # The null slots take nothing: their index is masked.
+    indices = np.zeros(count, np.int32)
+    indices[present] = np.arange(0, edges.size, 2, dtype=np.int32)
+    return slots.take(pa.array(indices, mask=~present))
+
+
+def timestamp_array(timestamps_ms: Any) -> Column:
+    """Milliseconds since 1970 as Spark's microseconds; null where they don't fit into 64 bits."""
+    outside = np.abs(timestamps_ms) > _MICROS_LIMIT_MS
+    micros = np.where(outside, 0, timestamps_ms) * 1000
+    return pa.array(micros, pa.int64(), mask=outside if outside.any() else None).view(pa.timestamp("us", "UTC"))
+
+
+def headers_array(columns: RecordColumns, payload: pa.Buffer, rows: slice) -> Column:
+    """The headers of these rows as lists of (key, value); null for a record without any, as Spark's Kafka source."""
+    counts, headers = columns.headers_count[rows], columns.headers
+    first, last = np.searchsorted(headers.record, (rows.start, rows.stop))
+    flat = slice(int(first), int(last))
+    pairs: Column = pa.StructArray.from_arrays(
+        [
+            _names(binary_array(payload, headers.name_start[flat], headers.name_length[flat])),
+            binary_array(payload, headers.value_start[flat], headers.value_length[flat]),
+        ],
+        fields=list(_ARROW_HEADERS.value_type),
+    )
+    edges = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+    offsets: Column = pa.array(edges)
+    return pa.ListArray.from_arrays(offsets, pairs, type=_ARROW_HEADERS, mask=pa.array(counts == 0))
+
+
+def _names(utf8: Column) -> Column:
+    try:
+        return utf8.cast(pa.string())
+    except pa.ArrowInvalid:
+        # What is not UTF-8 is replaced, as Kafka's own clients and RecordBatch.records() do.
+        return pa.array([name.decode("utf-8", "replace") for name in utf8.to_pylist()], pa.string())

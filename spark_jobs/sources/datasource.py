@@ -1,0 +1,184 @@
+"""The data source "pushrep": Spark's door to the logs of one topic, for batch reads and streams.
+
+    driver    options -> logs' extents -> ranges of offsets per partition -> tasks (cut at record batches)
+    executor  one task = one contiguous range of one partition, in offset order, as Arrow batches
+
+What may be read is decided on the driver, below each log's stable offset; a task reads what the plan says. Driver and
+executors see the logs under the same path: one machine, or a shared file system.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_jobs.errors import SparkJobError
+from spark_jobs.sources.arrow import source_schema
+from spark_jobs.sources.logs import TopicLogs
+from spark_jobs.sources.options import BadOption, SourceOptions
+from spark_jobs.sources.planning import Extent, Range, resolve, share
+from spark_jobs.sources.positions import CheckpointUnusable, Position, StreamOffset, initial_words
+from spark_jobs.sources.progress import Step, check_present, end_of_batch, first_step, next_step, ranges_between
+from spark_jobs.sources.tasks import LogRange, plan_tasks, read_range
+
+
+class SchemaRefused(SparkJobError):
+    """A schema was given to the reader; the source has its own. Leave `.schema(...)` out."""
+
+    def __init__(self, given: str, own: str) -> None:
+        super().__init__(f"source pushrep: leave .schema(...) out: its columns are {own}, given was {given}")
+        self.given, self.own = given, own
+
+
+class PushrepDataSource(DataSource):
+    """`spark.read` or `spark.readStream` `.format("pushrep")`; options in `spark_jobs.sources.options`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "pushrep"
+
+    def schema(self) -> StructType:
+        return source_schema(include_headers=SourceOptions.parse(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> "PushrepReader":
+        return PushrepReader(self._checked(schema), schema)
+
+    def streamReader(self, schema: StructType) -> "PushrepStreamReader":  # noqa: N802 - Spark's name
+        return PushrepStreamReader(self._checked(schema), schema)
+
+    def _checked(self, schema: StructType) -> SourceOptions:
+        options = SourceOptions.parse(self.options)
+        own = source_schema(include_headers=options.include_headers)
+        if schema.simpleString() != own.simpleString():
+            raise SchemaRefused(schema.simpleString(), own.simpleString())
+        return options
+
+
+class PushrepReader(DataSourceReader):
+    """A batch read: both ends are resolved when Spark plans it."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        options.check_batch()
+        self._options, self._schema = options, schema
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        logs = TopicLogs(options.path, options.topic, options.partitions)
+        try:
+            extents = logs.extents()
+            starts = resolve_starts(options, logs, extents)
+            ends = resolve("endingOffsets", options.end, extents, logs.first_at)
+            for partition in extents:
+                if ends[partition] < starts[partition] and "endingOffsets" in options.given:
+                    why = f"partition {partition} would end at {ends[partition]}, before its start {starts[partition]}"
+                    raise BadOption("endingOffsets", options.given["endingOffsets"], why)
+            ranges = {partition: (starts[partition], ends[partition]) for partition in extents}
+            tasks = plan_tasks(logs, ranges, {partition: extents[partition].log_id for partition in extents}, options)
+        finally:
+            logs.close()
+        # Spark makes a task of its own where there is none, and this is what that task is handed then.
+        return list[InputPartition](tasks) or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, LogRange):
+            return iter(())
+        return read_range(self._options, self._schema, partition)
+
+
+class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream; what Spark logs per batch is drawn in `spark_jobs.sources.positions`."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        options.check_stream()
+        self._options, self._schema = options, schema
+        self._logs = TopicLogs(options.path, options.topic, options.partitions)
+        self._target: Mapping[int, Extent] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return initial_words(self._options.topic, self._options.given)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        if self._options.max_records is not None:
+            return ReadMaxRows(self._options.max_records)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._target = self._logs.extents()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        latest = {partition: Position(extent.end, extent.log_id) for partition, extent in self._logs.extents().items()}
+        return StreamOffset(self._options.topic, latest, {}).to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        options = self._options
+        before = StreamOffset.from_json(start, options.topic)
+        extents = self._logs.extents() if self._target is None else self._target
+        if before is None:
+            step = first_step(resolve_starts(options, self._logs, extents), extents)
+        else:
+            check_present(before, set(self._logs.present()), fail_on_data_loss=options.fail_on_data_loss)
+            step = next_step(
+                before, extents, written_end=self._written_end, fail_on_data_loss=options.fail_on_data_loss
+            )
+        end = end_of_batch(before, options.topic, step, self._limited(step, limit), extents)
+        return start if end is None else end.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        # An end that did not move still carries the starts of its own batch: nothing of it is to be read again.
+        if start == end:
+            return []
+        before = StreamOffset.from_json(start, self._options.topic)
+        after = StreamOffset.from_json(end, self._options.topic)
+        if after is None:
+            raise CheckpointUnusable("partitions", "the logged end of a batch names none; use a new checkpoint")
+        ranges = ranges_between(before, after)
+        log_ids = {partition: position.log_id for partition, position in after.positions.items()}
+        return list[InputPartition](plan_tasks(self._logs, ranges, log_ids, self._options))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, self._schema, cast("LogRange", partition))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: what is read stays in the log until its own retention takes it."""
+
+    def stop(self) -> None:
+        self._logs.close()
+
+    def _written_end(self, partition: int) -> int:
+        return self._logs.reader(partition).log_end_offset
+
+    def _limited(self, step: Step, limit: ReadLimit) -> dict[int, int]:
+        """Where the batch ends per partition, under the limits that Spark asks to keep."""
+        ends = {partition: end for partition, (_, end) in step.ranges.items()}
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        if self._options.max_records is not None:
+            shares = share({p: ends[p] - start for p, (start, _) in step.ranges.items()}, self._options.max_records)
+            ends = {partition: step.ranges[partition][0] + count for partition, count in shares.items()}
+        if self._options.max_bytes is not None:
+            ranges = {partition: (start, ends[partition]) for partition, (start, _) in step.ranges.items()}
+            ends |= self._within_bytes(ranges, self._options.max_bytes)
+        return ends
+
+    def _within_bytes(self, ranges: Mapping[int, Range], limit: int) -> dict[int, int]:
+        rulers = {p: self._logs.ruler(p, start, end, limit) for p, (start, end) in ranges.items() if start < end}
+        shares = share({partition: ceil(ruler.size_bytes) for partition, ruler in rulers.items()}, limit)
+        return {partition: ruler.end_within(shares[partition]) for partition, ruler in rulers.items()}
+
+
+def resolve_starts(options: SourceOptions, logs: TopicLogs, extents: Mapping[int, Extent]) -> dict[int, int]:
+    """What the option startingOffsets or startingTimestamp means now."""
+    option = "startingTimestamp" if "startingTimestamp" in options.given else "startingOffsets"
+    return resolve(option, options.start, extents, logs.first_at)

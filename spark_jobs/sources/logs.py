@@ -1,0 +1,94 @@
+"""The logs of one topic as the source reads them: beside their writer, without a lock, never a byte written.
+
+Readers are opened when first asked and kept: the driver asks the same logs at every trigger.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pushrep.log import LogReader, NotALogDirectory, SegmentLog, list_logs, log_name
+from pushrep.records import BatchHeader
+from spark_jobs.errors import SparkJobError
+from spark_jobs.sources.planning import Extent
+from spark_jobs.sources.ruler import BatchSpan, ByteRuler
+
+# Plans end at a log's stable offset. What was planned is read as "written": to ask for the stable offset again would
+# refuse a batch that is run again while the writer is down and only its last checkpoint speaks for the log.
+PLANNED: Literal["written"] = "written"
+
+
+class TopicNotFound(SparkJobError):
+    """No log of the topic (or of the partitions asked for) in the directory; `known` lists the topics it holds."""
+
+    def __init__(self, path: str, topic: str, why: str, known: tuple[str, ...] = ()) -> None:
+        hint = f"; it holds {', '.join(known)}" if known else ""
+        super().__init__(f"source pushrep: topic {topic!r} in {path}: {why}{hint}. Check the options path and topic")
+        self.path, self.topic, self.why, self.known = path, topic, why, known
+
+
+class TopicLogs:
+    """Readers of `<path>/<topic>-<n>`: of the `chosen` partitions, or of every one that is there."""
+
+    def __init__(self, path: str, topic: str, chosen: tuple[int, ...] | None) -> None:
+        self._directory, self._topic, self._chosen = Path(path), topic, chosen
+        self._readers: dict[int, LogReader] = {}
+
+    def close(self) -> None:
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.close()
+
+    def present(self) -> list[int]:
+        """Every partition of the topic that is there, ascending. Raises TopicNotFound if there is none."""
+        path = str(self._directory)
+        try:
+            logs = list_logs(self._directory)
+        except NotALogDirectory as error:
+            raise TopicNotFound(path, self._topic, f"it is no directory of logs, {error.why}") from error
+        present = [partition for topic, partition in logs if topic == self._topic]
+        if not present:
+            known = tuple(sorted({topic for topic, _ in logs}))
+            raise TopicNotFound(path, self._topic, "there is no log of it", known)
+        return present
+
+    def partitions(self) -> list[int]:
+        """Those that there are to read, ascending. Raises TopicNotFound."""
+        present = self.present()
+        if self._chosen is None:
+            return present
+        missing = sorted(set(self._chosen) - set(present))
+        if missing:
+            why = f"option partitions names {missing}, the topic has {present}"
+            raise TopicNotFound(str(self._directory), self._topic, why)
+        return list(self._chosen)
+
+    def extents(self) -> dict[int, Extent]:
+        """What each partition holds below its stable offset, now."""
+        extents = {}
+        for partition in self.partitions():
+            reader = self.reader(partition)
+            start = reader.log_start_offset
+            extents[partition] = Extent(start, max(start, reader.stable_offset), str(reader.log_id))
+        return extents
+
+    def reader(self, partition: int) -> LogReader:
+        """The partition's reader; opened on first use."""
+        if partition not in self._readers:
+            self._readers[partition] = SegmentLog.open_reader(
+                self._directory / log_name(self._topic, partition), isolation=PLANNED
+            )
+        return self._readers[partition]
+
+    def first_at(self, partition: int, ms: int) -> int | None:
+        """Offset of the first record at or after `ms` since 1970; None if there is none."""
+        return self.reader(partition).offset_for_timestamp(ms)
+
+    def ruler(self, partition: int, start: int, end: int, enough_bytes: int) -> ByteRuler:
+        """Measure [start, end), not empty, in log bytes; `enough_bytes` as ByteRuler says."""
+        reader = self.reader(partition)
+
+        def probe(offset: int) -> BatchSpan:
+            header = BatchHeader.parse(reader.read(offset, 1))
+            return BatchSpan(header.base_offset, header.next_offset, header.size_bytes)
+
+        return ByteRuler(start, end, probe, enough_bytes)

@@ -1,0 +1,236 @@
+"""What a reader of the source asked for: option texts in, one checked value out. Pure: looks at no disk.
+
+    option                default    meaning
+    path                  required   the directory that holds the logs (`<topic>-<n>` below it)
+    topic                 required
+    partitions            all        "0,2" or "0-3" or both; all: new ones are taken up while a stream runs
+    startingOffsets       earliest   earliest | latest | {"topic": {"0": 23, "1": -2}}   (-2 earliest, -1 latest)
+    startingTimestamp     -          ms since 1970, or ISO 8601 with a zone: first record at or after it
+    endingOffsets         latest     batch only: latest | {"topic": {"0": 50, "1": -1}}, exclusive
+    maxRecordsPerTrigger  -          streams only: at most so many records a batch, shared among partitions
+    maxBytesPerTrigger    -          streams only: about so many log bytes a batch, a record batch each at least
+    failOnDataLoss        true       false: go on behind what is gone, with a warning
+    includeHeaders        false      adds the column headers
+    splitBytes            64m        a partition's range is read by several tasks, each about so many log bytes
+    minPartitions         -          at least about so many tasks, by smaller splits
+
+Names and forms follow Spark's Kafka source; names are read without regard to case, as Spark hands them over.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from spark_jobs.errors import SparkJobError
+
+SPLIT_BYTES = 64 << 20
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+EARLIEST_OFFSET, LATEST_OFFSET = -2, -1  # Kafka's own numbers for the two ends
+
+
+class BadOption(SparkJobError):
+    """An option of the source is unknown, malformed or out of place; `option` and `value` name it."""
+
+    def __init__(self, option: str, value: str | None, why: str) -> None:
+        given = "" if value is None else f"={value!r}"
+        super().__init__(f"source pushrep: option {option}{given}: {why}")
+        self.option, self.value, self.why = option, value, why
+
+
+class Edge(StrEnum):
+    """An end of the log, named as Spark's Kafka source names it."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimestamp:
+    """The first record at or after `ms` since 1970; the end of the log where there is none."""
+
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """An offset for every partition; -2 is the earliest, -1 the latest."""
+
+    offsets: Mapping[int, int]
+
+
+Place: TypeAlias = Edge | AtTimestamp | AtOffsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """A checked set of options; `given` keeps the texts as they came, by option name."""
+
+    path: str
+    topic: str
+    partitions: tuple[int, ...] | None
+    start: Place
+    end: Place
+    max_records: int | None
+    max_bytes: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    split_bytes: int
+    min_partitions: int | None
+    given: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "SourceOptions":
+        """Read Spark's options; raises BadOption that names the first one that is unknown, malformed or missing."""
+        given = _known(options)
+        topic = _required(given, "topic", "name the topic to read")
+        if "startingOffsets" in given and "startingTimestamp" in given:
+            raise BadOption("startingTimestamp", given["startingTimestamp"], "give it or startingOffsets, not both")
+        partitions = _optional(given, "partitions", _partition_list)
+        if "startingTimestamp" in given:
+            start: Place = AtTimestamp(_timestamp_ms("startingTimestamp", given["startingTimestamp"]))
+        else:
+            start = _place("startingOffsets", given.get("startingOffsets", Edge.EARLIEST), topic)
+        end = _place("endingOffsets", given.get("endingOffsets", Edge.LATEST), topic)
+        _check_end(end, given.get("endingOffsets"))
+        return cls(
+            path=_required(given, "path", "name the directory that holds the logs"),
+            topic=topic,
+            partitions=partitions,
+            start=start,
+            end=end,
+            max_records=_optional(given, "maxRecordsPerTrigger", _positive),
+            max_bytes=_optional(given, "maxBytesPerTrigger", _size),
+            fail_on_data_loss=_optional(given, "failOnDataLoss", _boolean) is not False,
+            include_headers=_optional(given, "includeHeaders", _boolean) is True,
+            split_bytes=_optional(given, "splitBytes", _size) or SPLIT_BYTES,
+            min_partitions=_optional(given, "minPartitions", _positive),
+            given=given,
+        )
+
+    def check_batch(self) -> None:
+        """Raise BadOption for what only a stream can honour, and for a start that leaves nothing to read."""
+        for option in ("maxRecordsPerTrigger", "maxBytesPerTrigger"):
+            if option in self.given:
+                raise BadOption(option, self.given[option], "a batch read has no triggers; only readStream takes it")
+        if self.start is Edge.LATEST:
+            raise BadOption("startingOffsets", "latest", "a batch read from the end reads nothing; name another start")
+
+    def check_stream(self) -> None:
+        """Raise BadOption for what only a batch read can honour."""
+        if "endingOffsets" in self.given:
+            raise BadOption("endingOffsets", self.given["endingOffsets"], "a stream has no end; only read takes it")
+
+
+_OPTIONS = (
+    "path",
+    "topic",
+    "partitions",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingOffsets",
+    "maxRecordsPerTrigger",
+    "maxBytesPerTrigger",
+    "failOnDataLoss",
+    "includeHeaders",
+    "splitBytes",
+    "minPartitions",
+)
+_NAMES = {name.lower(): name for name in _OPTIONS}
+
+
+def _known(options: Mapping[str, str]) -> dict[str, str]:
+    given = {}
+    for option, text in options.items():
+        if option.lower() not in _NAMES:
+            raise BadOption(option, text, f"there is no such option; known are {', '.join(_OPTIONS)}")
+        given[_NAMES[option.lower()]] = text
+    return given
+
+
+def _required(given: Mapping[str, str], option: str, what_to_do: str) -> str:
+    text = given.get(option, "")
+    if not text.strip():
+        raise BadOption(option, given.get(option), f"it is required: {what_to_do}")
+    return text
+
+
+def _optional(given: Mapping[str, str], option: str, parse: Callable[[str, str], Any]) -> Any:
+    return parse(option, given[option]) if option in given else None
+
+
+def _positive(option: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
+        raise BadOption(option, text, "give a whole number above 0")
+    return int(text)
+
+
+def _size(option: str, text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})(?:([kmgt])b?)?", text.strip().lower())
+    if match is None or int(match[1]) == 0:
+        raise BadOption(option, text, "give bytes above 0, as 1048576 or 64m")
+    return int(match[1]) << {None: 0, "k": 10, "m": 20, "g": 30, "t": 40}[match[2]]
+
+
+def _boolean(option: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise BadOption(option, text, "give true or false")
+    return text.lower() == "true"
+
+
+def _partition_list(option: str, text: str) -> tuple[int, ...]:
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part.strip())
+        if match is None:
+            raise BadOption(option, text, "give partition numbers as 0,2 or 0-3")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise BadOption(option, text, f"the range {first}-{last} runs backwards")
+        chosen.update(range(first, last + 1))
+    return tuple(sorted(chosen))
+
+
+def _timestamp_ms(option: str, text: str) -> int:
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadOption(option, text, "give ms since 1970, or ISO 8601 as 2013-07-01T00:00:00Z") from None
+    if moment.tzinfo is None:
+        raise BadOption(option, text, "it names no zone; append Z or an offset as +02:00")
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _place(option: str, text: str, topic: str) -> Place:
+    if text.lower() in tuple(Edge):
+        return Edge(text.lower())
+    form = f'give earliest, latest or {{"{topic}": {{"0": 23, "1": -2}}}}'
+    try:
+        by_topic = json.loads(text)
+    except ValueError:
+        raise BadOption(option, text, form) from None
+    if not isinstance(by_topic, dict) or list(by_topic) != [topic] or not isinstance(by_topic[topic], dict):
+        raise BadOption(option, text, f"it must name the topic {topic!r} and no other; {form}")
+    offsets: dict[int, int] = {}
+    for partition, offset in by_topic[topic].items():
+        if not re.fullmatch(r"[0-9]{1,9}", partition):
+            raise BadOption(option, text, f"{partition!r} is not a partition number; {form}")
+        if isinstance(offset, bool) or not isinstance(offset, int) or not EARLIEST_OFFSET <= offset < 2**63:
+            raise BadOption(option, text, f"{offset!r} of partition {partition} is not an offset, -1 or -2; {form}")
+        offsets[int(partition)] = offset
+    return AtOffsets(offsets)
+
+
+def _check_end(end: Place, text: str | None) -> None:
+    if end is Edge.EARLIEST:
+        raise BadOption("endingOffsets", text, "a read that ends at the start reads nothing; give latest or offsets")
+    if isinstance(end, AtOffsets):
+        for partition, offset in end.offsets.items():
+            if offset == EARLIEST_OFFSET:
+                raise BadOption("endingOffsets", text, f"partition {partition} can't end at -2; -1 is the latest")

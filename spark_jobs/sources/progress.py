@@ -1,0 +1,116 @@
+"""How far a stream goes next: the offset behind it and what the logs hold in, the end of the next batch out. Pure.
+
+no batch yet     the option's words are resolved; every partition carries its start in the end offset
+later            each partition goes on where it stood; one that is new begins at 0, and carries that
+something lost   the query stops and names it, or (failOnDataLoss=false) goes on with what is there, and carries that
+                 start, so that the batch is the same when it is run again
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from spark_jobs.sources.planning import DataLoss, Extent, Range
+from spark_jobs.sources.positions import Position, StreamOffset
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The ranges that the next batch may read, before any limit; `starts` are those that its end offset carries."""
+
+    ranges: Mapping[int, Range]
+    starts: Mapping[int, int]
+
+
+def first_step(resolved: Mapping[int, int], extents: Mapping[int, Extent]) -> Step:
+    """The step of a stream without a batch, from what the option's words mean now."""
+    return Step({partition: (start, extents[partition].end) for partition, start in resolved.items()}, dict(resolved))
+
+
+def next_step(
+    before: StreamOffset,
+    extents: Mapping[int, Extent],
+    *,
+    written_end: Callable[[int], int],
+    fail_on_data_loss: bool,
+) -> Step:
+    """The step after `before`. Raises DataLoss, or with `fail_on_data_loss` off warns and goes on with what is there.
+
+    `written_end(partition)` is the end of its log with what is not stable yet.
+    """
+    ranges: dict[int, Range] = {}
+    starts: dict[int, int] = {}
+    for partition, extent in sorted(extents.items()):
+        position = before.positions.get(partition)
+        start = 0 if position is None else position.offset
+        lost = _lost(before.topic, partition, position, extent, written_end)
+        if lost is not None:
+            loss, start = lost
+            report(loss, fail_on_data_loss=fail_on_data_loss)
+            starts[partition] = start
+        elif position is None:
+            if extent.end == 0:
+                continue  # a partition joins with its first record
+            starts[partition] = start
+        ranges[partition] = (start, max(start, extent.end))
+    return Step(ranges, starts)
+
+
+def check_present(before: StreamOffset, present: set[int], *, fail_on_data_loss: bool) -> None:
+    """Report each partition that the stream has read from and that is not there any more."""
+    for partition, position in sorted(before.positions.items()):
+        if partition not in present:
+            why = f"the log is not there any more (read up to {position.offset})"
+            loss = DataLoss(before.topic, partition, position.offset, position.offset, why)
+            report(loss, fail_on_data_loss=fail_on_data_loss)
+
+
+def end_of_batch(
+    before: StreamOffset | None, topic: str, step: Step, ends: Mapping[int, int], extents: Mapping[int, Extent]
+) -> StreamOffset | None:
+    """What Spark logs for a batch that reads up to `ends`; None if that moves nothing."""
+    still = all(ends[partition] == start for partition, (start, _) in step.ranges.items())
+    if before is not None and still and not step.starts:
+        return None
+    positions = dict(before.positions) if before is not None else {}
+    for partition in step.ranges:
+        epoch = positions[partition].epoch if partition in positions else 0
+        positions[partition] = Position(ends[partition], extents[partition].log_id, epoch)
+    return StreamOffset(topic, positions, step.starts)
+
+
+def ranges_between(before: StreamOffset | None, after: StreamOffset) -> dict[int, Range]:
+    """What a logged batch reads, per partition: from its own start, else from where the batch before it ended."""
+    ranges = {}
+    for partition, position in after.positions.items():
+        known = before.positions.get(partition) if before is not None else None
+        start = after.starts.get(partition, position.offset if known is None else known.offset)
+        if start < position.offset:
+            ranges[partition] = (start, position.offset)
+    return ranges
+
+
+def report(loss: DataLoss, *, fail_on_data_loss: bool) -> None:
+    """Raise the loss, or only warn of it."""
+    if fail_on_data_loss:
+        raise loss
+    logger.warning("%s; failOnDataLoss is false: going on", loss)
+
+
+def _lost(
+    topic: str, partition: int, position: Position | None, extent: Extent, written_end: Callable[[int], int]
+) -> tuple[DataLoss, int] | None:
+    """What is gone, and where to go on."""
+    offset = 0 if position is None else position.offset
+    if position is not None and position.log_id != extent.log_id:
+        why = f"the log was made anew (read up to {offset} of {position.log_id}, it is {extent.log_id})"
+        return DataLoss(topic, partition, offset, offset, why), extent.start
+    if offset < extent.start:
+        return DataLoss(topic, partition, offset, extent.start, f"the log starts at {extent.start}"), extent.start
+    # Above the stable end is not lost yet: after a restart of the machine only a checkpoint speaks for the end, until
+    # the writer is back.
+    if offset > extent.end and offset > (end := written_end(partition)):
+        return DataLoss(topic, partition, end, offset, f"the log ends at {end}"), extent.end
+    return None
