@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from spark_jobs.demo.history import Sample
@@ -29,7 +29,7 @@ class Live:
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=None),
                 TaskProgressColumn(),
-                MofNCompleteColumn(),
+                TextColumn("{task.completed:>9,.0f} of {task.total:,.0f}"),
                 TextColumn("[dim]{task.fields[note]}"),
                 TimeElapsedColumn(),
                 console=console,
@@ -38,7 +38,7 @@ class Live:
                 refresh_per_second=8,
             )
             self._append = self._progress.add_task("append", total=flights, note="")
-            self._apply = self._progress.add_task("apply ", total=None, note="Spark starts")
+            self._apply = self._progress.add_task("apply ", total=flights, note="Spark starts")
 
     def __enter__(self) -> Self:
         if self._progress:
