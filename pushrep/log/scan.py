@@ -1,10 +1,10 @@
 """The one walk over a segment file. Recovery, reads, verify, dump and repair all read this generator.
 
     | batch | batch | batch | ??????          at every position one of four answers:
-      WholeBatch  WholeBatch  ...             room for the header, length in bounds, magic, CRC, offset and epoch in order
-      CleanEnd                                the file ends there, or only zeros follow (space allocated ahead)
-      TornTail                                bad, at or above the recovery point: a write that was never promised
-      Damage                                  bad, below the recovery point: bytes that were on disk are not any more
+      WholeBatch  WholeBatch  ...           header and length have room; magic, CRC; offsets and epochs in order
+      CleanEnd                              the file ends there, or only zeros follow (space allocated ahead)
+      TornTail                              bad, at or above the recovery point: a write that was never promised
+      Damage                                bad, below the recovery point: bytes that were on disk are not any more
 
 The last three end the scan. What lies behind a bad batch is never looked at: unsynced writes reach the disk in any
 order, and a batch that happens to be whole there proves nothing. Memory: one window, or one batch if that is larger.
@@ -116,10 +116,11 @@ def _batch_at(window: "_Window", position: int) -> RecordBatch | str:
 
 
 def _misplaced(header: BatchHeader, end_offset: int | None, next_offset: int, epoch: int) -> str | None:
-    """Why a whole batch can't stand here; offset and epoch lie outside of the CRC, so only their order can be judged."""
+    """Why a whole batch can't stand here; offset and epoch lie outside of the CRC: only their order can be judged."""
     if header.base_offset < next_offset:
         return f"base offset {header.base_offset} where at least {next_offset} is expected"
-    if end_offset is not None and header.next_offset > end_offset:
+    # In sequence it is no broken number but an overlap of two segments, which is the opener's to refuse by their names.
+    if end_offset is not None and header.next_offset > end_offset and header.base_offset != next_offset:
         return f"offsets up to {header.last_offset} reach into the next segment at {end_offset}"
     if header.leader_epoch < epoch:
         return f"leader epoch falls from {epoch} to {header.leader_epoch}"

@@ -1,8 +1,8 @@
 """The files of one log: a few per segment, as Kafka names them, and what recovery put aside.
 
-    00000000000000001042.log             batches; the number is the base offset of the first, 20 digits
-    00000000000000001042.index           .timeindex, both rebuilt from the .log at need
-    00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
+00000000000000001042.log             batches; the number is the base offset of the first, 20 digits
+00000000000000001042.index           .timeindex, both rebuilt from the .log at need
+00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
 """
 
 import re

@@ -1,0 +1,53 @@
+"""A crash-safe log per topic partition, in Kafka's own file format.
+
+SegmentLog.open(directory / "orders-0")             the one writer: append, flush, read, truncate_to, close
+SegmentLog.open_reader(directory / "orders-0")      any other process, beside it
+list_logs(directory)                                the partitions in a directory of logs
+"""
+
+from pushrep.log.config import AppendResult, Durability, LogConfig
+from pushrep.log.errors import (
+    AppendFailed,
+    BelowHighWatermark,
+    CorruptBatch,
+    CorruptLog,
+    CorruptPartitionMetadata,
+    InvalidLogName,
+    LogClosed,
+    LogDamaged,
+    LogLocked,
+    LogPoisoned,
+    NotALog,
+    NotALogDirectory,
+    OffsetOutOfRange,
+)
+from pushrep.log.log_names import list_logs, parse_log_name
+from pushrep.log.log_reader import Isolation, LogReader
+from pushrep.log.recovery_report import Cut, RecoveryReport
+from pushrep.log.segment_log import SegmentLog
+
+__all__ = [
+    "AppendFailed",
+    "AppendResult",
+    "BelowHighWatermark",
+    "CorruptBatch",
+    "CorruptLog",
+    "CorruptPartitionMetadata",
+    "Cut",
+    "Durability",
+    "InvalidLogName",
+    "Isolation",
+    "LogClosed",
+    "LogConfig",
+    "LogDamaged",
+    "LogLocked",
+    "LogPoisoned",
+    "LogReader",
+    "NotALog",
+    "NotALogDirectory",
+    "OffsetOutOfRange",
+    "RecoveryReport",
+    "SegmentLog",
+    "list_logs",
+    "parse_log_name",
+]

@@ -1,0 +1,147 @@
+"""From what a caller gives to the batches that are written: one value, a list of values, or a batch that is ready.
+
+A list becomes batches of about `batch_bytes`; none exceeds `batch_limit_bytes`, and a record that would alone is
+refused before anything is written. Encoding happens before the log's lock is taken: offsets are stamped in later, for
+the CRC does not cover them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from pushrep.log.config import BATCH_BYTES_LIMIT, LogConfig
+from pushrep.records import HEADER_BYTES, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
+from pushrep.records.encoder import Headers, Keys
+
+Appendable: TypeAlias = bytes | bytearray | memoryview | RecordBatch | Sequence[bytes | None]
+
+_RECORD_OVERHEAD_BYTES = 36
+"""Length 5, attributes 1, timestamp delta 10, offset delta 5, key length 5, value length 5, header count 5."""
+
+
+def to_batches(
+    data: Appendable,
+    keys: Keys | None,
+    headers: Headers | None,
+    timestamps_ms: int | Sequence[int],
+    config: LogConfig,
+) -> list[RecordBatch]:
+    """The batches to write, at least one. Raises RecordTooLarge, ValueError for an empty list, TypeError for text."""
+    _refuse_text(data)
+    if isinstance(data, RecordBatch):
+        _refuse_above_limit(data.header.size_bytes, config)
+        return [data]
+    if isinstance(data, bytes | bytearray | memoryview):
+        values: Sequence[bytes | None] = [bytes(data)]
+    else:
+        values = data
+    if not len(values):
+        raise ValueError("nothing to append: the list of values is empty")
+    columns = _Columns(values, keys, headers, timestamps_ms)
+    return [batch for start, end in columns.cuts(config) for batch in columns.encoded(start, end, config)]
+
+
+class _Columns:
+    """The records to be, column by column; any range of them can be encoded."""
+
+    def __init__(
+        self,
+        values: Sequence[bytes | None],
+        keys: Keys | None,
+        headers: Headers | None,
+        timestamps_ms: int | Sequence[int],
+    ) -> None:
+        self._values, self._keys, self._timestamps_ms = values, keys, timestamps_ms
+        # They are looked at twice, for their size and for their bytes.
+        self._headers = headers if headers is None or isinstance(headers, HeaderColumn) else [tuple(h) for h in headers]
+        for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
+            if isinstance(column, bytes | bytearray | memoryview):
+                if len(column) % len(values):
+                    raise ValueError(f"{name}: {len(column)} bytes are not {len(values)} pieces of equal size")
+            elif isinstance(column, Sequence) and not isinstance(column, HeaderColumn) and len(column) != len(values):
+                raise ValueError(f"{name} has {len(column)} entries for {len(values)} values")
+
+    def cuts(self, config: LogConfig) -> Iterator[tuple[int, int]]:
+        """Ranges of records that make a batch of at most `batch_bytes` each, or of one record."""
+        target = min(config.batch_bytes, config.batch_limit_bytes) - HEADER_BYTES
+        ends = np.cumsum(self._sizes())
+        start, count = 0, len(self._values)
+        while start < count:
+            before = int(ends[start - 1]) if start else 0
+            end = max(start + 1, int(np.searchsorted(ends, before + target, side="right")))
+            yield start, end
+            start = end
+
+    def encoded(self, start: int, end: int, config: LogConfig) -> Iterator[RecordBatch]:
+        """The records [start, end) as one batch; as more if that one exceeds the limit (a codec may make data larger).
+
+        Raises RecordTooLarge for a single record that exceeds it.
+        """
+        values = self._values[start:end]
+        if end - start == 1 and (value := values[0]) is not None:
+            # Compressed, it may be small enough, but whoever decodes it would have to hold it.
+            _refuse_above_limit(len(value), config, BATCH_BYTES_LIMIT if config.codec else None)
+        batch = encode_batch(
+            values,
+            keys=_part(self._keys, start, end, len(self._values)),
+            headers=self._part_of_headers(start, end),
+            timestamps_ms=self._timestamps_ms
+            if isinstance(self._timestamps_ms, int)
+            else self._timestamps_ms[start:end],
+            codec=config.codec,
+        )
+        if batch.header.size_bytes <= config.batch_limit_bytes:
+            yield batch
+        elif end - start == 1:
+            _refuse_above_limit(batch.header.size_bytes, config)
+        else:
+            middle = (start + end) // 2
+            yield from self.encoded(start, middle, config)
+            yield from self.encoded(middle, end, config)
+
+    def _sizes(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """What each record takes at most, uncompressed."""
+        count = len(self._values)
+        sizes = _lengths(self._values, count) + _RECORD_OVERHEAD_BYTES
+        if self._keys is not None:
+            sizes += _lengths(self._keys, count)
+        if isinstance(self._headers, HeaderColumn):
+            sizes += _lengths(self._headers.values, count) + len(self._headers.name.encode()) + 10
+        elif self._headers is not None:
+            each = (sum(len(n) * 4 + len(v or b"") + 10 for n, v in headers) for headers in self._headers)
+            sizes += np.fromiter(each, np.int64, count)
+        return sizes
+
+    def _part_of_headers(self, start: int, end: int) -> Headers | None:
+        if isinstance(self._headers, HeaderColumn):
+            part = _part(self._headers.values, start, end, len(self._values))
+            return HeaderColumn(self._headers.name, part if part is not None else [])
+        return None if self._headers is None else self._headers[start:end]
+
+
+def _lengths(column: Keys, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    if isinstance(column, bytes | bytearray | memoryview):
+        return np.full(count, len(column) // count, np.int64)
+    try:
+        return np.fromiter(map(len, column), np.int64, count)  # type: ignore[arg-type]
+    except TypeError:  # some are None
+        return np.fromiter((len(item or b"") for item in column), np.int64, count)
+
+
+def _part(column: Keys | None, start: int, end: int, count: int) -> Keys | None:
+    if isinstance(column, bytes | bytearray | memoryview):
+        size = len(column) // count
+        return column[start * size : end * size]
+    return None if column is None else column[start:end]
+
+
+def _refuse_above_limit(size: int, config: LogConfig, limit: int | None = None) -> None:
+    if size > (limit or config.batch_limit_bytes):
+        setting = "segment_bytes" if config.segment_bytes < config.batch_bytes_max else "batch_bytes_max"
+        raise RecordTooLarge(size, limit or config.batch_limit_bytes, setting)
+
+
+def _refuse_text(data: object) -> None:
+    if isinstance(data, str):  # it is a sequence, too
+        raise TypeError("append takes bytes: encode the text first, for example with .encode()")

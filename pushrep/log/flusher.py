@@ -1,0 +1,105 @@
+"""The background flusher: buffered appends reach the disk soon enough, whoever waits for it or not.
+
+    append ─ first unflushed byte ──▶ due in flush_ms   ┐
+           ─ flush_bytes unflushed ─▶ due at once       ├─▶ one thread: log.flush_in_background(), log by log
+                                                        ┘
+One thread per process while any log is attached; it sleeps without a timeout while nothing is due. It reports nothing:
+a failed flush poisons its log, and that log's next append says so. It runs on the machine's clock.
+"""
+
+import os
+import threading
+import time
+from typing import Protocol
+
+
+class Flushable(Protocol):
+    """A log as the flusher sees it."""
+
+    def flush_in_background(self) -> None:
+        """Sync, raise the recovery point; never raises."""
+        ...
+
+
+class Flusher:
+    """Calls attached logs back when they are due. Thread-safe; a log is never called back after `detach`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due_s: dict[Flushable, float] = {}
+        self._attached: set[Flushable] = set()
+        self._running: Flushable | None = None
+        self._thread: threading.Thread | None = None
+
+    def attach(self, log: Flushable) -> None:
+        """Let `log` be flushed from now on; each `attach` needs a `detach`."""
+        with self._changed:
+            self._attached.add(log)
+
+    def soon(self, log: Flushable, delay_ms: int) -> None:
+        """Flush `log` within `delay_ms`; an earlier time stays. Nothing happens if it is detached."""
+        due_s = time.monotonic() + delay_ms / 1000
+        with self._changed:
+            if log not in self._attached or self._due_s.get(log, due_s + 1) <= due_s:
+                return
+            self._due_s[log] = due_s
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pushrep-flusher", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def detach(self, log: Flushable) -> None:
+        """Forget `log`; a flush of it that is running has ended when this returns. The last one ends the thread."""
+        with self._changed:
+            self._attached.discard(log)
+            self._due_s.pop(log, None)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._running is not log)
+            thread = self._thread if not self._attached else None
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._running = log = self._next()
+                if log is None:
+                    self._thread = None
+                    return
+            try:
+                log.flush_in_background()
+            finally:
+                with self._changed:
+                    self._running = None
+                    self._changed.notify_all()
+
+    def _next(self) -> Flushable | None:
+        """Wait for the next log that is due and take it; None when no log is attached any more."""
+        while self._attached:
+            if not self._due_s:
+                self._changed.wait()
+                continue
+            log = min(self._due_s, key=self._due_s.__getitem__)
+            wait_s = self._due_s[log] - time.monotonic()
+            if wait_s <= 0:
+                del self._due_s[log]
+                return log
+            self._changed.wait(wait_s)
+        return None
+
+
+class _OfThisProcess:
+    def __init__(self) -> None:
+        self.flusher = Flusher()
+
+    def after_fork_in_child(self) -> None:
+        self.flusher = Flusher()  # the thread stayed in the parent, and its lock may have been held
+
+
+_CURRENT = _OfThisProcess()
+os.register_at_fork(after_in_child=_CURRENT.after_fork_in_child)
+
+
+def process_flusher() -> Flusher:
+    """The one flusher of this process."""
+    return _CURRENT.flusher

@@ -1,0 +1,152 @@
+"""A file of ascending fixed-size entries, two numbers each: what both indexes of a segment are made of.
+
+    | entry 0 | entry 1 | ... | entry n-1 |        big-endian, second number 4 bytes; no header, nothing allocated ahead
+                              `- entries still in memory, up to PENDING_MAX
+
+New entries are kept in memory and written together: a reader whose index ends early walks a little further. The file
+is opened for each use and closed again, so that ten thousand idle logs hold no descriptor for it.
+Invariant: first numbers ascend strictly. Source: Kafka's AbstractIndex, OffsetIndex, TimeIndex.
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from pushrep.seams import File, Filesystem
+
+PENDING_MAX = 64
+"""512 bytes of offset index. With small batches an entry covers 4 KiB: a reader walks 256 KiB too far at most."""
+
+
+class IndexFile:
+    """Entries of one index file. The writer of the log appends and cuts; readers only look.
+
+    Raises OSError as the file does; a missing file is an empty index.
+    """
+
+    __slots__ = ("_dtype", "_entry", "_filesystem", "_last", "_path", "_pending", "_synced", "_written")
+
+    def __init__(self, filesystem: Filesystem, path: Path, entry: struct.Struct) -> None:
+        self._filesystem, self._path, self._entry = filesystem, path, entry
+        self._dtype = np.dtype([("f0", f">i{entry.size - 4}"), ("f1", ">i4")])
+        self._pending: list[tuple[int, int]] = []
+        self._written = 0  # whole entries in the file
+        self._last: tuple[int, int] | None = None
+        self._synced = True
+        with self._opened() as file:
+            if file is not None:
+                self._written = file.size() // entry.size
+                self._last = self._read(file, self._written - 1) if self._written else None
+
+    def __len__(self) -> int:
+        return self._written + len(self._pending)
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """The newest entry."""
+        return self._last
+
+    def append(self, first: int, second: int) -> None:
+        """Add an entry; it reaches the file with the next `write`."""
+        self._last = (first, second)
+        self._pending.append(self._last)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough entries wait for a `write` to be worth its while."""
+        return len(self._pending) >= PENDING_MAX
+
+    def write(self) -> None:
+        """Bring what waits into the file; it may be called again after a failure."""
+        if self._pending or not self._filesystem.exists(self._path):
+            data = b"".join([self._entry.pack(*entry) for entry in self._pending])
+            with self._opened(create=True) as file:
+                if file is not None:
+                    file.write_at(data, self._written * self._entry.size)
+            self._written += len(self._pending)
+            self._pending.clear()
+            self._synced = False
+
+    def sync(self) -> None:
+        """Bring every entry to the disk; costs nothing if there are no new ones."""
+        self.write()
+        self.sync_written()
+
+    def sync_written(self) -> None:
+        """Bring the entries in the file to the disk; may run beside `append` and `write` in another thread."""
+        if self._synced:
+            return
+        self._synced = True  # first, so that a write from now on is seen by the next call
+        try:
+            with self._opened(writable=True) as file:
+                if file is not None:
+                    file.sync()
+        except OSError:
+            self._synced = False
+            raise
+
+    def keep(self, count: int) -> None:
+        """Forget all but the first `count` entries, and bytes at the end that are no entry."""
+        del self._pending[max(0, count - self._written) :]
+        with self._opened(writable=True) as file:
+            if file is not None:
+                self._written = min(self._written, count)
+                if file.size() != self._written * self._entry.size:
+                    file.truncate(self._written * self._entry.size)
+                    self._synced = False
+                self._last = self._read(file, self._written - 1) if self._written else None
+        if self._pending:
+            self._last = self._pending[-1]
+
+    def floor(self, key: int, column: int = 0) -> tuple[int, int] | None:
+        """The last entry of the file whose number in `column` is at most `key`; None if there is none."""
+        with self._opened() as file:
+            count = self._search(file, key, column) if file is not None else 0
+            return self._read(file, count - 1) if file is not None and count else None
+
+    def count_up_to(self, key: int, column: int = 0) -> int:
+        """How many entries, of the file and in memory, have a number of at most `key` in `column`."""
+        with self._opened() as file:
+            count = self._search(file, key, column) if file is not None else 0
+        return count + sum(entry[column] <= key for entry in self._pending)
+
+    def ascends(self, column: int = 0) -> bool:
+        """Whether the numbers of a column in the file ascend strictly: they don't where a power cut left zeros."""
+        with self._opened() as file:
+            if file is None:
+                return True
+            data = file.read_at(self._written * self._entry.size, 0)
+        numbers = np.frombuffer(data, self._dtype)[f"f{column}"]
+        return bool(np.all(numbers[1:] > numbers[:-1])) and (not len(numbers) or bool(numbers[0] >= 0))
+
+    def _search(self, file: File, key: int, column: int) -> int:
+        low, high = 0, file.size() // self._entry.size
+        while low < high:
+            middle = (low + high) // 2
+            if self._read(file, middle)[column] <= key:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _read(self, file: File, number: int) -> tuple[int, int]:
+        data = file.read_at(self._entry.size, number * self._entry.size)
+        if len(data) < self._entry.size:
+            return (-1, -1)  # cut by the writer while we searched: nothing there
+        first, second = self._entry.unpack(data)
+        return first, second
+
+    @contextmanager
+    def _opened(self, *, create: bool = False, writable: bool = False) -> Iterator[File | None]:
+        try:
+            file = self._filesystem.open(self._path, create=create, writable=create or writable)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield file
+        finally:
+            file.close()

@@ -1,0 +1,337 @@
+"""The writing half of a log: appends, rolls, syncs, cuts. Knows offsets and files, not names, locks or readers.
+
+    append   under _lock: stamp, write, note, then let readers see the new end        [log end offset]
+    flush    one thread syncs for all who wait; the others sleep until it has         [flushed offset]
+    flusher  every flush_ms or flush_bytes: flush, then the checkpoints               [recovery point]
+
+Lock order: _lock, then _turn. The sync itself runs under neither, so that appends go on beside it; a segment that is
+rolled meanwhile keeps its descriptor until the sync has ended.
+A failed sync poisons: the kernel may have dropped the pages, and a second sync could succeed over lost data.
+"""
+
+import errno
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pushrep.errors import PushrepError
+from pushrep.log.clean_marker import CleanLog
+from pushrep.log.config import AppendResult, LogConfig
+from pushrep.log.cutting import move_aside
+from pushrep.log.directory import DirectoryView
+from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogPoisoned
+from pushrep.log.flusher import process_flusher
+from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
+from pushrep.log.reading import Bounds
+from pushrep.log.recovery import Recovered
+from pushrep.log.segment import Segment, SegmentMark
+from pushrep.records import RecordBatch
+from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem
+
+_LOG = logging.getLogger("pushrep.log")
+
+_REMEDIES = {
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "raise the user's quota",
+    errno.EFBIG: "raise the process's file size limit (ulimit -f) or lower segment_bytes",
+    errno.EROFS: "mount the file system writable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a log stands on."""
+
+    filesystem: Filesystem
+    clock: Clock
+    view: DirectoryView
+    config: LogConfig
+
+
+class LogWriter:
+    """The one writer of a log's files. Thread-safe. Every method raises LogClosed once it is closed."""
+
+    def __init__(self, around: Surroundings, recovered: Recovered, epochs: LeaderEpochs) -> None:
+        self._around, self._config = around, around.config
+        self._active = recovered.active
+        self._bases = recovered.bases
+        self._epochs = epochs
+        self.log_start_offset = recovered.report.log_start_offset
+        # After recovery all that was found is on disk; a damaged log's readable part lies below its recovery point.
+        self.log_end_offset = self.flushed_offset = recovered.active.next_offset
+        self._report = recovered.report
+        self._poison: OSError | None = None
+        self._closed = self._ended = False
+        self._unflushed_bytes = 0
+        self._dirty_since_ms: int | None = None
+        self._lock = threading.Lock()
+        self._turn = threading.Condition()
+        self._syncing = False
+        self._retired: list[Segment] = []
+        # A simulated clock gets no thread: its appends look at the age themselves, so that a run can be repeated.
+        self._flusher = process_flusher() if around.clock is SYSTEM_CLOCK else None
+        if self._flusher is not None:
+            self._flusher.attach(self)
+        self._publish()
+
+    @property
+    def high_watermark(self) -> int:
+        """The log end: a log without replicas has nobody to wait for."""
+        return self.log_end_offset
+
+    def bounds(self) -> Bounds:
+        """What this process reads: to the log end."""
+        return Bounds(self.log_start_offset, self.log_end_offset)
+
+    def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - the writer's answer is always fresh
+        """Base offsets of the segments."""
+        return self._bases
+
+    def append(self, batches: Sequence[RecordBatch]) -> AppendResult:
+        """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged."""
+        with self._lock:
+            self._check_writable()
+            base_offset = self._active.next_offset
+            self._write(batches)
+            self.log_end_offset = self._active.next_offset
+            self._unflushed_bytes += sum(batch.header.size_bytes for batch in batches)
+            self._publish()
+            self._active.write_indexes_if_due()
+            result = AppendResult(base_offset, self.log_end_offset - 1)
+        self._keep_promise()
+        return result
+
+    def flush(self, offset: int | None = None) -> None:
+        """Everything below `offset` (None: the log end now) is on disk when this returns. Raises LogPoisoned."""
+        wanted = self.log_end_offset if offset is None else offset
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: not self._syncing or self.flushed_offset >= wanted or self._poison)
+                if self.flushed_offset >= wanted:
+                    return
+                if self._poison is not None:
+                    raise LogPoisoned(self._around.view.path, self._poison) from self._poison
+                if self._ended:
+                    raise LogClosed(self._around.view.path)
+                self._syncing = True
+            try:
+                self._sync()
+            finally:
+                with self._turn:
+                    self._syncing = False
+                    self._turn.notify_all()
+
+    def flush_in_background(self) -> None:
+        """The flusher's call: a flush and the checkpoints."""
+        try:
+            self._dirty_since_ms = None
+            self.flush()
+            self.checkpoint()
+        except LogPoisoned:
+            _LOG.exception("%s takes no more appends", self._around.view.path)
+        except (OSError, PushrepError) as error:  # the log itself is on disk; the recovery point rises another time
+            _LOG.warning("%s: checkpoint put off: %s", self._around.view.path, error)
+            self._dirty()
+
+    def checkpoint(self) -> None:
+        """Raise the recovery point over what is flushed, the index entries of it on disk first."""
+        flushed_offset = self.flushed_offset
+        with self._lock:
+            segment = self._active
+            segment.write_indexes()
+        segment.sync_written_indexes()
+        view = self._around.view
+        with self._lock:
+            offset = min(flushed_offset, self.flushed_offset)  # a cut may have come in between
+            view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=self.log_start_offset)
+        view.sync_checkpoints()
+
+    def truncate_to(self, offset: int) -> int:
+        """Cut at the base of the batch that holds `offset`; where. The caller checked the range."""
+        with self._own_turn(), self._lock:
+            self._check_writable()
+            if offset >= self.log_end_offset:
+                return self.log_end_offset
+            number = max(i for i, base in enumerate(self._bases) if base <= offset)
+            try:
+                at = self._cut(number, offset)
+            except OSError as error:
+                self._poison = error
+                raise LogPoisoned(self._around.view.path, error) from error
+            self._publish()
+            return at
+
+    def close(self) -> CleanLog | None:
+        """Bring everything to disk in its final form. None if the log must not count as closed clean.
+
+        Raises LogPoisoned, OSError; descriptors are given back in any case.
+        """
+        with self._lock:
+            self._closed = True
+        if self._flusher is not None:
+            self._flusher.detach(self)
+        try:
+            if self._poison is not None or self._report.damaged_from is not None:
+                return None
+            self.flush()
+            with self._own_turn():
+                self._active.seal()
+            self.checkpoint()
+            return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
+        finally:
+            with self._turn:
+                self._ended = True
+                self._turn.notify_all()
+            self._active.close()
+
+    def check_open(self) -> None:
+        """Raise LogClosed after `close`."""
+        if self._closed:
+            raise LogClosed(self._around.view.path)
+
+    def _check_writable(self) -> None:
+        self.check_open()
+        path = self._around.view.path
+        if self._poison is not None:
+            raise LogPoisoned(path, self._poison) from self._poison
+        if self._report.damaged_from is not None:
+            raise LogDamaged(path, self._report.damaged_from, self._report.damage or "")
+
+    def _write(self, batches: Sequence[RecordBatch]) -> None:
+        epoch, offset = self._epochs.latest_epoch, self._active.next_offset
+        segment, mark, bases = self._active, self._active.mark(), self._bases
+        try:
+            for batch in batches:
+                batch.stamp(offset, epoch)
+                if not self._active.has_room(batch.header):
+                    self._roll()
+                self._active.append(batch)
+                offset = batch.header.next_offset
+        except BaseException as error:
+            self._take_back(segment, mark, bases, error)
+            if not isinstance(error, OSError):
+                raise
+            raise AppendFailed(self._active.path, error, _REMEDIES.get(error.errno or 0, "look at the disk")) from error
+
+    def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...], cause: BaseException) -> None:
+        """Nothing of a failed append remains: segments that it began go, the one it began in is cut to where it was."""
+        if self._poison is not None:
+            raise LogPoisoned(self._around.view.path, cause) from cause
+        try:
+            if self._bases != bases:
+                self._active.close()
+                begun = [base for base in self._bases if base not in bases]
+                move_aside(self._around.filesystem, self._around.view.path, begun, keep=False)
+                self._active, self._bases = segment, bases
+            segment.rewind(mark)
+        except OSError as error:
+            self._poison = error
+            raise LogPoisoned(self._around.view.path, error) from error
+
+    def _roll(self) -> None:
+        """Close the newest segment and begin the next. What is in the old one is on disk before the new name is."""
+        old, view = self._active, self._around.view
+        try:
+            old.seal()
+        except OSError as error:
+            self._poison = error
+            raise
+        new = Segment.create(self._around.filesystem, view.path, old.next_offset, self._config)
+        self._active, self._bases = new, (*self._bases, new.base_offset)
+        with self._turn:
+            if self._syncing:
+                self._retired.append(old)
+                return
+        old.close()
+
+    def _sync(self) -> None:
+        """One sync for everything that is in the log now. Only one thread at a time gets here."""
+        with self._lock:
+            target, segment, size = self.log_end_offset, self._active, self._unflushed_bytes
+            file = segment.file
+        try:
+            file.sync()
+        except OSError as error:
+            with self._lock:
+                self._poison = error
+            raise LogPoisoned(self._around.view.path, error) from error
+        with self._lock:
+            self.flushed_offset = max(self.flushed_offset, target)
+            self._unflushed_bytes -= size
+            self._publish()
+            for old in self._retired:
+                if old is not self._active:
+                    old.close()
+            self._retired.clear()
+
+    def _cut(self, number: int, offset: int) -> int:
+        """Checkpoints, later segments, this one, epochs: a crash between any two leaves a log that opens."""
+        around, base = self._around, self._bases[number]
+        segment = self._active
+        if number + 1 < len(self._bases):
+            self._active.close()
+            segment = Segment(around.filesystem, around.view.path, base, self._config)
+        position, end = segment.locate(offset)
+        around.view.checkpoint(recovery_point=min(end, self.flushed_offset), high_watermark=end)
+        around.view.sync_checkpoints()
+        move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
+        segment.cut(position, end)
+        around.filesystem.sync_directory(around.view.path)
+        self._active, self._bases = segment, self._bases[: number + 1]
+        self.log_end_offset = self.flushed_offset = end
+        self._unflushed_bytes = 0
+        epochs = self._epochs.cut_from(end)
+        if epochs is not self._epochs:
+            self._epochs = epochs if epochs.entries else epochs.assigned(0, end)
+            write_leader_epochs(around.view.path, self._epochs, around.filesystem)
+        return end
+
+    def _publish(self) -> None:
+        self._around.view.publish(
+            self.log_end_offset,
+            self.flushed_offset,
+            self.high_watermark,
+            self.log_start_offset,
+            self._epochs.latest_epoch,
+        )
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        """No sync runs meanwhile: descriptors may be closed."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._syncing)
+            self._syncing = True
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._syncing = False
+                self._turn.notify_all()
+
+    def _keep_promise(self) -> None:
+        """The flushed offset and the recovery point rise at least once per flush_bytes or flush_ms."""
+        self._dirty()
+        if self._unflushed_bytes < self._config.flush_bytes:
+            return
+        if self._flusher is None or self._unflushed_bytes >= 2 * self._config.flush_bytes:
+            self.flush()  # the disk is slower than the appends: they wait for it
+        if self._flusher is None:
+            self.checkpoint()
+        else:
+            self._flusher.soon(self, 0)
+
+    def _dirty(self) -> None:
+        if self._flusher is not None:
+            if self._dirty_since_ms is None:
+                self._dirty_since_ms = 0
+                self._flusher.soon(self, self._config.flush_ms)
+            return
+        now_ms = self._around.clock.monotonic_ms()
+        if self._dirty_since_ms is None:
+            self._dirty_since_ms = now_ms
+        elif now_ms - self._dirty_since_ms >= self._config.flush_ms:
+            self._dirty_since_ms = None
+            self.flush()
+            self.checkpoint()

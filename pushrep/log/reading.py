@@ -1,0 +1,236 @@
+"""Reading a log by offset, the same for the process that writes it and for every other.
+
+    offset ─ names of the segments ─▶ segment ─ sparse index ─▶ a batch at or before it ─ scan ─▶ whole batches
+
+Only files are read, by position, so reading never waits for an append. An index is believed only if a whole batch of
+the offset that it promises stands there; else the segment is walked from its beginning. Everything below the end that
+`bounds` gives was written whole, so bytes that are no batch there are CorruptBatch, never skipped.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pushrep.log.errors import CorruptBatch, OffsetOutOfRange
+from pushrep.log.index_file import IndexFile
+from pushrep.log.scan import WINDOW_BYTES, CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
+from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
+from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from pushrep.records import Record, RecordBatch
+from pushrep.seams import File, Filesystem
+
+_PAGE_BYTES = 4096
+_HINTS_MAX = 64
+
+
+class Bounds(NamedTuple):
+    """What can be read: offsets in [start, end)."""
+
+    start: int
+    end: int
+
+
+class _Place(NamedTuple):
+    """A byte in a segment where a batch begins, and the lowest offset that it may have."""
+
+    base: int
+    position: int
+    next_offset: int
+
+
+class Readable(Protocol):
+    """A log as its reader needs it; both answers may change between two calls."""
+
+    def bounds(self) -> Bounds:
+        """The range that can be read now."""
+        ...
+
+    def bases(self, *, fresh: bool) -> Sequence[int]:
+        """Base offsets of the segments, ascending; `fresh` if what was told before did not suffice."""
+        ...
+
+
+class BatchReader:
+    """Whole batches of one log by offset. Thread-safe; holds no file open between calls.
+
+    Everything raises OffsetOutOfRange outside of the range, CorruptBatch at bytes that are no batch, OSError.
+    """
+
+    def __init__(self, filesystem: Filesystem, directory: Path, log: Readable) -> None:
+        self._filesystem, self._directory, self._log = filesystem, directory, log
+        # Where the last reads ended: who reads on needs no index.
+        self._hints: dict[int, _Place] = {}
+
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        """Whole batches from the one that holds `offset` on, in one piece, of one segment.
+
+        At most `max_bytes`, but at least one batch; empty at the end of the range.
+        """
+        bounds = self._checked(offset, None)
+        if offset == bounds.end:
+            return b""
+        parts: list[bytes | bytearray | memoryview] = []
+        size, window_bytes = 0, min(WINDOW_BYTES, max(max_bytes, _PAGE_BYTES))
+        for place, batch in self._walk(offset, bounds.end, window_bytes):
+            header = batch.header
+            if parts and (place.position == 0 or size + header.size_bytes > max_bytes):
+                break
+            parts.append(batch.data)
+            size += header.size_bytes
+            self._remember(header.next_offset, _Place(place.base, place.position + header.size_bytes, 0))
+            if size >= max_bytes:
+                break
+        return b"".join(parts)
+
+    def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
+        """Every batch that holds an offset in [start, end), in order; `end` None is the end of the range now."""
+        bounds = self._checked(start, end)
+        return (batch for _, batch in self._walk(start, bounds.end, WINDOW_BYTES))
+
+    def records(self, start: int, end: int | None = None) -> Iterator[Record]:
+        """Every record in [start, end), decoded; control batches hold none."""
+        bounds = self._checked(start, end)
+        return self._decoded(start, bounds.end)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
+        bounds = self._log.bounds()
+        start = self._start_for_timestamp(timestamp_ms, bounds)
+        if start is None:
+            return None
+        for _, batch in self._walk(start, bounds.end, WINDOW_BYTES):
+            if batch.header.max_timestamp_ms < timestamp_ms or batch.header.is_control:
+                continue
+            for record in batch.records():
+                if record.timestamp_ms >= timestamp_ms and bounds.start <= record.offset < bounds.end:
+                    return record.offset
+        return None
+
+    def forget(self) -> None:
+        """The log was cut: what was remembered of it may not hold."""
+        self._hints = {}
+
+    def _checked(self, start: int, end: int | None) -> Bounds:
+        bounds = self._log.bounds()
+        if not bounds.start <= start <= bounds.end:
+            raise OffsetOutOfRange(start, *bounds)
+        if end is None:
+            return bounds
+        if not start <= end <= bounds.end:
+            raise OffsetOutOfRange(end, *bounds)
+        return Bounds(bounds.start, end)
+
+    def _decoded(self, start: int, end: int) -> Iterator[Record]:
+        for _, batch in self._walk(start, end, WINDOW_BYTES):
+            if batch.header.is_control:
+                continue
+            records = batch.records()
+            if batch.header.base_offset < start or batch.header.next_offset > end:
+                records = [record for record in records if start <= record.offset < end]
+            yield from records
+
+    def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
+        """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes."""
+        if start >= end:
+            return
+        place = self._locate(start)
+        while True:
+            step: ScanEnd | None = None
+            file = self._open(place.base, start)
+            try:
+                for found in scan(file, _range(place), window_bytes=window_bytes):
+                    if not isinstance(found, WholeBatch):
+                        step = found
+                        break
+                    header = found.batch.header
+                    if header.next_offset <= start:
+                        continue
+                    yield _Place(place.base, found.position, header.base_offset), found.batch
+                    start = header.next_offset
+                    if start >= end:
+                        return
+            finally:
+                file.close()
+            if step is not None:
+                place = self._following(place.base, step, start)
+
+    def _following(self, base: int, end: ScanEnd, offset: int) -> _Place:
+        """The beginning of the next segment, if this one ended as it should."""
+        path = segment_path(self._directory, base)
+        bases = self._log.bases(fresh=False)
+        if bases[-1] <= base:
+            bases = self._log.bases(fresh=True)
+        at = bisect_right(bases, base)
+        if isinstance(end, CleanEnd) and at < len(bases) and bases[at] == end.next_offset:
+            return _Place(bases[at], 0, bases[at])
+        bounds = self._log.bounds()
+        if not bounds.start <= offset < bounds.end:  # cut while we read
+            raise OffsetOutOfRange(offset, *bounds)
+        if not isinstance(end, CleanEnd):
+            raise CorruptBatch(end.next_offset, path, end.position, end.reason)
+        follows = f"the next one begins at {bases[at]}" if at < len(bases) else "no segment follows"
+        raise CorruptBatch(end.next_offset, path, end.position, f"the segment ends there and {follows}")
+
+    def _locate(self, offset: int) -> _Place:
+        """Where to begin a scan that will meet `offset`."""
+        hint = self._hints.get(offset)
+        if hint is not None:
+            return hint
+        bases = self._log.bases(fresh=False)
+        if not bases or not bases[0] <= offset or bases[-1] <= offset:
+            bases = self._log.bases(fresh=True)
+        at = bisect_right(bases, offset) - 1
+        if at < 0:
+            raise OffsetOutOfRange(offset, *self._log.bounds())
+        return self._by_index(bases[at], offset)
+
+    def _by_index(self, base: int, offset: int) -> _Place:
+        index = IndexFile(self._filesystem, segment_path(self._directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
+        entry = index.floor(offset - base)
+        if entry is None:
+            return _Place(base, 0, base)
+        file = self._open(base, offset)
+        try:
+            what = ScanRange(position=entry[1], next_offset=base)
+            step = next(scan(file, what, window_bytes=_PAGE_BYTES))
+        finally:
+            file.close()
+        if not isinstance(step, WholeBatch) or step.batch.header.last_offset - base != entry[0]:
+            return _Place(base, 0, base)
+        header = step.batch.header
+        if header.last_offset < offset:
+            return _Place(base, step.end, header.next_offset)
+        return _Place(base, step.position, header.base_offset)
+
+    def _start_for_timestamp(self, timestamp_ms: int, bounds: Bounds) -> int | None:
+        """An offset with nothing of that time or later before it: by the time indexes, newest time of each segment."""
+        bases = [base for base in self._log.bases(fresh=True) if base < bounds.end]
+        for number, base in enumerate(bases):
+            next_base = bases[number + 1] if number + 1 < len(bases) else bounds.end
+            if next_base <= bounds.start:
+                continue
+            path = segment_path(self._directory, base, TIME_INDEX_SUFFIX)
+            times = IndexFile(self._filesystem, path, TIME_ENTRY)
+            is_sealed = number + 1 < len(bases)
+            if is_sealed and times.last is not None and times.last[0] < timestamp_ms:
+                continue
+            entry = times.floor(timestamp_ms)
+            start = base + entry[1] if entry is not None else base
+            return max(start, bounds.start) if start < bounds.end else max(base, bounds.start)
+        return None
+
+    def _remember(self, offset: int, place: _Place) -> None:
+        if len(self._hints) >= _HINTS_MAX:
+            self._hints = {}
+        self._hints[offset] = place._replace(next_offset=offset)
+
+    def _open(self, base: int, offset: int) -> File:
+        try:
+            return self._filesystem.open(segment_path(self._directory, base), writable=False)
+        except FileNotFoundError:
+            raise OffsetOutOfRange(offset, *self._log.bounds()) from None
+
+
+def _range(place: _Place) -> ScanRange:
+    return ScanRange(position=place.position, next_offset=place.next_offset)

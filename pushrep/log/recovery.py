@@ -1,0 +1,238 @@
+"""Opening a log: gather facts, take the plan, scan, cut what is torn, rebuild indexes, say what was done.
+
+    segments before the plan's first     looked at from their last index entry on: does each end where the next begins?
+    the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them
+    a torn tail                          kept aside and cut; later segments moved aside whole
+    damage                               nothing is touched; the log ends there and takes no appends
+Progress (the recovery point) is saved after each segment, so that a recovery that is killed goes on where it was.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pushrep.log.clean_marker import CleanLog
+from pushrep.log.config import LogConfig
+from pushrep.log.cutting import keep_tail, move_aside
+from pushrep.log.errors import CorruptLog, LogPoisoned
+from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
+from pushrep.log.recovery_report import Cut, RecoveryReport
+from pushrep.log.scan import Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.segment import Segment
+from pushrep.log.segment_files import list_orphan_indexes, list_segments, segment_path
+from pushrep.seams import Clock, Filesystem
+
+
+class Progress(Protocol):
+    """What recovery tells the directory of logs; both are on disk when they return."""
+
+    def proven(self, recovery_point: int) -> None:
+        """Everything below is whole and on disk."""
+        ...
+
+    def about_to_cut(self, offset: int) -> None:
+        """No checkpoint may stay above `offset`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A log that is ready: its segments, the newest opened for writing, the epochs of what was scanned."""
+
+    bases: tuple[int, ...]
+    active: Segment
+    report: RecoveryReport
+    epochs_seen: tuple[tuple[int, int], ...]
+
+
+class Recovery:
+    """Opens the files of one log. Use once: `run`."""
+
+    def __init__(
+        self, filesystem: Filesystem, directory: Path, config: LogConfig, clock: Clock, progress: Progress
+    ) -> None:
+        self._filesystem, self._directory, self._config = filesystem, directory, config
+        self._clock, self._progress = clock, progress
+        self._started_ms = clock.monotonic_ms()
+        self._segments_scanned = self._bytes_scanned = 0
+        self._epochs: list[tuple[int, int]] = []
+
+    def run(self, recovery_point: int | None, log_start_offset: int | None, clean: CleanLog | None) -> Recovered:
+        """Bring the log into a state that can be trusted. Raises CorruptLog, LogPoisoned, OSError."""
+        bases = list_segments(self._filesystem, self._directory)
+        for name in list_orphan_indexes(self._filesystem, self._directory):
+            self._filesystem.remove(self._directory / name)
+        if not bases:
+            return self._new(recovery_point, log_start_offset)
+        if log_start_offset is not None and bases[0] > log_start_offset:
+            names = (segment_path(Path(), log_start_offset).name, segment_path(Path(), bases[0]).name)
+            raise CorruptLog(self._directory, names, f"the log starts at {log_start_offset}, its first file is missing")
+        plan = self._plan(bases, recovery_point, clean)
+        if plan.opening is Opening.ABNORMAL:
+            bases = self._without_empty_newest(bases, plan)
+            self._settle(bases[plan.first :])
+        recovered = self._carry_out(plan, bases, log_start_offset)
+        end = recovered.active.next_offset
+        if plan.opening is Opening.NORMAL and clean is not None and end != clean.end_offset:
+            recovered.active.close()  # the marker does not tell of this log after all
+            return self.run(recovery_point, log_start_offset, None)
+        return recovered
+
+    def _new(self, recovery_point: int | None, log_start_offset: int | None) -> Recovered:
+        start = log_start_offset or 0
+        if recovery_point is not None and recovery_point > start:
+            why = f"no segment is there, but offsets up to {recovery_point} were on disk"
+            raise CorruptLog(self._directory, (segment_path(Path(), start).name,), why)
+        active = Segment.create(self._filesystem, self._directory, start, self._config)
+        plan = RecoveryPlan(
+            opening=Opening.NORMAL, reason="a new log", first=0, start_offset=start, recovery_point=start
+        )
+        return self._recovered(plan, [start], active, start)
+
+    def _plan(self, bases: Sequence[int], recovery_point: int | None, clean: CleanLog | None) -> RecoveryPlan:
+        facts = LogFacts(
+            bases=bases,
+            newest_bytes=self._size(bases[-1]),
+            recovery_point=recovery_point,
+            clean=clean,
+            verify_last_segments=self._config.verify_last_segments,
+        )
+        return recovery_plan(facts, self._first_batch_is_whole)
+
+    def _first_batch_is_whole(self, base: int) -> bool:
+        file = self._filesystem.open(segment_path(self._directory, base), writable=False)
+        try:
+            return isinstance(next(scan(file, ScanRange(next_offset=base))), WholeBatch)
+        finally:
+            file.close()
+
+    def _size(self, base: int) -> int:
+        file = self._filesystem.open(segment_path(self._directory, base), writable=False)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _without_empty_newest(self, bases: list[int], plan: RecoveryPlan) -> list[int]:
+        """A newest file without a byte was made by a roll that got no further."""
+        if len(bases) > 1 and plan.first < len(bases) - 1 and self._size(bases[-1]) == 0:
+            move_aside(self._filesystem, self._directory, bases[-1:])
+            return bases[:-1]
+        return bases
+
+    def _settle(self, bases: Sequence[int]) -> None:
+        """What the scan will read is what the disk holds, not what the page cache remembers."""
+        for base in bases:
+            file = self._filesystem.open(segment_path(self._directory, base))
+            try:
+                file.sync()
+                file.drop_cache()
+            except OSError as error:
+                raise LogPoisoned(self._directory, error) from error
+            finally:
+                file.close()
+
+    def _carry_out(self, plan: RecoveryPlan, bases: list[int], log_start_offset: int | None) -> Recovered:
+        start = bases[0] if log_start_offset is None else log_start_offset
+        for number, base in enumerate(bases):
+            next_base = bases[number + 1] if number + 1 < len(bases) else None
+            segment = Segment(self._filesystem, self._directory, base, self._config)
+            try:
+                end = self._walk(segment, plan, number, next_base)
+                if isinstance(end, Damage):
+                    return self._recovered(plan, bases[: number + 1], segment, start, damage=end)
+                if isinstance(end, TornTail):
+                    cut = self._cut(segment, end, bases[number + 1 :])
+                    return self._finished(plan, bases[: number + 1], segment, cut, start)
+                self._check_joint(base, segment.next_offset, next_base)
+                if next_base is None:
+                    return self._finished(plan, bases, segment, None, start)
+                self._settle_sealed(segment, proven=number >= plan.first and plan.opening is Opening.ABNORMAL)
+            except BaseException:
+                segment.close()
+                raise
+        raise AssertionError("a log has a newest segment")
+
+    def _walk(self, segment: Segment, plan: RecoveryPlan, number: int, next_base: int | None) -> ScanEnd:
+        """Scan a segment as far as the plan wants it; how its walk ended."""
+        in_plan = number >= plan.first
+        start_offset = None if not in_plan else max(segment.base_offset, plan.start_offset)
+        start_at: int | None = None
+        for step in segment.walk(plan.recovery_point, next_base, start_offset):
+            if not isinstance(step, WholeBatch):
+                if in_plan:
+                    self._segments_scanned += 1
+                    self._bytes_scanned += step.position - (step.position if start_at is None else start_at)
+                return step
+            start_at = step.position if start_at is None else start_at
+            header = step.batch.header
+            if in_plan and (not self._epochs or header.leader_epoch > self._epochs[-1][0]):
+                self._epochs.append((header.leader_epoch, header.base_offset))
+        raise AssertionError("a scan ends with an answer")
+
+    def _check_joint(self, base: int, end: int, next_base: int | None) -> None:
+        if next_base is not None and end != next_base:
+            names = (segment_path(Path(), base).name, segment_path(Path(), next_base).name)
+            kind = "a gap" if end < next_base else "an overlap"
+            raise CorruptLog(
+                self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}"
+            )
+
+    def _settle_sealed(self, segment: Segment, *, proven: bool) -> None:
+        segment.note_time()
+        segment.sync_indexes()
+        if proven:
+            self._progress.proven(segment.next_offset)
+        segment.close()
+
+    def _cut(self, segment: Segment, torn: TornTail, later: Sequence[int]) -> Cut:
+        self._progress.about_to_cut(torn.next_offset)
+        kept, size_bytes = move_aside(self._filesystem, self._directory, later)
+        size_bytes += segment.file.size() - torn.position
+        tail = keep_tail(self._filesystem, segment.path, segment.file, torn.position)
+        segment.file.truncate(torn.position)
+        return Cut(
+            offset=torn.next_offset,
+            segment=segment.path.name,
+            position=torn.position,
+            size_bytes=size_bytes,
+            reason=torn.reason,
+            kept_as=tuple([tail] if tail else []) + tuple(reversed(kept)),
+        )
+
+    def _finished(
+        self, plan: RecoveryPlan, bases: Sequence[int], segment: Segment, cut: Cut | None, start: int
+    ) -> Recovered:
+        """The newest segment in the state to append to, all of it on disk."""
+        segment.trim()
+        segment.sync_indexes()
+        if plan.opening is Opening.ABNORMAL:
+            segment.file.sync()
+            self._filesystem.sync_directory(self._directory)
+            self._progress.proven(segment.next_offset)
+        return self._recovered(plan, bases, segment, start, cut=cut)
+
+    def _recovered(  # noqa: PLR0913 - the parts of one report
+        self,
+        plan: RecoveryPlan,
+        bases: Sequence[int],
+        active: Segment,
+        start: int,
+        *,
+        cut: Cut | None = None,
+        damage: Damage | None = None,
+    ) -> Recovered:
+        report = RecoveryReport(
+            opening=plan.opening,
+            reason=plan.reason,
+            segments_scanned=self._segments_scanned,
+            bytes_scanned=self._bytes_scanned,
+            log_start_offset=start,
+            log_end_offset=active.next_offset,
+            cut=cut,
+            damaged_from=damage.next_offset if damage else None,
+            damage=damage.reason if damage else None,
+            seconds=(self._clock.monotonic_ms() - self._started_ms) / 1000,
+        )
+        return Recovered(tuple(bases), active, report, tuple(self._epochs))

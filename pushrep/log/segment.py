@@ -1,0 +1,283 @@
+"""The newest segment of a log: one file that grows by whole batches, and its two indexes.
+
+    .log         | batch | batch | ... | batch | zeros allocated ahead |
+                                         size_bytes ^                  ^ allocated
+    .index       | rel i32 | pos i32 |    rel = last offset of a batch - base offset, pos = where that batch begins;
+                                          an entry once more than index_interval_bytes lie behind the last one
+    .timeindex   | time i64 | rel i32 |   time = the greatest so far, rel = last offset of the batch that has it
+
+Invariant: every batch before a time entry's has timestamps of at most its time.
+Source: Kafka's LogSegment.append, OffsetIndex, TimeIndex (its DumpLogSegments judges them in the tests).
+"""
+
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pushrep.log.config import POSITION_MAX, LogConfig
+from pushrep.log.errors import CorruptBatch
+from pushrep.log.index_file import IndexFile
+from pushrep.log.scan import CleanEnd, ScanRange, ScanStep, WholeBatch, scan
+from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from pushrep.records import BatchHeader, RecordBatch
+from pushrep.seams import File, Filesystem
+
+OFFSET_ENTRY = struct.Struct(">ii")
+TIME_ENTRY = struct.Struct(">qi")
+assert (OFFSET_ENTRY.size, TIME_ENTRY.size) == (8, 12), "Kafka's index entries"
+
+
+@dataclass(slots=True)
+class _Tail:
+    """What a segment knows about its end."""
+
+    size_bytes: int
+    next_offset: int
+    leader_epoch: int = -1
+    bytes_since_entry: int = 0
+    max_timestamp_ms: int = -1
+    offset_of_max: int = -1
+    first_timestamp_ms: int | None = None
+
+
+class SegmentMark(NamedTuple):
+    """The end of a segment before a write: what `rewind` goes back to if the write fails."""
+
+    tail: _Tail
+    index_entries: int
+    time_entries: int
+
+
+class Segment:
+    """A segment that is written to. `size_bytes` and `next_offset` say where its whole batches end."""
+
+    def __init__(self, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> None:
+        self.base_offset = base_offset
+        self.path = segment_path(directory, base_offset)
+        self._filesystem, self._config = filesystem, config
+        self._file: File | None = None
+        self._allocated = 0
+        self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
+        self.time_index = IndexFile(filesystem, segment_path(directory, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
+        self._tail = _Tail(0, base_offset)
+
+    @classmethod
+    def create(cls, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> "Segment":
+        """A new, empty segment whose name is on disk. Raises OSError; then nothing of it remains."""
+        segment = cls(filesystem, directory, base_offset, config)
+        try:
+            segment._file = filesystem.open(segment.path, create=True)
+            segment.index.keep(0)  # of an earlier segment of this name that was cut off
+            segment.time_index.keep(0)
+            filesystem.sync_directory(directory)
+        except OSError:
+            segment.close()
+            if filesystem.exists(segment.path):
+                filesystem.remove(segment.path)
+            raise
+        return segment
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of its whole batches."""
+        return self._tail.size_bytes
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind its last record."""
+        return self._tail.next_offset
+
+    @property
+    def leader_epoch(self) -> int:
+        """Of its last batch; -1 while it is empty."""
+        return self._tail.leader_epoch
+
+    @property
+    def file(self) -> File:
+        """The .log file, opened when it is first needed."""
+        if self._file is None:
+            self._file = self._filesystem.open(self.path)
+            self._allocated = self._file.size()
+        return self._file
+
+    def has_room(self, header: BatchHeader) -> bool:
+        """Whether a batch still belongs into this segment, by size, by time and by what 32 bits can say."""
+        tail, config = self._tail, self._config
+        if tail.size_bytes == 0:
+            return True
+        if tail.size_bytes + header.size_bytes > config.segment_bytes:
+            return False
+        if header.last_offset_delta + tail.next_offset - self.base_offset > POSITION_MAX:
+            return False
+        if config.segment_ms is None or tail.first_timestamp_ms is None:
+            return True
+        return header.max_timestamp_ms - tail.first_timestamp_ms < config.segment_ms
+
+    def append(self, batch: RecordBatch) -> None:
+        """Write a stamped batch behind the last one. Raises OSError; the caller then goes back with `rewind`."""
+        file, position = self.file, self._tail.size_bytes
+        end = position + batch.header.size_bytes
+        if self._config.preallocate_bytes and end > self._allocated:
+            self._allocate(file, end)
+        file.write_at(batch.data, position)
+        self.note(position, batch.header)
+
+    def note(self, position: int, header: BatchHeader) -> None:
+        """Take a batch that stands at `position` into account: its offsets, times and index entries."""
+        tail = self._tail
+        if tail.first_timestamp_ms is None:
+            tail.first_timestamp_ms = header.max_timestamp_ms
+        if header.max_timestamp_ms > tail.max_timestamp_ms:
+            tail.max_timestamp_ms, tail.offset_of_max = header.max_timestamp_ms, header.last_offset
+        if tail.bytes_since_entry > self._config.index_interval_bytes:
+            self.note_time()
+            self.index.append(header.last_offset - self.base_offset, position)
+            tail.bytes_since_entry = 0
+        tail.bytes_since_entry += header.size_bytes
+        tail.size_bytes = position + header.size_bytes
+        tail.next_offset = header.next_offset
+        tail.leader_epoch = header.leader_epoch
+
+    def note_time(self) -> None:
+        """A time entry for the greatest timestamp so far, unless there is one."""
+        tail, last = self._tail, self.time_index.last
+        if tail.max_timestamp_ms > (last[0] if last else -1):
+            self.time_index.append(tail.max_timestamp_ms, tail.offset_of_max - self.base_offset)
+
+    def write_indexes_if_due(self) -> None:
+        """Bring index entries into their files now and then. A full disk does not matter: they wait for another time.
+
+        Times first: an offset entry in the file then means that the times up to it are there, too.
+        """
+        if self.index.is_due:
+            with suppress(OSError):
+                self.write_indexes()
+
+    def write_indexes(self) -> None:
+        """Bring the index entries into their files. Raises OSError."""
+        self.time_index.write()
+        self.index.write()
+
+    def sync_written_indexes(self) -> None:
+        """Bring the index files to the disk; may run beside appends. Raises OSError."""
+        self.time_index.sync_written()
+        self.index.sync_written()
+
+    def mark(self) -> SegmentMark:
+        """Where the segment ends now, for `rewind`."""
+        return SegmentMark(replace(self._tail), len(self.index), len(self.time_index))
+
+    def rewind(self, mark: SegmentMark) -> None:
+        """Go back to `mark`: what was written since is cut from the files. Raises OSError."""
+        self.file.truncate(mark.tail.size_bytes)
+        self._allocated = mark.tail.size_bytes
+        self.index.keep(mark.index_entries)
+        self.time_index.keep(mark.time_entries)
+        self._tail = replace(mark.tail)
+
+    def walk(self, recovery_point: int, end_offset: int | None, start_offset: int | None = None) -> Iterator[ScanStep]:
+        """Learn the end of the segment from its file: scan it, and rebuild the index entries on the way.
+
+        The scan begins at the batch that the index names for `start_offset` (None: at its last entry), if a whole
+        batch of the right offset stands there, else at the beginning; entries behind that point are dropped.
+        """
+        self._begin_walk(start_offset)
+        tail = self._tail
+        range_ = ScanRange(
+            position=tail.size_bytes, next_offset=tail.next_offset, end_offset=end_offset, recovery_point=recovery_point
+        )
+        for step in scan(self.file, range_):
+            if isinstance(step, WholeBatch):
+                self.note(step.position, step.batch.header)
+            yield step
+
+    def _begin_walk(self, start_offset: int | None) -> None:
+        self._tail = _Tail(0, self.base_offset)
+        sane = self.index.ascends(0) and self.index.ascends(1) and self.time_index.ascends(0)
+        relative = (POSITION_MAX if start_offset is None else start_offset - self.base_offset) if sane else -1
+        count = self.index.count_up_to(relative)
+        self.index.keep(count)
+        entry = self.index.last
+        batch = self._batch_at(entry[1], entry[0]) if entry else None
+        if batch is None or entry is None:
+            self.index.keep(0)
+            self.time_index.keep(0)
+            return
+        self.time_index.keep(self.time_index.count_up_to(entry[0], column=1))
+        time = self.time_index.last
+        first = self._batch_at(0, None)
+        self._tail = _Tail(
+            size_bytes=entry[1],
+            next_offset=batch.base_offset,
+            max_timestamp_ms=time[0] if time else -1,
+            offset_of_max=time[1] + self.base_offset if time else -1,
+            first_timestamp_ms=first.max_timestamp_ms if first else None,
+        )
+
+    def _batch_at(self, position: int, relative_last: int | None) -> BatchHeader | None:
+        """Header of the whole batch at `position`, if it ends with the offset that an index promised."""
+        step = next(scan(self.file, ScanRange(position=position, next_offset=self.base_offset)))
+        if not isinstance(step, WholeBatch):
+            return None
+        header = step.batch.header
+        if relative_last is not None and header.last_offset - self.base_offset != relative_last:
+            return None
+        return header
+
+    def trim(self) -> None:
+        """Cut off what was allocated ahead. Raises OSError."""
+        if self.file.size() > self._tail.size_bytes:
+            self.file.truncate(self._tail.size_bytes)
+        self._allocated = self._tail.size_bytes
+
+    def seal(self) -> None:
+        """Bring everything to disk in its final form: nothing allocated ahead, the last time in the index."""
+        self.trim()
+        self.note_time()
+        self.file.sync()
+        self.sync_indexes()
+
+    def sync_indexes(self) -> None:
+        """The entries so far are on disk when this returns: a recovery point may then rise over them."""
+        self.time_index.sync()
+        self.index.sync()
+
+    def locate(self, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the batch that holds `offset`. Raises CorruptBatch if a walk does not reach it."""
+        entry = self.index.floor(offset - self.base_offset)
+        batch = self._batch_at(entry[1], entry[0]) if entry else None
+        start = entry[1] if entry and batch else 0
+        for step in scan(self.file, ScanRange(position=start, next_offset=self.base_offset)):
+            if not isinstance(step, WholeBatch):
+                reason = "the segment ends there" if isinstance(step, CleanEnd) else step.reason
+                raise CorruptBatch(step.next_offset, self.path, step.position, reason)
+            if step.batch.header.next_offset > offset:
+                return step.position, step.batch.header.base_offset
+        raise AssertionError("a scan ends with an answer")
+
+    def cut(self, position: int, next_offset: int) -> None:
+        """Cut the file at a batch's beginning, which has offset `next_offset`; it is on disk so. Raises OSError."""
+        self.file.truncate(position)
+        self.file.sync()
+        self._allocated = position
+        for _ in self.walk(0, None, next_offset):
+            pass
+        self.sync_indexes()
+
+    def close(self) -> None:
+        """Give the descriptor back. Writes nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _allocate(self, file: File, end: int) -> None:
+        """Grow the file ahead of `end`, so that an fdatasync has no new size to write."""
+        wanted = min(end + self._config.preallocate_bytes, max(end, self._config.segment_bytes))
+        try:
+            file.allocate(wanted)
+            self._allocated = wanted
+        except OSError:
+            self._allocated = end  # a disk that has no room ahead may still have room for this batch
