@@ -1,0 +1,127 @@
+"""What a marks store keeps of one batch, as a value and as bytes.
+
+     0        4             8                12             12 + head                    end - 4
+    | "PBMK" | version u32 | head bytes u32 | head, JSON   | marks of each topic ...    | CRC-32 u32 |   big-endian
+
+The head names the query, the batch, the log ranges it held, and for each (topic, startpoint epoch) how many bytes of
+marks follow, in that order (docs/formats/marks.md tells those bytes). Magic, version and CRC-32 (zlib's, over all
+before it) keep their places in every version: the checksum is proven before the version is believed, so a flipped
+bit is never taken for another version. Pure: no Spark, no disk.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from filtering.errors import FilteringError
+from filtering.highwater import HighwaterMarks
+from spark_jobs.errors import SparkJobError
+
+VERSION = 1
+ADOPTED = -1
+"""The batch number under which a query keeps what it took over from another before its batch 0."""
+
+_MAGIC = b"PBMK"
+_HEADER = struct.Struct(">4sII")
+_CHECKSUM = struct.Struct(">I")
+assert _HEADER.size == 12, "docs/formats/batch-marks.md promises 12 bytes"
+
+
+class CorruptBatchMarks(SparkJobError):
+    """Bytes of a batch's marks are damaged: restore an older copy of the store, never go on with empty marks."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"marks of a batch are corrupt: {why}; restore a copy of the store, or adopt an older batch")
+        self.why = why
+
+
+class BatchMarksVersionUnsupported(SparkJobError):
+    """Another release wrote these marks: run the job with that release, or a newer one."""
+
+    def __init__(self, version: int, supported: int) -> None:
+        super().__init__(f"marks of a batch have format version {version}, this release reads version {supported}")
+        self.version, self.supported = version, supported
+
+
+class MarksKey(NamedTuple):
+    """Marks are separate for every destination topic, and begin anew with every startpoint applied to it."""
+
+    topic: str
+    startpoint_epoch: int = 0
+
+
+class LogRange(NamedTuple):
+    """Half-open: log offsets [start, end) of one partition of a topic, holes included."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMarks:
+    """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend."""
+
+    query_id: str
+    batch_id: int
+    ranges: tuple[LogRange, ...] = ()
+    marks: Mapping[MarksKey, HighwaterMarks] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.query_id or self.batch_id < ADOPTED:
+            raise ValueError(f"not a batch of a query: {self.query_id!r}, {self.batch_id}")
+
+    def to_bytes(self) -> bytes:
+        """Versioned, checksummed bytes; equal values give equal bytes."""
+        blobs = [(key, self.marks[key].to_bytes()) for key in sorted(self.marks)]
+        head = {
+            "query": self.query_id,
+            "batch": self.batch_id,
+            "ranges": [list(r) for r in self.ranges],
+            "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
+        }
+        text = json.dumps(head, separators=(",", ":")).encode()
+        body = b"".join([_HEADER.pack(_MAGIC, VERSION, len(text)), text, *(blob for _, blob in blobs)])
+        return body + _CHECKSUM.pack(zlib.crc32(body))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "BatchMarks":
+        """Read what `to_bytes` wrote. Raises CorruptBatchMarks naming what is wrong, BatchMarksVersionUnsupported."""
+        head, position = _head(data)
+        try:
+            marks = {}
+            for topic, epoch, size in head["marks"]:
+                marks[MarksKey(str(topic), int(epoch))] = HighwaterMarks.from_bytes(data[position : position + size])
+                position += size
+            ranges = tuple(LogRange(str(t), int(p), int(s), int(e)) for t, p, s, e in head["ranges"])
+            return cls(str(head["query"]), int(head["batch"]), ranges, marks)
+        except FilteringError as error:
+            raise CorruptBatchMarks(str(error)) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptBatchMarks(f"the head does not say what follows ({error!r})") from error
+
+
+def _head(data: bytes) -> tuple[dict[str, Any], int]:
+    """The head, and the position of the first byte behind it."""
+    if len(data) < _HEADER.size + _CHECKSUM.size:
+        raise CorruptBatchMarks(f"{len(data)} bytes, too few for a head")
+    magic, version, head_bytes = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise CorruptBatchMarks(f"they begin with {magic!r}, not {_MAGIC!r}")
+    (stored,) = _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)
+    computed = zlib.crc32(memoryview(data)[: -_CHECKSUM.size])
+    if stored != computed:
+        raise CorruptBatchMarks(f"the bytes give checksum {computed:#010x}, the stored one is {stored:#010x}")
+    if version != VERSION:
+        raise BatchMarksVersionUnsupported(version, VERSION)
+    try:
+        head = json.loads(data[_HEADER.size : _HEADER.size + head_bytes])
+    except ValueError as error:
+        raise CorruptBatchMarks("the head is no JSON") from error
+    if not isinstance(head, dict):
+        raise CorruptBatchMarks("the head is no JSON object")
+    return head, _HEADER.size + head_bytes
