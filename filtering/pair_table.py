@@ -9,7 +9,8 @@ numpy's cost for a scalar, a batch sees them as numpy arrays without a copy.
 
 import struct
 from array import array
-from typing import NamedTuple
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,11 +64,17 @@ class PairTable:
     def open(self, pair: bytes) -> int:
         """The pair's slot, given now if it had none."""
         slot = self.slots.get(pair)
-        if slot is None:
-            slot = len(self.slots)
-            row = np.frombuffer(pair, _PAIR_ROW)
-            states = self.read(row["pid"].astype(np.int64), row["partition"].astype(np.int64))
-            self._append(states, np.zeros(1, np.int64))
+        if slot is not None:
+            return slot
+        entry = self._base.get(*_PAIR.unpack(pair)) if len(self._base) else None
+        mark, destination, advanced, bits = entry or (NO_MARK, None, None, bytes(self._bits_bytes))
+        slot = self.slots[pair] = len(self.slots)
+        self.marks.append(mark)
+        self._timed_marks.append(mark)
+        self.destinations.append(UNKNOWN if destination is None else destination)
+        self._advanced_ms.append(UNKNOWN if advanced is None else advanced)
+        self.jumped.append(0)
+        self._bits += bits
         return slot
 
     def bits_of(self, slot: int) -> int:
@@ -85,9 +92,9 @@ class PairTable:
         """The states of distinct pairs, from their slots or from the base; changes nothing."""
         rows = np.empty(len(pids), _PAIR_ROW)
         rows["pid"], rows["partition"] = pids, partitions
-        blob = rows.tobytes()
-        pairs = [blob[start : start + PAIR_BYTES] for start in range(0, len(blob), PAIR_BYTES)]
-        slots = np.fromiter((self.slots.get(pair, -1) for pair in pairs), np.int64, len(pairs))
+        whole: Any = rows.view(np.dtype((np.void, PAIR_BYTES))).tolist()  # numpy gives bytes for void
+        pairs: list[bytes] = whole
+        slots = np.fromiter(map(self.slots.get, pairs, repeat(-1)), np.int64, len(pairs))
         states = self._base_states(pairs, slots, pids, partitions)
         met = np.flatnonzero(slots >= 0)
         if len(met):
@@ -99,9 +106,11 @@ class PairTable:
     def write(self, before: PairStates, after: Verdicts, destinations: Numbers) -> None:
         """Take over what a batch made of the pairs that `read` gave; those without a slot get theirs."""
         slots = before.slots
-        if (slots < 0).any():
-            self._append(before, np.flatnonzero(slots < 0))
-            slots = np.fromiter((self.slots[pair] for pair in before.pairs), np.int64, len(slots))
+        new = np.flatnonzero(slots < 0)
+        if len(new):
+            slots = slots.copy()
+            slots[new] = np.arange(len(new)) + len(self)
+            self._append(before, new)
         _view(self.marks)[slots] = after.marks
         _view(self.destinations)[slots] = destinations
         _view(self.jumped)[slots] += after.jumped
@@ -171,7 +180,8 @@ class PairTable:
     def _append(self, states: PairStates, which: Numbers) -> None:
         """Slots for some of these pairs, holding the states as they were read from the base."""
         first = len(self.slots)
-        self.slots.update((states.pairs[k], first + n) for n, k in enumerate(which.tolist()))
+        pairs = states.pairs if len(which) == len(states.pairs) else [states.pairs[k] for k in which.tolist()]
+        self.slots.update(zip(pairs, range(first, first + len(pairs)), strict=True))
         for column, values in (
             (self.marks, states.marks[which]),
             (self._timed_marks, states.marks[which]),

@@ -97,21 +97,16 @@ class ReplayFilter:
         except (struct.error, TypeError, BufferError, KeyError):
             return self._admit(key, destination_partition)
         # A known pair without a window, for speed: here the rule is one comparison (rule.py has all of it).
-        mark = self._quick_marks[slot]
-        if (
-            offset < 0
-            or mark == NO_MARK
-            or not (destination_partition is None or UNKNOWN < destination_partition == self._destinations[slot])
-        ):
-            return self._admit(key, destination_partition)
-        if offset <= mark:
-            self._dropped += 1
-            return False
-        if offset - mark > 1:
-            self._table.jumped[slot] += offset - mark - 1
-        self._quick_marks[slot] = offset
-        self._kept += 1
-        return True
+        if destination_partition is None or UNKNOWN < destination_partition == self._destinations[slot]:
+            mark = self._quick_marks[slot]
+            if offset == mark + 1:
+                self._quick_marks[slot] = offset
+                self._kept += 1
+                return True
+            if 0 <= offset <= mark:
+                self._dropped += 1
+                return False
+        return self._admit(key, destination_partition)
 
     def _admit(self, key: object, destination_partition: int | None) -> bool:
         destination = _destination(destination_partition)

@@ -103,12 +103,13 @@ def _running_maximum(offsets: Numbers, groups: PairGroups) -> Numbers:
     lift = int(steps.max()) + 1
     if lift * len(starts) < _SAFE_MAX:
         floor = np.repeat(np.arange(len(starts)) * lift, sizes)
-        return np.maximum.accumulate(steps + floor) - floor + np.repeat(lowest, sizes)
+        lifted: Numbers = np.maximum.accumulate(steps + floor)
+        return np.asarray(lifted - floor + np.repeat(lowest, sizes))
     # Offsets too far apart to lift: their ranks are below the number of rows.
     values, ranks = np.unique(offsets, return_inverse=True)
     floor = np.repeat(np.arange(len(starts)) * len(values), sizes)
-    highest_ranks = np.maximum.accumulate(ranks + floor) - floor
-    return np.take(values, highest_ranks)
+    lifted = np.maximum.accumulate(ranks + floor)
+    return np.asarray(values[lifted - floor])
 
 
 def _unseen(

@@ -56,7 +56,7 @@ def raised(rows: Rows, marks: Numbers, by: Numbers, window: int) -> Rows:
     bit = (shift & 7).astype(np.uint16)[:, None]
     upper = np.take_along_axis(padded, np.where(source > 0, source, width + 1), axis=1)
     lower = np.take_along_axis(padded, np.where(source > 1, source - 1, width + 1), axis=1)
-    moved = (((upper << bit) | (lower >> (8 - bit))) & 0xFF).astype(np.uint8)
+    moved: Rows = (((upper << bit) | (lower >> (8 - bit))) & 0xFF).astype(np.uint8)
     was = np.flatnonzero((by > 0) & (by <= window))
     set_bits(moved, was, by[was] - 1)
     moved &= lowest(marks + by, window)

@@ -1,0 +1,93 @@
+"""Which destination partition a record goes to."""
+
+import numpy as np
+import pytest
+
+from filtering import StreamMetadata
+from partitioner import (
+    BadPartitionerSetting,
+    KeyNotStreamMetadata,
+    PartitionerError,
+    SourcePartitionPartitioner,
+    TopicShrunk,
+    partition_for,
+)
+
+
+def key(source_partition):
+    return StreamMetadata(7, source_partition, 0).pack()
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "expected"), [(0, 1, 0), (3, 3, 0), (4, 3, 1), (5, 8, 5), (2**31 - 1, 7, 1)]
+)
+def test_source_partition_modulo_destination(source, count, expected):
+    assert partition_for(source, count) == expected
+
+
+def test_with_more_destination_partitions_each_keeps_its_number():
+    assert [partition_for(source, 100) for source in range(64)] == list(range(64))
+    assert partition_for(np.int32(5), 3) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "setting"),
+    [(-1, 3, "source_partition"), (0, 0, "partition_count"), (0, -2, "partition_count"), (1.5, 3, "source_partition")],
+)
+def test_nonsense_is_refused_by_name(source, count, setting):
+    with pytest.raises(BadPartitionerSetting) as refusal:
+        partition_for(source, count)
+    assert refusal.value.setting == setting
+    assert isinstance(refusal.value, PartitionerError)
+
+
+def test_the_callable_sorts_what_the_client_lists():
+    place = SourcePartitionPartitioner()
+    assert [place(key(source), [2, 0, 1], [2]) for source in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_the_count_seen_first_is_pinned_while_the_topic_grows():
+    place = SourcePartitionPartitioner()
+    assert place.partition_count is None
+    assert place(key(3), [0, 1, 2], []) == 0
+    assert place.partition_count == 3
+    assert place(key(3), list(range(6)), []) == 0, "a pair must not move to a partition added later"
+
+
+def test_a_given_count_is_used_from_the_first_record_on():
+    place = SourcePartitionPartitioner(partition_count=3)
+    assert place(key(4), list(range(6)), []) == 1
+
+
+def test_a_topic_with_fewer_partitions_than_pinned_is_another_topic():
+    with pytest.raises(TopicShrunk, match="partition_count=6") as refusal:
+        SourcePartitionPartitioner(partition_count=6)(key(0), [0, 1, 2], [])
+    assert (refusal.value.pinned, refusal.value.partitions) == (6, 3)
+
+
+@pytest.mark.parametrize("other", [None, b"", b"business key", b"\xff" * 20])
+def test_strict_refuses_a_key_that_is_not_metadata(other):
+    with pytest.raises(KeyNotStreamMetadata, match="fallback"):
+        SourcePartitionPartitioner()(other, [0, 1], [0, 1])
+
+
+def test_the_fallback_takes_other_keys_and_leaves_metadata_alone():
+    place = SourcePartitionPartitioner(fallback="default")
+    assert place(key(4), [0, 1, 2], [0]) == 1
+    assert place(None, [0, 1, 2], [2]) == 2
+    assert place(None, [0, 1, 2], []) in {0, 1, 2}
+    assert place(b"business key", [2, 1, 0], [0]) == place(b"business key", [0, 1, 2], [2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"fallback": "random"}, "fallback"),
+        ({"partition_count": 0}, "partition_count"),
+        ({"partition_count": "3"}, "partition_count"),
+    ],
+)
+def test_settings_are_checked_at_birth(settings, name):
+    with pytest.raises(BadPartitionerSetting) as refusal:
+        SourcePartitionPartitioner(**settings)
+    assert refusal.value.setting == name
