@@ -1,0 +1,92 @@
+"""The examples in a Markdown file, and a runner for them: `python doc_blocks.py FILE [--with-spark]`.
+
+    ```python       executed; the blocks of one file share a namespace, in order
+    ```console      each line that begins with `$ ` is run by bash, with this interpreter's programs first in PATH
+
+A comment on the line before the fence says more: `<!-- spark -->` (needs a Spark session), `<!-- no-test: reason -->`.
+Any other fence is prose. A traceback names the Markdown file and its line.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+_FENCE = re.compile(r"^(?P<indent>\s*)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
+_NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
+_SPARK = re.compile(r"<!--\s*spark\s*-->")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One example: `line` is that of its first line of code, counted from 1."""
+
+    path: Path
+    line: int
+    language: str
+    code: str
+    needs_spark: bool
+    skip_reason: str | None
+
+
+def blocks_of(path):
+    """Every python and console block of the file. Raises ValueError for a fence that is never closed."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found, at = [], 0
+    while at < len(lines):
+        fence = _FENCE.match(lines[at])
+        at += 1
+        if fence is None:
+            continue
+        start = at
+        while at < len(lines) and lines[at].strip() != fence["ticks"]:
+            at += 1
+        if at == len(lines):
+            raise ValueError(f"{path.name}:{start}: a block is opened and never closed")
+        before = lines[start - 2] if start >= 2 else ""
+        if fence["language"] in {"python", "console"}:
+            skip = _NO_TEST.search(before)
+            code = dedent("\n".join(lines[start:at]))
+            reason = skip["reason"] if skip else None
+            found.append(Block(path, start + 1, fence["language"], code, bool(_SPARK.search(before)), reason))
+        at += 1
+    return found
+
+
+def commands_of(block):
+    """The commands of a console block; a line that ends in a backslash goes on with the next one."""
+    commands, continued = [], False
+    for line in block.code.splitlines():
+        if continued:
+            commands[-1] += "\n" + line.removeprefix("> ")
+        elif line.startswith("$ "):
+            commands.append(line[2:])
+        else:
+            continue  # what the command prints
+        continued = commands[-1].endswith("\\")
+    return commands
+
+
+def run_blocks(blocks):
+    """Run them in the current directory; the first failure raises."""
+    namespace = {"__name__": "__main__"}
+    # As in an activated environment: shells and Spark's workers find this interpreter and its programs first.
+    os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
+    for block in blocks:
+        if block.language == "python":
+            # The empty lines put the code where it stands in the file, so that tracebacks point there.
+            exec(compile("\n" * (block.line - 1) + block.code, str(block.path), "exec"), namespace)
+            continue
+        for command in commands_of(block):
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=False)
+            if done.returncode != 0:
+                sys.exit(f"{block.path}:{block.line}: exit code {done.returncode} from: {command}")
+
+
+if __name__ == "__main__":
+    with_spark = "--with-spark" in sys.argv
+    chosen = [b for b in blocks_of(Path(sys.argv[1])) if b.skip_reason is None and (with_spark or not b.needs_spark)]
+    run_blocks(chosen)

@@ -1,0 +1,139 @@
+"""The examples in README.md and docs/ run as they stand, each file in a process and a directory of its own."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+RUNNER = Path(__file__).with_name("doc_blocks.py")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)")
+
+_spec = importlib.util.spec_from_file_location("doc_blocks", RUNNER)
+doc_blocks = importlib.util.module_from_spec(_spec)
+sys.modules["doc_blocks"] = doc_blocks  # dataclasses look their module up
+_spec.loader.exec_module(doc_blocks)
+
+
+def name(path):
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def files_with(needs_spark):
+    """Files with a tested block; with needs_spark, those that have one for Spark."""
+    for path in DOCS:
+        tested = [block for block in doc_blocks.blocks_of(path) if block.skip_reason is None]
+        if any(block.needs_spark == needs_spark for block in tested):
+            yield path
+
+
+def run(path, directory, *flags):
+    """Run a file's blocks; returns the finished process."""
+    # A reader's interpreter shows warnings; here they fail, except inside Spark's and its workers' own code.
+    warnings = [] if "--with-spark" in flags else ["-W", "error"]
+    return subprocess.run(
+        [sys.executable, *warnings, str(RUNNER), str(path), *flags],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def report(path, done):
+    return f"{name(path)}: an example failed\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+
+
+@pytest.mark.parametrize("path", list(files_with(needs_spark=False)), ids=name)
+def test_examples_run(path, tmp_path):
+    done = run(path, tmp_path)
+    assert done.returncode == 0, report(path, done)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("path", list(files_with(needs_spark=True)), ids=name)
+def test_examples_run_with_spark(path, tmp_path):
+    """The whole file: what comes before a Spark block made the data that it reads."""
+    done = run(path, tmp_path, "--with-spark")
+    assert done.returncode == 0, report(path, done)
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name)
+def test_examples_are_marked_and_links_lead_somewhere(path):
+    for block in doc_blocks.blocks_of(path):
+        assert block.skip_reason != "", f"{name(path)}:{block.line}: no-test gives no reason"
+        if block.language == "console" and block.skip_reason is None:
+            assert doc_blocks.commands_of(block), f"{name(path)}:{block.line}: a console block without a `$ ` line"
+    for target in _LINK.findall(path.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (path.parent / target).exists(), f"{name(path)}: the link to {target} leads nowhere"
+
+
+SAMPLE = """\
+# Sample
+```python
+from pathlib import Path
+value = 1
+```
+```
+plain fences are prose
+```
+```console
+$ echo one \\
+  > made-by-shell
+one
+$ python -c 'open("made-by-python", "w").close()'
+```
+   ```python
+   assert value == 1, "the namespace is shared"
+   assert Path("made-by-shell").read_text() == "one\\n"
+   assert Path("made-by-python").exists()
+   ```
+<!-- no-test: needs a broker -->
+```python
+raise SystemExit("must not run")
+```
+<!-- spark -->
+```python
+Path("spark-ran").touch()
+```
+"""
+
+
+def test_the_runner_runs_what_it_should(tmp_path):
+    path = tmp_path / "sample.md"
+    path.write_text(SAMPLE)
+    blocks = doc_blocks.blocks_of(path)
+    assert [(b.language, b.line, b.needs_spark, b.skip_reason) for b in blocks] == [
+        ("python", 3, False, None),
+        ("console", 10, False, None),
+        ("python", 16, False, None),
+        ("python", 22, False, "needs a broker"),
+        ("python", 26, True, None),
+    ]
+    done = run(path, tmp_path)
+    assert done.returncode == 0, report(path, done)
+    assert not (tmp_path / "spark-ran").exists()
+    assert run(path, tmp_path, "--with-spark").returncode == 0
+    assert (tmp_path / "spark-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("```python\n\n1 / 0\n```\n", 'sample.md", line 3'),
+        ("```console\n$ true | false | true\n```\n", "sample.md:2: exit code 1 from: true | false | true"),
+        ("text\n```python\nnever closed\n", "never closed"),
+        ("```python\nimport warnings\nwarnings.warn('old')\n```\n", "UserWarning: old"),
+    ],
+)
+def test_a_failing_example_fails_and_names_its_line(tmp_path, text, told):
+    path = tmp_path / "sample.md"
+    path.write_text(text)
+    done = run(path, tmp_path)
+    assert done.returncode != 0
+    assert told in done.stderr

@@ -1,0 +1,156 @@
+"""House rules that no linter knows: what may stand in a tracked file, and what every package owes its reader."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("filtering", "partitioner", "pushrep", "spark_jobs")
+MODULE_LINES_MAX = 400
+IMPURE = {"asyncio", "os", "socket", "time"}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+_MACHINE_PATH = re.compile(r"(?<![\w.~$)}\]>-])/(?:work|farm|root|home|tmp|mnt|Users)/")
+_REGISTRY = re.compile(
+    r"pypi\.org/simple|pythonhosted|repo1?\.maven|repository\.apache|maven\.org\b|npmjs\."
+    r"|(?:index|registry)-?\w*\.docker|index-url\b|trusted-host"
+)
+
+
+def tracked_files():
+    """What git tracks, of the texts that are not golden; not this file, whose rules would find themselves."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        path = ROOT / name
+        if path.is_file() and "golden" not in path.parts and path != Path(__file__):
+            yield path
+
+
+def text_of(path):
+    data = path.read_bytes()
+    return "" if b"\0" in data else data.decode("utf-8", errors="replace")
+
+
+def modules():
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def pure_modules():
+    """The modules of the import-linter contract about pure rooms, packages with all that is in them."""
+    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
+    (pure,) = [contract for contract in contracts if contract["name"].startswith("pure rooms")]
+    for dotted in pure["source_modules"]:
+        path = ROOT.joinpath(*dotted.split("."))
+        found = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+        yield from found
+
+
+def test_no_tracked_file_names_a_machine_or_a_registry():
+    faults = [
+        f"{name(path)}:{number}: {line.strip()[:100]}"
+        for path in tracked_files()
+        for number, line in enumerate(text_of(path).splitlines(), 1)
+        if _MACHINE_PATH.search(line) or _REGISTRY.search(line)
+    ]
+    assert not faults, "paths of one machine or addresses of a registry:\n" + "\n".join(faults)
+
+
+@pytest.mark.parametrize("text", ["see /work/x", "'/tmp/a'", "cd /root/x", "--index-url=x", "files.pythonhosted.org"])
+def test_the_rule_about_machines_finds_them(text):
+    assert _MACHINE_PATH.search(text) or _REGISTRY.search(text)
+
+
+@pytest.mark.parametrize("text", ["partitions/work/day", "docs/home/", "a.tmp", "https://example.org/a"])
+def test_the_rule_about_machines_lets_others_pass(text):
+    assert not _MACHINE_PATH.search(text)
+    assert not _REGISTRY.search(text)
+
+
+def test_every_public_module_tells_what_it_is():
+    silent = [
+        name(path)
+        for path in modules()
+        if (path.name == "__init__.py" or not path.name.startswith("_"))
+        and (source := path.read_text(encoding="utf-8")).strip()  # an empty package has nothing to tell
+        and not ast.get_docstring(ast.parse(source))
+    ]
+    assert not silent, f"without a docstring: {silent}"
+
+
+def test_no_module_is_too_long_to_read():
+    lengths = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
+    long = {module: lines for module, lines in lengths.items() if lines > MODULE_LINES_MAX}
+    assert not long, f"above {MODULE_LINES_MAX} lines, look for the second job inside: {long}"
+
+
+@pytest.mark.parametrize("path", list(pure_modules()), ids=name)
+def test_pure_rooms_import_neither_clock_nor_disk(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found = {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found = {node.module.partition(".")[0]}
+        else:
+            continue
+        assert not found & IMPURE, f"{name(path)}:{node.lineno} imports {sorted(found & IMPURE)}"
+
+
+def test_every_decision_is_listed():
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    records = sorted(path.name for path in folder.glob("*.md") if path.name != "README.md")
+    assert records, "no decision records"
+    missing = [record for record in records if f"]({record})" not in index]
+    assert not missing, f"docs/decisions/README.md does not link {missing}"
+    numbers = [int(record[:4]) for record in records]
+    assert numbers == list(range(1, len(records) + 1)), f"decisions are numbered from 1 without gaps: {records}"
+
+
+def test_the_changelog_has_a_place_for_what_is_new():
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert "## Unreleased" in lines, "CHANGELOG.md wants a section `## Unreleased`"
+
+
+def constraints():
+    """{canonical name: version} of constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+    return {canonicalize_name(pin.name): str(next(iter(pin.specifier))) for pin in pins}
+
+
+def requirements():
+    """Every requirement of pyproject.toml, the extras' too, except the extras that name the distribution itself."""
+    project = PYPROJECT["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = [Requirement(text) for group in groups for text in group]
+    return [requirement for requirement in wanted if requirement.name != project["name"]]
+
+
+def test_constraints_pin_exactly_and_without_addresses():
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert "://" not in text, "constraints.txt names versions, not places"
+    loose = {package: pin for package, pin in constraints().items() if not re.fullmatch(r"==[0-9][\w.+!-]*", pin)}
+    assert not loose, f"constraints.txt pins exactly: {loose}"
+
+
+def test_constraints_pin_every_dependency_at_a_version_that_will_do():
+    pins = constraints()
+    missing = [str(r) for r in requirements() if canonicalize_name(r.name) not in pins]
+    assert not missing, f"constraints.txt does not pin {missing}"
+    wrong = [str(r) for r in requirements() if not r.specifier.contains(pins[canonicalize_name(r.name)][2:])]
+    assert not wrong, f"constraints.txt pins a version that pyproject.toml refuses: {wrong}"
+
+
+def test_the_version_is_said_once():
+    assert version("pushrep") == PYPROJECT["project"]["version"], "installed from another state: run `make` again"
