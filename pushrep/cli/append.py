@@ -1,0 +1,209 @@
+"""`pushrep append`: lines or CSV into a log; the work is appending.py's."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pushrep.cli.appending import Appender
+from pushrep.cli.input_lines import BadHeader, BadLine, Choices, LineRules, numbered_lines
+from pushrep.log import Durability, LogConfig
+from pushrep.outbox import Outbox, read_identity
+from pushrep.records import HEADER_BYTES
+from pushrep.seams import REAL_FILESYSTEM
+
+_DEFAULT_PRODUCER = "pushrep-append"
+_NAMED_BAD_LINES = 20
+_PROGRESS_EVERY = 4096  # lines
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("topic")
+@click.argument("file", default="-", type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["lines", "csv"]),
+    default="lines",
+    show_default=True,
+    help="lines: every line is a value. csv: the first line names the columns, every other line is a record.",
+)
+@click.option(
+    "--value",
+    type=click.Choice(["json", "csv-line"]),
+    default="json",
+    show_default=True,
+    help="What a CSV line becomes: a JSON object of its columns, or the line as it is.",
+)
+@click.option("--delimiter", default=",", show_default=True, help="Between the fields of a CSV line.")
+@click.option("--partitions", type=click.IntRange(1), help="Of a new log; fixed from then on.  [default: 1]")
+@click.option("--producer", help=f"The application's name in a new log; fixed.  [default: {_DEFAULT_PRODUCER}]")
+@click.option(
+    "--carrier",
+    type=click.Choice(["key", "header"]),
+    help="Where a new log carries the stream metadata; fixed.  [default: key]",
+)
+@click.option("--partition", type=click.IntRange(0), help="Put every line into this partition.")
+@click.option("--partition-by", metavar="COLUMN", help="Same text in this CSV column, same partition (CRC-32).")
+@click.option(
+    "--timestamp-column",
+    metavar="COLUMN",
+    help="Record timestamps from this CSV column: ISO 8601 (UTC if it names no zone) or milliseconds.",
+)
+@click.option(
+    "--source", metavar="NAME", help="The input's name.  [default: FILE's full path; none for standard input]"
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["buffered", "flushed"]),
+    default="flushed",
+    show_default=True,
+    help="flushed: fdatasync while it runs. buffered: once, at the end.",
+)
+@click.option(
+    "--on-bad-line",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="A line that is no record: stop there, or name it on standard error and go on.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as a JSON object.")
+def append(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, topic: str, file: Path, format_: str, value: str, delimiter: str, partitions: int | None,
+    producer: str | None, carrier: str | None, partition: int | None, partition_by: str | None,
+    timestamp_column: str | None, source: str | None, durability: str, on_bad_line: str, as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Append the lines of FILE (- is standard input) to the log of TOPIC in DIRECTORY, which is made if missing.
+
+    \b
+    Without options lines go round the partitions: line n into partition n mod N.
+      pushrep append out greetings hello.txt
+      pushrep append out flights flights.csv --format csv --partitions 3 \\
+          --partition-by origin --timestamp-column time_hour
+      journalctl -f | pushrep append out journal -
+
+    \b
+    After a crash, kill -9 or Ctrl-C run the same command again: it goes on where the log ends. Each record
+    carries its line's number as source offset under a PID made of the input's name, so the log itself knows
+    which lines it has, and a reader that filters replays sees each line once. A file is known by its full path;
+    --source NAME names it otherwise, and makes standard input resumable if it gives the same lines again from
+    the first on. Standard input without a name is appended anew each time.
+
+    \b
+    A line that is no record (a CSV line with too few fields, say) is named by its number. With --on-bad-line
+    stop the lines before it are in the log; mend the line and run the command again. With skip the others are
+    appended, and a line that you mend later needs a file of its own.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    _check_usage(format_, partition, partition_by, timestamp_column, delimiter)
+    stored = read_identity(REAL_FILESYSTEM, directory) if directory.is_dir() else None
+    count = partitions or (stored.partitions if stored else 1)
+    if partition is not None and partition >= count:
+        raise click.BadParameter(f"{partition} is not one of the {count} partitions, counted from 0",
+                                 param_hint="--partition")  # fmt: skip
+    choices = Choices(format_ == "csv", delimiter, value == "json", count, partition, partition_by, timestamp_column)
+    name = source if source is not None else (None if str(file) == "-" else str(file.resolve()))
+    config = LogConfig()
+    started = time.monotonic()
+    with _opened(file) as stream, Outbox.open(
+        directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
+        carrier=carrier or (stored.carrier if stored else "key"),
+        durability=Durability[durability.upper()], log_config=config,
+    ) as outbox:  # fmt: skip
+        appender = Appender(outbox, LineRules(choices), name, choices.placement)
+        lines = numbered_lines(stream, config.batch_limit_bytes - HEADER_BYTES)
+        if choices.is_csv:
+            _take_header(lines, appender)
+        with _progress(stream) as advance:
+            _append_all(lines, appender, advance, stop=on_bad_line == "stop")
+        outbox.flush()
+        ends = [outbox.log(n).log_end_offset for n in range(count)]
+    _tell(topic, appender, ends, time.monotonic() - started, as_json=as_json)
+
+
+def _check_usage(
+    format_: str, partition: int | None, partition_by: str | None, timestamp_column: str | None, delimiter: str
+) -> None:
+    for option, given in (("--partition-by", partition_by), ("--timestamp-column", timestamp_column)):
+        if given is not None and format_ != "csv":
+            raise click.UsageError(f"{option} names a column of a CSV: add --format csv")
+    if partition is not None and partition_by is not None:
+        raise click.UsageError("--partition and --partition-by exclude each other")
+    if len(delimiter) != 1:
+        raise click.BadParameter(f"{delimiter!r} is not one character", param_hint="--delimiter")
+
+
+def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
+    if str(file) == "-":
+        return nullcontext(sys.stdin.buffer)
+    if file.is_dir():
+        raise click.BadParameter(f"{file} is a directory; name a file, or - for standard input", param_hint="FILE")
+    return file.open("rb")
+
+
+def _take_header(lines: Iterator[tuple[int, bytes | BadLine]], appender: Appender) -> None:
+    _, line = next(lines, (1, None))
+    if line is None:
+        raise BadHeader("the input is empty; a CSV begins with a line that names its columns")
+    if isinstance(line, BadLine):
+        raise BadHeader(f"the CSV's header: {line}")
+    appender.rules.take_header(line)
+
+
+def _append_all(
+    lines: Iterator[tuple[int, bytes | BadLine]], appender: Appender, advance: Callable[[], None], *, stop: bool
+) -> None:
+    counts = appender.counts
+    for number, line in lines:
+        if number % _PROGRESS_EVERY == 0:
+            advance()
+        try:
+            if isinstance(line, BadLine):
+                raise line
+            appender.take(number, line)
+        except BadLine as bad:
+            if stop:
+                raise appender.stopped(bad) from bad
+            counts.bad += 1
+            if counts.bad <= _NAMED_BAD_LINES:
+                click.echo(f"skipped {bad}", err=True)
+    if counts.bad > _NAMED_BAD_LINES:
+        click.echo(f"skipped {counts.bad - _NAMED_BAD_LINES} more lines", err=True)
+
+
+@contextmanager
+def _progress(stream: BinaryIO) -> Iterator[Callable[[], None]]:
+    """A bar on standard error while it is a terminal; call what is yielded now and then."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    total = Path(stream.name).stat().st_size if isinstance(stream.name, str) and stream.seekable() else None
+    columns = (TextColumn("appending"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("append", total=total)
+        yield lambda: progress.update(task, completed=stream.tell() if total is not None else None, advance=None)
+
+
+def _tell(topic: str, appender: Appender, ends: list[int], seconds: float, *, as_json: bool) -> None:
+    counts = appender.counts
+    if as_json:
+        summary = {
+            "topic": topic, "appended": counts.appended, "already_there": counts.present, "bad_lines": counts.bad,
+            "blank_lines": counts.blank, "last_line": counts.last_line, "resumable": appender.source is not None,
+            "log_end_offsets": ends, "seconds": round(seconds, 3),
+        }  # fmt: skip
+        click.echo(json.dumps(summary))
+        return
+    words = [f"appended {counts.appended:,} records to {topic} in {seconds:.1f} s"]
+    if counts.present:
+        words.append(f"{counts.present:,} lines were there already")
+    if counts.bad:
+        words.append(f"{counts.bad:,} bad lines skipped")
+    click.echo("; ".join(words) + "; log ends at " + ", ".join(f"{end:,}" for end in ends))

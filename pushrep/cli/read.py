@@ -1,0 +1,230 @@
+"""`pushrep read`: what lies in the logs of a topic, beside a running writer: no lock is taken, no byte written."""
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from filtering import METADATA_HEADER, StreamMetadata
+from pushrep.cli.input_lines import parse_time_ms
+from pushrep.errors import PushrepError
+from pushrep.log import Isolation, LogReader, SegmentLog, list_logs
+from pushrep.outbox import read_identity
+from pushrep.records import Record
+from pushrep.seams import REAL_FILESYSTEM
+
+_TABLE_ROWS = 20
+_LATEST_RECORDS = 10
+_CELL_CHARACTERS = 60
+_PIPE_COLUMNS = 240  # a pipe has no width: let no column be cut to 80
+
+
+class UnknownTopic(PushrepError):
+    """No log of that topic or partition in the directory."""
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("topic", metavar="TOPIC[-N]")
+@click.option("--partition", type=click.IntRange(0), help="Only this partition; TOPIC-N says the same.")
+@click.option(
+    "--from",
+    "from_",
+    default="earliest",
+    show_default=True,
+    metavar="WHERE",
+    help="earliest, latest (the last records), an offset, or an ISO 8601 time (UTC if it names no zone).",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(1),
+    help=f"At most so many records of each partition.  "
+    f"[default: all; {_TABLE_ROWS} in a table, {_LATEST_RECORDS} from latest]",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "raw"]),
+    default="table",
+    show_default=True,
+    help="json: one object a line. raw: the values alone, a line each.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["stable", "written"]),
+    default="stable",
+    show_default=True,
+    help="stable: what a power cut can't take back. written: all that was appended.",
+)
+@click.option(
+    "--carrier",
+    type=click.Choice(["key", "header"]),
+    help="Where the stream metadata is.  [default: as the outbox in DIRECTORY was made, else key]",
+)
+def read(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, topic: str, partition: int | None, from_: str, count: int | None, format_: str, as_json: bool,  # noqa: FBT001
+    isolation: Isolation, carrier: str | None,
+) -> None:  # fmt: skip
+    """Show the records of TOPIC in DIRECTORY, partition by partition, with where each of them first lived.
+
+    \b
+      pushrep read out flights                              the first records of each partition
+      pushrep read out flights-2 --from latest --count 5    the last five of partition 2
+      pushrep read out flights --from 2013-07-04 --json     everything since, as JSON lines
+      pushrep read out greetings --format raw | wc -l
+
+    \b
+    The column "source" is the stream metadata in the key or header: PID, source partition, source offset.
+    In JSON a key or value that is no UTF-8 comes as key_base64 or value_base64.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if as_json:
+        format_ = "json"
+    names = _chosen(directory, topic, partition)
+    carrier = carrier or _carrier_of(directory, names[0][0])
+    limit = count if count is not None else _LATEST_RECORDS if from_ == "latest" else None
+    if format_ == "table" and limit is None:
+        limit = _TABLE_ROWS
+    rows = _rows(directory, names, from_, limit, isolation)
+    if format_ == "table":
+        _print_table(rows, carrier)
+        return
+    out = sys.stdout.buffer
+    for number, record in rows:
+        if format_ == "raw":
+            out.write((record.value or b"") + b"\n")
+        else:
+            out.write(json.dumps(_as_json(number, record, carrier), ensure_ascii=False).encode() + b"\n")
+    out.flush()
+
+
+def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[str, int]]:
+    """The logs asked for. A topic's own name wins over TOPIC-N."""
+    logs = list_logs(directory)
+    chosen = [log for log in logs if log[0] == topic] or [log for log in logs if f"{log[0]}-{log[1]}" == topic]
+    if not chosen:
+        known = ", ".join(sorted({name for name, _ in logs})) or "no log at all"
+        raise UnknownTopic(f"{directory} holds no log of {topic}; it holds {known}")
+    if partition is None:
+        return chosen
+    only = [log for log in chosen if log[1] == partition]
+    if not only:
+        raise UnknownTopic(
+            f"--partition {partition}: {topic} has the partitions {', '.join(str(number) for _, number in chosen)}"
+        )
+    return only
+
+
+def _carrier_of(directory: Path, topic: str) -> str:
+    identity = read_identity(REAL_FILESYSTEM, directory)
+    return identity.carrier if identity is not None and identity.topic == topic else "key"
+
+
+def _rows(
+    directory: Path, names: Iterable[tuple[str, int]], from_: str, limit: int | None, isolation: Isolation
+) -> Iterator[tuple[int, Record]]:
+    for topic, number in names:
+        with SegmentLog.open_reader(directory / f"{topic}-{number}", isolation=isolation) as reader:
+            end = _end(reader, isolation)
+            start = _start(reader, from_, end, limit)
+            if start is not None:
+                for record in islice(reader.records(start, end), limit):
+                    yield number, record
+
+
+def _end(reader: LogReader, isolation: Isolation) -> int:
+    return reader.log_end_offset if isolation == "written" else reader.stable_offset
+
+
+def _start(reader: LogReader, from_: str, end: int, limit: int | None) -> int | None:
+    """The first offset to show; None if the log has nothing there."""
+    if from_ == "earliest":
+        return reader.log_start_offset
+    if from_ == "latest":
+        return max(reader.log_start_offset, end - (limit or _LATEST_RECORDS))
+    if from_.isascii() and from_.isdigit():
+        return int(from_)
+    try:
+        time_ms = parse_time_ms(from_)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{from_!r} is neither earliest, latest, an offset nor an ISO 8601 time", param_hint="--from"
+        ) from error
+    return reader.offset_for_timestamp(time_ms)
+
+
+def _metadata(record: Record, carrier: str) -> StreamMetadata | None:
+    if carrier == "key":
+        return StreamMetadata.try_unpack(record.key)
+    for name, value in reversed(record.headers):
+        if name == METADATA_HEADER:
+            return StreamMetadata.try_unpack(value)
+    return None
+
+
+def _as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
+    metadata = _metadata(record, carrier)
+    row: dict[str, Any] = {"partition": number, "offset": record.offset, "timestamp_ms": record.timestamp_ms}
+    if metadata is not None:
+        row["source"] = {"pid": metadata.pid, "partition": metadata.partition, "offset": metadata.offset}
+    if carrier != "key" or metadata is None:
+        row |= _field("key", record.key)
+    row |= _field("value", record.value)
+    headers = [_field("value", value) | {"name": name} for name, value in record.headers if name != METADATA_HEADER]
+    if headers:
+        row["headers"] = headers
+    return row
+
+
+def _field(name: str, data: bytes | None) -> dict[str, Any]:
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def _print_table(rows: Iterator[tuple[int, Record]], carrier: str) -> None:
+    table = Table("partition", "offset", "timestamp", "source", "key", "value", "headers")
+    for number, record in rows:
+        metadata = _metadata(record, carrier)
+        table.add_row(
+            str(number),
+            str(record.offset),
+            _time(record.timestamp_ms),
+            f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else "",
+            "" if carrier == "key" and metadata else _cell(record.key),
+            _cell(record.value),
+            " ".join(f"{name}={_cell(value)}" for name, value in record.headers if name != METADATA_HEADER),
+        )
+    width = None if Console().is_terminal else _PIPE_COLUMNS
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+    if not table.row_count:
+        click.echo("no records there", err=True)
+
+
+def _cell(data: bytes | None) -> str:
+    if data is None:
+        return ""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = data.hex()
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= _CELL_CHARACTERS else text[: _CELL_CHARACTERS - 1] + "…"
+
+
+def _time(timestamp_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)

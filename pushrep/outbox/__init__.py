@@ -1,0 +1,47 @@
+"""The outbox: durable, ordered append for a producer service, each record with where it first lived.
+
+with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as outbox:
+    receipt = outbox.append(0, b"...")            outbox.append_many(0, values)      the fast road
+    offset = receipt.result(timeout=5)            outbox.last_metadata(pid, 0)       where to go on after a crash
+"""
+
+from pushrep.outbox.batch import Acks, ManyReceipt, Receipt
+from pushrep.outbox.errors import (
+    BufferFull,
+    CloseTimedOut,
+    CorruptOutboxFile,
+    DeliveryFailed,
+    MetadataGap,
+    MetadataNotRising,
+    OffsetsMoved,
+    OutboxClosed,
+    OutboxDiffers,
+    PartitionStopped,
+    ReceiptTimeout,
+    RecordRefused,
+    SettingRefused,
+)
+from pushrep.outbox.identity import OutboxIdentity, read_identity
+from pushrep.outbox.outbox import Outbox
+
+__all__ = [
+    "Acks",
+    "BufferFull",
+    "CloseTimedOut",
+    "CorruptOutboxFile",
+    "DeliveryFailed",
+    "ManyReceipt",
+    "MetadataGap",
+    "MetadataNotRising",
+    "OffsetsMoved",
+    "Outbox",
+    "OutboxClosed",
+    "OutboxDiffers",
+    "OutboxIdentity",
+    "PartitionStopped",
+    "Receipt",
+    "ReceiptTimeout",
+    "RecordRefused",
+    "SettingRefused",
+    "read_identity",
+]

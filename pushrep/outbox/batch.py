@@ -1,0 +1,235 @@
+"""Records on their way into the log, and what their appender holds of them.
+
+    Batch    the columns of a batch that is not sealed yet; keys hold offsets, so they are packed when it is sealed
+    Receipt  (batch, index): the answer for one record; a batch is decided once, for all its records
+
+Columns other than `values` may be shorter than it: what is missing at the end is the default (no key, no headers, the
+time when the batch was begun, this outbox's own metadata), so that a plain record costs one list append.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from enum import Enum, auto
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata, pack_keys
+from pushrep.errors import ForkedProcess
+from pushrep.outbox.columns import Columns, Headers
+from pushrep.outbox.errors import DeliveryFailed, ReceiptTimeout
+from pushrep.outbox.source_order import Run
+from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
+
+if TYPE_CHECKING:
+    from pushrep.outbox.lane import Lane
+
+
+class Acks(Enum):
+    """Who must have a record before its receipt says so."""
+
+    LOCAL = auto()
+    """This machine's log, by the outbox's durability."""
+
+    ALL = auto()
+    """The log and every in-sync replica."""
+
+
+class Batch:
+    """Records of one partition that will be one record batch. Guarded by its lane's lock until it is decided."""
+
+    __slots__ = (
+        "base_offset", "failure", "granted", "headers", "keys", "lane", "opened_ms", "runs", "seen",
+        "timestamps_ms", "values", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, lane: "Lane", opened_ms: int) -> None:
+        self.lane = lane
+        self.opened_ms = opened_ms
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.headers: list[Headers] = []
+        self.timestamps_ms: list[int] = []
+        self.runs: list[Run] = []  # upstream metadata, ascending and disjoint; what lies between is our own
+        self.granted = 0  # bytes taken from the budget
+        self.base_offset = -1
+        self.failure: tuple[BaseException, bool] | None = None  # (why, may be delivered)
+        self.seen = False  # somebody was told of the failure
+        self.waiters: threading.Event | None = None
+
+    @property
+    def decided(self) -> bool:
+        return self.base_offset >= 0 or self.failure is not None
+
+    def extend(self, columns: Columns, start: int, end: int) -> int:
+        """Add the records `start` to `end` of the columns; answers the first one's index here."""
+        index = len(self.values)
+        if columns.keys is not None:
+            _pad(self.keys, index, None)
+            self.keys += columns.keys[start:end]
+        if columns.headers is not None:
+            _pad(self.headers, index, ())
+            self.headers += columns.headers[start:end]
+        if columns.timestamps_ms is not None:
+            _pad(self.timestamps_ms, index, self.opened_ms)
+            self.timestamps_ms += columns.timestamps_ms[start:end]
+        metadata = columns.metadata
+        if isinstance(metadata, StreamMetadata):
+            self._add_run(index, end - start, metadata.pid, metadata.partition, metadata.offset + start)
+        elif metadata is not None:
+            for at, position in enumerate(metadata[start:end], start=index):
+                self._add_run(at, 1, position.pid, position.partition, position.offset)
+        self.values += columns.values[start:end]
+        return index
+
+    def _add_run(self, start: int, count: int, pid: int, partition: int, offset: int) -> None:
+        if self.runs:
+            last = self.runs[-1]
+            if (last.pid, last.partition, last.start + last.records, last.offset + last.records) == (
+                pid, partition, start, offset
+            ):  # fmt: skip
+                self.runs[-1] = Run(last.start, last.records + count, pid, partition, last.offset)
+                return
+        self.runs.append(Run(start, count, pid, partition, offset))
+
+    def seal(self, base_offset: int, *, pid: int, partition: int, carrier: str, codec: Codec) -> RecordBatch:
+        """The record batch with `base_offset`, where the log ends now; the batch itself can be sealed again."""
+        count = len(self.values)
+        packed = b"".join(self._packed_metadata(base_offset, pid, partition))
+        times: int | list[int] = self.opened_ms
+        if self.timestamps_ms:
+            times = _padded(self.timestamps_ms, count, self.opened_ms)
+        if carrier == "key":
+            headers = _padded(self.headers, count, ()) if self.headers else None
+            return encode_batch(
+                self.values, keys=packed, headers=headers, timestamps_ms=times, codec=codec, base_offset=base_offset
+            )
+        with_metadata: HeaderColumn | list[Headers] = HeaderColumn(METADATA_HEADER, packed)
+        if self.headers:
+            with_metadata = [
+                (*headers, (METADATA_HEADER, packed[at * KEY_BYTES : (at + 1) * KEY_BYTES]))
+                for at, headers in enumerate(_padded(self.headers, count, ()))
+            ]
+        keys = _padded(self.keys, count, None) if self.keys else None
+        return encode_batch(
+            self.values, keys=keys, headers=with_metadata, timestamps_ms=times, codec=codec, base_offset=base_offset
+        )
+
+    def _packed_metadata(self, base_offset: int, pid: int, partition: int) -> Iterator[bytes]:
+        at = 0
+        for run in self.runs:
+            if at < run.start:
+                yield pack_keys(pid, partition, base_offset + at, run.start - at)
+            if run.records == 1:  # interleaved pairs: one struct.pack is cheaper than a numpy array
+                yield StreamMetadata(run.pid, run.partition, run.offset).pack()
+            else:
+                yield pack_keys(run.pid, run.partition, run.offset, run.records)
+            at = run.start + run.records
+        if at < len(self.values):
+            yield pack_keys(pid, partition, base_offset + at, len(self.values) - at)
+
+    def last_own_index(self) -> int:
+        """The index of the last record that carries this outbox's own metadata, -1 if none does."""
+        last = len(self.values) - 1
+        for run in reversed(self.runs):
+            if run.start + run.records - 1 < last:
+                break
+            last = run.start - 1
+        return last
+
+    def drop_records(self) -> None:
+        """Free the memory of a decided batch: its receipts may live long."""
+        self.values = []
+        self.keys = []
+        self.headers = []
+        self.timestamps_ms = []
+        self.runs = []
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until the batch is decided; what still lingers is sealed at once. False after `timeout` seconds."""
+        if self.decided:
+            return True
+        if os.getpid() != self.lane.owner_pid:
+            raise ForkedProcess(f"the outbox of {self.lane.name}", owner_pid=self.lane.owner_pid, pid=os.getpid())
+        event = self.lane.hurry(self)
+        return event is None or event.wait(timeout)
+
+    def raise_failure(self, delivered: int = 0) -> None:
+        """Raise why the batch failed, if it did; `delivered` records of the same call are in the log before it."""
+        if self.failure is not None:
+            self.seen = True
+            cause, may_be_delivered = self.failure
+            raise DeliveryFailed(
+                topic=self.lane.topic,
+                partition=self.lane.partition,
+                may_be_delivered=may_be_delivered,
+                reason=str(cause) or repr(cause),
+                delivered=delivered,
+            ) from cause
+
+
+class Receipt:
+    """What `append` gives back: where the record is, once that is certain."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: Batch, index: int) -> None:
+        self._batch, self._index = batch, index
+
+    def done(self) -> bool:
+        """Whether `result` would answer at once."""
+        return self._batch.decided
+
+    def result(self, timeout: float | None = None) -> int:
+        """The record's log offset, once the outbox's acks and durability hold; waits up to `timeout` seconds.
+
+        Waiting seals a lingering batch at once. Raises `DeliveryFailed`, whose `may_be_delivered` says whether the
+        record could be in the log all the same, and `ReceiptTimeout` while nothing is decided.
+        """
+        batch = self._batch
+        if not batch.wait(timeout) and timeout is not None:
+            raise ReceiptTimeout(timeout)
+        batch.raise_failure()
+        return batch.base_offset + self._index
+
+    def __repr__(self) -> str:
+        state = "pending" if not self.done() else "failed" if self._batch.failure else "done"
+        return f"<Receipt {self._batch.lane.name} {state}>"
+
+
+class ManyReceipt(Receipt):
+    """What `append_many` gives back: one answer for all its records, which are neighbours in the log."""
+
+    __slots__ = ("_parts", "count")
+
+    def __init__(self, parts: list[tuple[Batch, int, int]]) -> None:
+        super().__init__(parts[0][0], parts[0][1])
+        self._parts = parts  # (batch, index of the first record in it, records)
+        self.count = sum(part[2] for part in parts)  # the last record's offset is result() + count - 1
+
+    def done(self) -> bool:
+        return all(batch.decided for batch, _, _ in self._parts)
+
+    def result(self, timeout: float | None = None) -> int:
+        """The first record's log offset, once all of them are acknowledged.
+
+        Raises as `Receipt.result` does; `delivered` of `DeliveryFailed` counts the records that are in the log
+        before the first that failed.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        delivered = 0
+        for batch, _, count in self._parts:
+            if not batch.wait(None if deadline is None else max(0.0, deadline - monotonic())) and timeout is not None:
+                raise ReceiptTimeout(timeout)
+            batch.raise_failure(delivered)
+            delivered += count
+        return self._batch.base_offset + self._index
+
+
+def _pad(column: list[Any], length: int, default: object) -> None:
+    if len(column) < length:
+        column.extend([default] * (length - len(column)))
+
+
+def _padded(column: list[Any], length: int, default: object) -> list[Any]:
+    return column if len(column) == length else column + [default] * (length - len(column))

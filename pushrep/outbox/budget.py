@@ -1,0 +1,50 @@
+"""Back-pressure: how many bytes of records may wait in memory, over all partitions.
+
+Bytes are taken in slices by a partition's open batch and given back when the batch was written or failed, so a
+record costs no call here while its slice lasts.
+"""
+
+import threading
+
+from pushrep.seams import Clock
+
+
+class Budget:
+    """`limit` bytes to share. Thread-safe."""
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self.limit = limit
+        self._free = limit
+        self._changed = threading.Condition(threading.Lock())
+        self._clock = clock
+
+    @property
+    def taken(self) -> int:
+        """Bytes in use now."""
+        return self.limit - self._free
+
+    def try_take(self, wanted: int, at_least: int) -> int:
+        """`wanted` bytes, or what is left if that is `at_least`; else 0. Never waits."""
+        with self._changed:
+            taken = min(wanted, self._free)
+            if taken < at_least:
+                return 0
+            self._free -= taken
+            return taken
+
+    def give(self, size: int) -> None:
+        """Bytes that no longer wait in memory."""
+        if size:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+    def wait_for(self, size: int, deadline_ms: int) -> bool:
+        """Wait until `size` bytes were free, at most to `deadline_ms` of the monotonic clock; True if they were."""
+        with self._changed:
+            while self._free < size:
+                left_ms = deadline_ms - self._clock.monotonic_ms()
+                if left_ms <= 0:
+                    return False
+                self._changed.wait(left_ms / 1000)
+            return True

@@ -1,0 +1,204 @@
+"""What a caller hands over, checked and brought into columns before anything is taken.
+
+Sizes are upper bounds of a record's encoded bytes, so that a batch never outgrows what the log takes:
+
+    record   length 5 · attributes 1 · timestamp delta 10 · offset delta 5 · key 5 + k · value 5 + v · count 5
+    header   name 5 + 4 per character · value 5 + h           + the 20 bytes of metadata: in k, or as one header
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata
+from pushrep.outbox.errors import RecordRefused
+from pushrep.records import HEADER_BYTES
+
+Header = tuple[str, bytes | None]
+Headers = tuple[Header, ...]
+
+_RECORD_BYTES = 36
+_HEADER_BYTES = 10
+_CHARACTER_BYTES = 4
+_BYTES_OR_NULL = {bytes, type(None)}
+_TIME_END_MS = 1 << 62  # as far as a record batch goes
+
+T = TypeVar("T")
+
+
+class Columns:
+    """`len(values)` records. `keys`, `headers`, `timestamps_ms`: None, or one per record.
+
+    `metadata`: None, the first record's position (the others take the offsets after it), or one per record.
+    """
+
+    __slots__ = ("headers", "keys", "metadata", "size_bytes", "sizes", "timestamps_ms", "values")
+
+    def __init__(  # noqa: PLR0913, PLR0917 - a record has these columns
+        self,
+        values: Sequence[bytes | None],
+        sizes: Sequence[int],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[Headers] | None,
+        timestamps_ms: Sequence[int] | None,
+        metadata: StreamMetadata | Sequence[StreamMetadata] | None,
+    ) -> None:
+        self.values, self.keys, self.headers, self.timestamps_ms = values, keys, headers, timestamps_ms
+        self.metadata = metadata
+        self.sizes = sizes
+        self.size_bytes = sum(sizes)
+
+
+class RecordRules:
+    """What records an outbox takes; raises `RecordRefused`, which names the argument."""
+
+    def __init__(self, carrier: str, record_bytes_max: int) -> None:
+        self._carries_key = carrier == "key"
+        self._size_max = record_bytes_max - HEADER_BYTES
+        extra = 0 if self._carries_key else _HEADER_BYTES + len(METADATA_HEADER)
+        self.overhead_bytes = _RECORD_BYTES + extra + KEY_BYTES
+        """A record counts so many bytes more than its value, key and headers."""
+
+    def one(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Iterable[Header],
+        timestamp_ms: int | None,
+        metadata: StreamMetadata | None,
+    ) -> Columns:
+        """One record's columns."""
+        if metadata is not None and not isinstance(metadata, StreamMetadata):
+            raise RecordRefused("metadata", f"give a StreamMetadata, not {type(metadata).__name__}")
+        value = _as_bytes("value", value)
+        size = self.overhead_bytes + (len(value) if value is not None else 0)
+        keys: tuple[bytes | None] | None = None
+        if key is not None:
+            keys = (self._business_key("key", key),)
+            size += len(key)
+        all_headers: tuple[Headers] | None = None
+        if headers:
+            kept, header_bytes = self._headers("headers", headers)
+            all_headers, size = (kept,), size + header_bytes
+        times = None if timestamp_ms is None else (_timestamp("timestamp_ms", timestamp_ms),)
+        self._check_size("value", size)
+        return Columns((value,), (size,), keys, all_headers, times, metadata)
+
+    def many(
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[Iterable[Header]] | None,
+        timestamps_ms: int | Sequence[int] | None,
+        metadata: StreamMetadata | Sequence[StreamMetadata] | None,
+    ) -> Columns:
+        """The columns of many records; copied, so the caller may change its lists afterwards."""
+        given: object = values  # the caller's types are its own affair
+        if isinstance(given, bytes | bytearray | str):
+            raise RecordRefused("values", f"give a list of values, not one {type(given).__name__}")
+        values = list(values)
+        count = len(values)
+        if not count:
+            raise RecordRefused("values", "is empty; append at least one record")
+        if not set(map(type, values)) <= _BYTES_OR_NULL:
+            values = [_as_bytes(f"values[{at}]", value) for at, value in enumerate(values)]
+        overhead = self.overhead_bytes
+        sizes = [len(value) + overhead if value is not None else overhead for value in values]
+        if keys is not None:
+            keys = [
+                None if key is None else self._business_key(f"keys[{at}]", key)
+                for at, key in enumerate(_column("keys", keys, count))
+            ]
+            sizes = [size + len(key or b"") for size, key in zip(sizes, keys, strict=True)]
+        kept: list[Headers] | None = None
+        if headers is not None:
+            parts = [
+                self._headers(f"headers[{at}]", some) for at, some in enumerate(_column("headers", headers, count))
+            ]
+            kept = [part[0] for part in parts]
+            sizes = [size + part[1] for size, part in zip(sizes, parts, strict=True)]
+        if max(sizes) > self._size_max:
+            at = max(range(count), key=sizes.__getitem__)
+            self._check_size(f"values[{at}]", sizes[at])
+        return Columns(values, sizes, keys, kept, _timestamps(timestamps_ms, count), _metadata(metadata, count))
+
+    def _business_key(self, argument: str, key: object) -> bytes:
+        if self._carries_key:
+            raise RecordRefused(
+                argument,
+                "this outbox carries the metadata in the key, so a record can't have one of its own; "
+                "make the outbox with carrier='header' to keep business keys",
+            )
+        checked = _as_bytes(argument, key)
+        assert checked is not None
+        return checked
+
+    def _headers(self, argument: str, headers: Iterable[Header]) -> tuple[Headers, int]:
+        """The headers kept, and their bytes. With the header carrier ours comes last, alone of its name."""
+        kept = []
+        size = 0
+        for header in headers:
+            if not (isinstance(header, tuple | list) and len(header) == 2 and isinstance(header[0], str)):
+                raise RecordRefused(argument, f"a header is (name, bytes or None), got {header!r}")
+            name, value = header
+            if name == METADATA_HEADER and not self._carries_key:
+                continue
+            value = _as_bytes(argument, value)
+            size += _HEADER_BYTES + _CHARACTER_BYTES * len(name) + len(value or b"")
+            kept.append((name, value))
+        return tuple(kept), size
+
+    def _check_size(self, argument: str, size: int) -> None:
+        if size > self._size_max:
+            raise RecordRefused(
+                argument,
+                f"the record may take {size} bytes, more than the {self._size_max} of batch_bytes_max, segment_bytes "
+                "or buffer_bytes: split it, or raise them (log_config, buffer_bytes)",
+            )
+
+
+def _as_bytes(argument: str, value: object) -> bytes | None:
+    if value is None or value.__class__ is bytes:
+        return value  # its class was just looked at
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise RecordRefused(argument, f"give bytes or None, not {type(value).__name__}")
+
+
+def _timestamp(argument: str, timestamp_ms: object) -> int:
+    if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
+        raise RecordRefused(argument, f"give whole milliseconds since 1970 UTC, not {timestamp_ms!r}")
+    if not 0 <= timestamp_ms < _TIME_END_MS:
+        raise RecordRefused(argument, f"{timestamp_ms} is not a time in [0, 2^62) milliseconds since 1970 UTC")
+    return timestamp_ms
+
+
+def _timestamps(timestamps_ms: int | Sequence[int] | None, count: int) -> list[int] | None:
+    if timestamps_ms is None:
+        return None
+    if isinstance(timestamps_ms, int):
+        return [_timestamp("timestamps_ms", timestamps_ms)] * count
+    times = [int(time) for time in _column("timestamps_ms", timestamps_ms, count)]
+    _timestamp("timestamps_ms", min(times))
+    _timestamp("timestamps_ms", max(times))
+    return times
+
+
+def _metadata(
+    metadata: StreamMetadata | Sequence[StreamMetadata] | None, count: int
+) -> StreamMetadata | list[StreamMetadata] | None:
+    if metadata is None or isinstance(metadata, StreamMetadata):
+        return metadata
+    positions = list(_column("metadata", metadata, count))
+    if set(map(type, positions)) != {StreamMetadata}:
+        raise RecordRefused("metadata", "give a StreamMetadata, or one per record")
+    return positions
+
+
+def _column(argument: str, column: Sequence[T], count: int) -> Sequence[T]:
+    try:
+        length = len(column)
+    except TypeError:
+        raise RecordRefused(argument, f"give a list, not {type(column).__name__}") from None
+    if length != count:
+        raise RecordRefused(argument, f"has {length} entries for {count} values")
+    return column

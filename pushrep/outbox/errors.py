@@ -1,0 +1,152 @@
+"""What an outbox refuses or fails at, named for what the caller does next.
+
+SettingRefused, OutboxDiffers   fix the argument of `open`     RecordRefused and below   fix the record
+CorruptOutboxFile               restore outbox.json            BufferFull                append again, later
+DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
+PartitionStopped, OutboxClosed, CloseTimedOut                  open again
+"""
+
+from pathlib import Path
+
+from pushrep.errors import PushrepError
+
+
+class SettingRefused(PushrepError, ValueError):
+    """An argument of `Outbox.open` can't be used; `setting` names it."""
+
+    def __init__(self, setting: str, why: str) -> None:
+        super().__init__(f"{setting}: {why}")
+        self.setting, self.why = setting, why
+
+
+class OutboxDiffers(SettingRefused):
+    """The directory's outbox was made with another value; what is stored wins, because keys and readers rest on it."""
+
+    def __init__(self, path: Path, setting: str, *, stored: object, got: object) -> None:
+        super().__init__(
+            setting,
+            f"this outbox was made with {setting}={stored!r} and it can't change, got {got!r} "
+            f"(kept in {path}); open it with {stored!r}, or take another directory",
+        )
+        self.path, self.stored, self.got = path, stored, got
+
+
+class CorruptOutboxFile(PushrepError):
+    """outbox.json is missing beside its logs, unreadable, or of another version: restore it from a copy.
+
+    It is never made anew beside logs: a new outbox id would be a new PID, and readers would keep every replay.
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
+
+
+class OutboxClosed(PushrepError):
+    """`close` was called; open the directory again."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"the outbox in {directory} is closed; open it again")
+        self.directory = directory
+
+
+class CloseTimedOut(PushrepError):
+    """The disk did not answer within `close_timeout_s`; the directory stays locked until this process ends."""
+
+    def __init__(self, directory: Path, timeout_s: float) -> None:
+        super().__init__(
+            f"{directory}: a write did not come back within close_timeout_s={timeout_s}; what waited has failed, and "
+            "the lock is kept until this process ends"
+        )
+        self.directory, self.timeout_s = directory, timeout_s
+
+
+class RecordRefused(PushrepError, ValueError):
+    """This record was not taken and never will be as it is; `argument` names what is wrong with it."""
+
+    def __init__(self, argument: str, why: str) -> None:
+        super().__init__(f"{argument}: {why}")
+        self.argument, self.why = argument, why
+
+
+class MetadataNotRising(RecordRefused):
+    """A source offset not above the pair's last one of this run; a reader's filter would drop the record for ever."""
+
+    def __init__(self, *, pid: int, partition: int, last: int, got: int) -> None:
+        super().__init__(
+            "metadata",
+            f"source offset {got} of PID {pid}, partition {partition} is not above {last}, the last one taken since "
+            "this outbox was opened; keep the source's order (going back is for a restart: open the outbox again)",
+        )
+        self.pid, self.partition, self.last, self.got = pid, partition, last, got
+
+
+class MetadataGap(RecordRefused):
+    """An earlier record of the pair failed; taking a later one first would make a hole that no re-send can fill."""
+
+    def __init__(self, *, pid: int, partition: int, failed: int, got: int) -> None:
+        super().__init__(
+            "metadata",
+            f"source offset {failed} of PID {pid}, partition {partition} failed and has to go first, got {got}; "
+            "append the failed records again in their order",
+        )
+        self.pid, self.partition, self.failed, self.got = pid, partition, failed, got
+
+
+class BufferFull(PushrepError):
+    """Back-pressure: no room within `block_ms`. Nothing was taken; append the same record again later."""
+
+    def __init__(self, *, buffer_bytes: int, wanted_bytes: int, block_ms: int) -> None:
+        super().__init__(
+            f"no {wanted_bytes} bytes free of buffer_bytes={buffer_bytes} within block_ms={block_ms}: "
+            "records come faster than the disk takes them"
+        )
+        self.buffer_bytes, self.wanted_bytes, self.block_ms = buffer_bytes, wanted_bytes, block_ms
+
+
+class DeliveryFailed(PushrepError):
+    """The record's batch failed; `__cause__` tells why.
+
+    `may_be_delivered`: False - it is not in the log, append it again. True - it may be; a re-opened outbox knows
+    (`last_metadata`), and a reader's filter drops the second copy of a record appended again under its metadata.
+    `delivered`: of one `append_many`, how many records are in the log before the first that failed.
+    """
+
+    def __init__(self, *, topic: str, partition: int, may_be_delivered: bool, reason: str, delivered: int = 0) -> None:
+        fate = "it may still be delivered" if may_be_delivered else "it is not in the log"
+        if delivered:
+            fate = f"the first {delivered} records are in the log, of the rest: {fate}"
+        super().__init__(f"append to {topic}-{partition} failed, {fate}: {reason}")
+        self.topic, self.partition, self.may_be_delivered = topic, partition, may_be_delivered
+        self.delivered = delivered
+
+
+class ReceiptTimeout(PushrepError, TimeoutError):
+    """Not decided within `timeout` seconds: the record is still on its way and may still be delivered."""
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(f"no answer within {timeout} s; the record may still be delivered, ask the receipt again")
+        self.timeout = timeout
+
+
+class PartitionStopped(PushrepError):
+    """The partition's log takes no more until the outbox is opened again (a failed flush, damage)."""
+
+    def __init__(self, topic: str, partition: int, reason: str) -> None:
+        super().__init__(f"{topic}-{partition} takes no more records: {reason}; open the outbox again")
+        self.topic, self.partition = topic, partition
+
+
+class OffsetsMoved(PushrepError):
+    """Somebody appended to the partition's log beside the outbox, while a batch was sealed: its keys are wrong.
+
+    Append through the outbox only. The batch is in the log under positions that another record may claim; truncate
+    the log to `got`, the first offset that its keys do not say.
+    """
+
+    def __init__(self, name: str, *, sealed_for: int, got: int) -> None:
+        super().__init__(
+            f"{name}: a batch sealed for offset {sealed_for} came to lie at {got}, because something else appended "
+            f"to the log; append through the outbox only, and truncate the log to {got}"
+        )
+        self.name, self.sealed_for, self.got = name, sealed_for, got

@@ -1,0 +1,130 @@
+"""outbox.json: what was fixed when the outbox was made.
+
+    {"version": 1, "outbox_id": uuid, "producer": str, "topic": str, "partitions": int,
+     "carrier": "key" | "header", "pid_epoch": int, "crc32c": int}
+
+The PID of every record rests on outbox_id, producer, topic and pid_epoch, so a flipped bit here would turn the whole
+history into another producer's: `crc32c` is taken over the other fields as compact JSON with sorted keys.
+Written whole and atomically; read and written only under the directory's lock.
+"""
+
+import json
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from filtering import producer_id
+from pushrep.log.log_names import is_topic
+from pushrep.outbox.errors import CorruptOutboxFile, OutboxDiffers, SettingRefused
+from pushrep.seams import Filesystem, read_whole, write_atomic
+
+FILE_NAME = "outbox.json"
+VERSION = 1
+CARRIERS = ("key", "header")
+PARTITIONS_MAX = 1 << 20  # far above any real outbox; a slip of the keyboard makes no million directories
+_FILE_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxIdentity:
+    """Who this outbox is. Refuses, with `SettingRefused`, what can't name a topic or a producer."""
+
+    outbox_id: str
+    producer: str
+    topic: str
+    partitions: int
+    carrier: str
+    pid_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.producer, str) or not self.producer:
+            raise SettingRefused("producer", "give the application's name, the same at every start")
+        if not isinstance(self.topic, str) or not is_topic(self.topic):
+            raise SettingRefused("topic", f"{self.topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
+        if isinstance(self.partitions, bool) or not isinstance(self.partitions, int):
+            raise SettingRefused("partitions", f"give a number, got {self.partitions!r}")
+        if not 1 <= self.partitions <= PARTITIONS_MAX:
+            raise SettingRefused("partitions", f"give 1 to {PARTITIONS_MAX}, got {self.partitions}")
+        if self.carrier not in CARRIERS:
+            raise SettingRefused("carrier", f"{self.carrier!r} is neither 'key' nor 'header'")
+
+    @property
+    def pid(self) -> int:
+        """The PID of our own records; sealed before any destination is known, so the outbox stands for both."""
+        return producer_id(
+            application=self.producer,
+            stream=self.topic,
+            source=self.outbox_id,
+            destination=self.outbox_id,
+            epoch=self.pid_epoch,
+        )
+
+
+def new_identity(*, producer: str, topic: str, partitions: int, carrier: str) -> OutboxIdentity:
+    """An outbox that was never there before."""
+    return OutboxIdentity(
+        outbox_id=str(uuid.uuid4()), producer=producer, topic=topic, partitions=partitions, carrier=carrier
+    )
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    return int(google_crc32c.value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))
+
+
+def encode(identity: OutboxIdentity) -> bytes:
+    """The file's bytes."""
+    fields = {"version": VERSION, **asdict(identity)}
+    return (json.dumps({**fields, "crc32c": _checksum(fields)}, indent=1) + "\n").encode()
+
+
+def decode(path: Path, data: bytes) -> OutboxIdentity:
+    """The identity in the file's bytes; `CorruptOutboxFile` names what is wrong with them."""
+    try:
+        fields = json.loads(data)
+        checksum = fields.pop("crc32c")
+        version = fields["version"]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptOutboxFile(path, f"not an outbox's file ({error}); restore it from a copy") from error
+    if version != VERSION:
+        raise CorruptOutboxFile(path, f"version {version!r}, this pushrep reads {VERSION}: use the one that wrote it")
+    if checksum != _checksum(fields):
+        raise CorruptOutboxFile(path, "its checksum does not match its fields; restore it from a copy")
+    fields.pop("version")
+    try:
+        return OutboxIdentity(**fields)
+    except (TypeError, SettingRefused) as error:
+        raise CorruptOutboxFile(path, f"unusable fields ({error})") from error
+
+
+def read_identity(filesystem: Filesystem, directory: Path) -> OutboxIdentity | None:
+    """What stands in the directory, None if no outbox was made there. Takes no lock. Raises `CorruptOutboxFile`."""
+    path = directory / FILE_NAME
+    try:
+        data = read_whole(filesystem, path, _FILE_BYTES_MAX)
+    except OSError as error:
+        raise CorruptOutboxFile(path, f"can't be read: {error.strerror or error}") from error
+    return None if data is None else decode(path, data)
+
+
+def settle_identity(
+    filesystem: Filesystem, directory: Path, wanted: OutboxIdentity, *, logs_exist: bool
+) -> OutboxIdentity:
+    """The stored identity, or `wanted` made durable if there is none. The caller holds the directory's lock.
+
+    Raises `OutboxDiffers` where a fixed setting is asked for with another value, `CorruptOutboxFile` if logs of the
+    topic lie there without the file.
+    """
+    path = directory / FILE_NAME
+    stored = read_identity(filesystem, directory)
+    if stored is None:
+        if logs_exist:
+            raise CorruptOutboxFile(path, f"is missing beside logs of topic {wanted.topic!r}; restore it from a copy")
+        write_atomic(filesystem, path, [encode(wanted)])
+        return wanted
+    for setting in ("topic", "producer", "partitions", "carrier"):
+        if (kept := getattr(stored, setting)) != (got := getattr(wanted, setting)):
+            raise OutboxDiffers(path, setting, stored=kept, got=got)
+    return stored

@@ -1,0 +1,303 @@
+"""One partition of an outbox: an open batch that records are added to, full ones behind it, and the log they go to.
+
+    append ─▶ open ──(full, lingered, hurried)──▶ full ──(a writer: seal at the log's end, append, flush)──▶ decided
+              `room` bytes of the budget are left for it; a record that needs more takes the slow road
+
+One lock guards it. At most one writer works on a lane at a time, so batches reach the log in the records' order.
+A batch that fails fails everything that waits behind it: what was appended later must not reach the log first.
+"""
+
+import os
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from itertools import accumulate
+from typing import NamedTuple
+
+from filtering import StreamMetadata
+from pushrep.errors import PushrepError
+from pushrep.log import Durability, LogClosed, LogDamaged, LogPoisoned, SegmentLog
+from pushrep.outbox.batch import Batch, ManyReceipt, Receipt
+from pushrep.outbox.budget import Budget
+from pushrep.outbox.columns import Columns
+from pushrep.outbox.errors import OffsetsMoved, PartitionStopped
+from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.settings import OutboxSettings
+from pushrep.outbox.source_order import Pair, SourceOrder
+from pushrep.seams import Clock
+
+_FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many idle partitions hold little
+_ROUND_BYTES = 4 << 20  # what one flush covers at most: the first of a long queue is not kept waiting for the last
+
+
+class Shared(NamedTuple):
+    """What all lanes of an outbox share; `ready(lane)` calls a writer, `opened(batch)` tells the sealer."""
+
+    identity: OutboxIdentity
+    pid: int
+    settings: OutboxSettings
+    budget: Budget
+    clock: Clock
+    ready: Callable[["Lane"], None]
+    opened: Callable[[Batch], None]
+
+
+class Lane:
+    """See the file's map. Methods that start with an underscore, `add_one` and `add_many` run under `lock`."""
+
+    def __init__(self, log: SegmentLog, shared: Shared, positions: dict[Pair, int]) -> None:
+        self.log, self.topic, self.partition = log, log.topic, log.partition
+        self.name = f"{log.topic}-{log.partition}"
+        self.owner_pid = os.getpid()
+        self.lock = threading.Lock()
+        self.room = 0  # bytes of the budget that the open batch holds and has not used
+        self.open: Batch | None = None
+        self.positions = positions  # (pid, source partition) -> highest source offset in the log
+        self._shared, self._settings = shared, shared.settings
+        self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
+        self._full: deque[Batch] = deque()
+        self._writing: list[Batch] = []
+        self._with_writer = False
+        self._seal_wanted = False
+        self._refusal: Callable[[], Exception] | None = None
+        self._first_failed: Batch | None = None
+
+    # -- adding ----------------------------------------------------------------------------------------------------
+
+    def add_one(self, record: Columns) -> Receipt | None:
+        """Take one record, or answer None if the budget has no room for it now. Raises what the lane refuses with."""
+        if self._refusal is not None:
+            raise self._refusal()
+        batch = self._batch_with_room(record.size_bytes)
+        if batch is None:
+            return None
+        if isinstance(record.metadata, StreamMetadata):
+            self._order.take(record.metadata)
+        self.room -= record.size_bytes
+        return Receipt(batch, batch.extend(record, 0, 1))
+
+    def add_many(self, columns: Columns) -> ManyReceipt:
+        """Take all records; the caller took their `size_bytes` of the budget for them. Raises, and takes none."""
+        if self._refusal is not None:
+            raise self._refusal()
+        count = len(columns.values)
+        if isinstance(columns.metadata, StreamMetadata):
+            self._order.take(columns.metadata, count)
+        elif columns.metadata is not None:
+            self._order.take_all(columns.metadata)
+        ends = [0, *accumulate(columns.sizes)]
+        parts: list[tuple[Batch, int, int]] = []
+        start = 0
+        while start < count:
+            used = 0 if self.open is None else self.open.granted - self.room
+            end = bisect_right(ends, ends[start] + self._settings.batch_bytes - used, lo=start + 1) - 1
+            if end == start and used:
+                self._close_open()
+                continue
+            end = max(end, start + 1)
+            batch = self.open or self._new_batch()
+            parts.append((batch, batch.extend(columns, start, end), end - start))
+            batch.granted += ends[end] - ends[start]  # `room` stays what it was: these bytes came with the call
+            start = end
+        return ManyReceipt(parts)
+
+    def _batch_with_room(self, size: int) -> Batch | None:
+        """The open batch with `size` bytes of room, after closing a full one; None if the budget is spent."""
+        batch_bytes = self._settings.batch_bytes
+        if self.open is not None and self.open.granted - self.room + size > batch_bytes:
+            self._close_open()
+        missing = size - self.room
+        if missing <= 0:
+            return self.open
+        held = 0 if self.open is None else self.open.granted
+        wanted = max(missing, min(max(held, _FIRST_SLICE_BYTES), batch_bytes - held))
+        granted = self._shared.budget.try_take(wanted, missing)
+        if not granted:
+            return None
+        batch = self.open or self._new_batch()
+        batch.granted += granted
+        self.room += granted
+        return batch
+
+    def _new_batch(self) -> Batch:
+        batch = self.open = Batch(self, self._shared.clock.wall_ms())
+        if self._settings.linger_ms == 0:
+            self._want_seal(batch)
+        else:
+            self._shared.opened(batch)
+        return batch
+
+    def _close_open(self) -> None:
+        """No more records for the open batch: what it did not use goes back to the budget, a writer comes for it."""
+        batch = self._detach_open()
+        if batch is not None:
+            self._full.append(batch)
+            self._call_writer()
+
+    def _detach_open(self) -> Batch | None:
+        batch, room = self.open, self.room
+        self.open, self.room, self._seal_wanted = None, 0, False
+        if batch is None:
+            return None
+        if not batch.values:  # its first record was refused
+            self._shared.budget.give(batch.granted)
+            return None
+        if room:
+            batch.granted -= room
+            self._shared.budget.give(room)
+        return batch
+
+    def _call_writer(self) -> None:
+        if not self._with_writer:
+            self._with_writer = True
+            self._shared.ready(self)
+
+    # -- wishes from outside ---------------------------------------------------------------------------------------
+
+    def want_seal(self, batch: Batch | None = None) -> None:
+        """Seal the open batch as soon as a writer is free, if it still is `batch` (None: whichever it is)."""
+        with self.lock:
+            self._want_seal(batch)
+
+    def _want_seal(self, batch: Batch | None) -> None:
+        if self.open is not None and (batch is None or batch is self.open):
+            self._seal_wanted = True
+            self._call_writer()
+
+    def hurry(self, batch: Batch) -> threading.Event | None:
+        """Somebody waits for `batch`: seal it, and give the event that is set when it is decided; None: it is."""
+        with self.lock:
+            if batch.decided:
+                return None
+            self._want_seal(batch)
+            if batch.waiters is None:
+                batch.waiters = threading.Event()
+            return batch.waiters
+
+    def pending(self) -> list[Batch]:
+        """Every batch that is not decided yet, in log order."""
+        with self.lock:
+            return [*self._writing, *self._full, *([] if self.open is None else [self.open])]
+
+    def unseen_failure(self) -> Batch | None:
+        """A failed batch that nobody was told of; asking again gives None until another one fails."""
+        with self.lock:
+            batch, self._first_failed = self._first_failed, None
+            return batch if batch is not None and not batch.seen else None
+
+    def refuse(self, refusal: Callable[[], Exception]) -> None:
+        """Take no more records: every append raises `refusal()`. What was taken is sealed."""
+        with self.lock:
+            self._refusal = refusal
+            self._close_open()
+
+    def give_up(self, failure: Exception) -> None:
+        """Fail whatever is not decided: what a writer holds may still be delivered, the rest will not be."""
+        with self.lock:
+            held, self._writing = self._writing, []
+            done = [*held, *self._take_waiting()]
+            for at, batch in enumerate(done):
+                self._fail(batch, failure, may_be_delivered=at < len(held))
+        self._release(done)
+
+    # -- writing: one writer at a time -----------------------------------------------------------------------------
+
+    def write_round(self) -> None:
+        """A writer's turn: seal and write what waits, decide it, and call a writer again for what came meanwhile."""
+        with self.lock:
+            if self._seal_wanted:
+                self._close_open()
+            size = 0
+            while self._full and size < _ROUND_BYTES:
+                batch = self._full.popleft()
+                size += batch.granted
+                self._writing.append(batch)
+            round_ = list(self._writing)
+        if round_:
+            self._write(round_)
+        with self.lock:
+            self._with_writer = False
+            if self._full or self._seal_wanted:
+                self._call_writer()
+
+    def _write(self, round_: list[Batch]) -> None:
+        """Append the round's batches, flush once if the outbox promises it, and decide them all."""
+        log, shared, codec = self.log, self._shared, self._settings.codec
+        carrier = shared.identity.carrier
+        bases: list[int] = []
+        in_log = 0
+        failure: Exception | None = None
+        base = 0
+        try:
+            for batch in round_:
+                base = log.log_end_offset  # nobody else appends: keys hold the offsets that the log will give
+                sealed = batch.seal(base, pid=shared.pid, partition=self.partition, carrier=carrier, codec=codec)
+                got = log.append(sealed, durability=Durability.BUFFERED).base_offset
+                in_log += 1
+                if got != base:
+                    raise OffsetsMoved(self.name, sealed_for=base, got=got)  # noqa: TRY301
+                bases.append(base)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the receipts' answer
+            failure = error
+            if in_log == len(bases) and self._ends_above(base):
+                in_log += 1
+        if bases and self._settings.durability is Durability.FLUSHED:
+            try:
+                log.flush()
+            except Exception as error:  # noqa: BLE001
+                failure, bases = error, []
+        self._decide(round_, bases, in_log, failure)
+
+    def _ends_above(self, offset: int) -> bool:
+        try:
+            return self.log.log_end_offset > offset
+        except PushrepError:  # closed under our feet: nobody knows
+            return True
+
+    def _decide(self, round_: list[Batch], bases: list[int], in_log: int, failure: Exception | None) -> None:
+        """Resolve the batches that have a base; fail the others, of which those before `in_log` may be delivered."""
+        with self.lock:
+            if not self._writing:
+                return  # close gave up on us, and has failed them
+            self._writing = []
+            for batch, base in zip(round_, bases, strict=False):
+                self._note_positions(batch, base)
+                batch.base_offset = base
+            done = round_
+            if failure is not None:
+                done = [*round_, *self._take_waiting()]
+                for at, batch in enumerate(done[len(bases) :], start=len(bases)):
+                    self._fail(batch, failure, may_be_delivered=at < in_log)
+                if isinstance(failure, LogPoisoned | LogDamaged | LogClosed | OffsetsMoved) and self._refusal is None:
+                    reason = str(failure)
+                    self._refusal = lambda: PartitionStopped(self.topic, self.partition, reason)
+        self._release(done)
+
+    def _take_waiting(self) -> list[Batch]:
+        last = self._detach_open()
+        waiting = [*self._full, *([] if last is None else [last])]
+        self._full.clear()
+        return waiting
+
+    def _fail(self, batch: Batch, failure: Exception, *, may_be_delivered: bool) -> None:
+        batch.failure = (failure, may_be_delivered)
+        if self._first_failed is None or self._first_failed.seen:
+            self._first_failed = batch
+        self._order.failed(batch.runs)
+
+    def _note_positions(self, batch: Batch, base: int) -> None:
+        positions = self.positions
+        for run in batch.runs:
+            pair = (run.pid, run.partition)
+            if positions.get(pair, -1) < run.last_offset:
+                positions[pair] = run.last_offset
+        if (own_last := batch.last_own_index()) >= 0:
+            positions[self._shared.pid, self.partition] = base + own_last
+
+    def _release(self, decided: list[Batch]) -> None:
+        for batch in decided:
+            self._shared.budget.give(batch.granted)
+            batch.drop_records()
+            if batch.waiters is not None:
+                batch.waiters.set()

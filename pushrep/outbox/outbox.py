@@ -1,0 +1,351 @@
+"""Outbox: the easy door for a producer service. What is appended is in a local log, in order, and stays there.
+
+    append ─▶ Lane (one per partition) ─▶ Writers ─▶ SegmentLog ─▶ Receipt
+                │ batch begun                ▲
+                └──▶ Sealer, after linger_ms ┘          <directory>/outbox.json   who this outbox is
+                                                        <directory>/<topic>-<n>   one log per partition
+
+Every record carries where it first lived as a 20-byte key or header, so that a reader can tell a replay: the caller's
+`metadata`, or this outbox's PID, the partition and the record's own log offset.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import NoReturn, Self
+
+from filtering import StreamMetadata
+from pushrep.errors import ForkedProcess
+from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
+from pushrep.log.directory import LogDirectory
+from pushrep.outbox.batch import Acks, Batch, Receipt
+from pushrep.outbox.budget import Budget
+from pushrep.outbox.columns import RecordRules
+from pushrep.outbox.errors import BufferFull, CloseTimedOut, OutboxClosed, ReceiptTimeout, RecordRefused
+from pushrep.outbox.identity import OutboxIdentity, new_identity, settle_identity
+from pushrep.outbox.lane import Lane, Shared
+from pushrep.outbox.positions import positions_in
+from pushrep.outbox.settings import BATCH_BYTES, BUFFER_BYTES, OutboxSettings, refuse_for_now
+from pushrep.outbox.threads import Sealer, Writers
+from pushrep.records import Codec
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+_GRACE_S = 1.0  # a writer that is not stuck ends its round in that time
+
+
+class Outbox:
+    """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
+
+    def __init__(  # noqa: PLR0913 - built by `open` alone
+        self,
+        directory: Path,
+        identity: OutboxIdentity,
+        settings: OutboxSettings,
+        *,
+        logs: Sequence[SegmentLog],
+        clock: Clock,
+        resources: ExitStack,
+    ) -> None:
+        self.directory, self.identity = directory, identity
+        self.pid = identity.pid
+        """The PID of records appended without metadata."""
+        self._settings, self._clock, self._resources = settings, clock, resources
+        self._budget = Budget(settings.buffer_bytes, clock)
+        self._writers = Writers(len(logs), identity.topic)
+        self._sealer = Sealer(settings.linger_ms, clock, identity.topic)
+        shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, self._sealer.opened)
+        self._all_lanes = [Lane(log, shared, positions_in(log, identity.carrier)) for log in logs]
+        self._lanes: Mapping[int, Lane] = {lane.partition: lane for lane in self._all_lanes}
+        self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
+        self._overhead = self._rules.overhead_bytes
+        self._owner_pid = os.getpid()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._sealer.start()
+        self._writers.start()
+        _OPEN.add(self)
+
+    @classmethod
+    def open(  # noqa: PLR0913 - the settings of an outbox, all by name
+        cls,
+        directory: Path | str,
+        topic: str,
+        partitions: int,
+        producer: str,
+        *,
+        replicas: Sequence[str] = (),
+        kafka: object = None,
+        acks: Acks = Acks.LOCAL,
+        durability: Durability = Durability.FLUSHED,
+        carrier: str = "key",
+        codec: Codec = Codec.NONE,
+        linger_ms: int = 5,
+        batch_bytes: int | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+        block_ms: int = 60_000,
+        close_timeout_s: float = 30.0,
+        log_config: LogConfig | None = None,
+        filesystem: Filesystem = REAL_FILESYSTEM,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> "Outbox":
+        """Open the outbox in `directory`, or make it there. Close it, or use it as a context manager.
+
+        topic, partitions, producer, carrier: fixed when the outbox is made. `producer` is the application's name.
+        durability: what a receipt promises. FLUSHED: on disk by fdatasync, one for all who wait; BUFFERED: in the page
+            cache, which survives this process but not a power cut.
+        carrier: where the 20 bytes of metadata travel: "key", or "header" (`stream-metadata`) to keep business keys.
+        linger_ms: how long a batch waits for more records; 0: not at all. Asking a receipt for its result ends it.
+        batch_bytes: a batch is sealed at this size; 256 KiB, or less if the log takes no such batch.
+        buffer_bytes, block_ms: so much may wait in memory; beyond it `append` waits so long, then raises `BufferFull`.
+        close_timeout_s: how long `close` waits for the disk.
+        replicas, kafka, acks=ALL: not in this version; refused by name.
+
+        The keys of the logs are read once, for `last_metadata`. Raises `SettingRefused` (which names the argument),
+        `OutboxDiffers`, `CorruptOutboxFile`, `LogLocked`, `NotALogDirectory`, and what opening a log raises.
+        """
+        refuse_for_now(replicas, kafka, acks)
+        config = log_config if log_config is not None else LogConfig()
+        settings = OutboxSettings(
+            durability=durability,
+            codec=codec,
+            linger_ms=linger_ms,
+            batch_bytes=min(BATCH_BYTES, config.batch_limit_bytes) if batch_bytes is None else batch_bytes,
+            buffer_bytes=buffer_bytes,
+            block_ms=block_ms,
+            close_timeout_s=close_timeout_s,
+            record_bytes_max=config.batch_limit_bytes,
+        )
+        wanted = new_identity(producer=producer, topic=topic, partitions=partitions, carrier=carrier)
+        directory = Path(directory)
+        with ExitStack() as resources:
+            held = LogDirectory.acquire(directory, filesystem, clock)
+            resources.callback(held.release)
+            identity = settle_identity(
+                filesystem, held.path, wanted, logs_exist=any(name == topic for name, _ in list_logs(held.path))
+            )
+            logs = [
+                resources.enter_context(
+                    SegmentLog.open(held.path / f"{topic}-{n}", config=config, filesystem=filesystem, clock=clock)
+                )
+                for n in range(partitions)
+            ]
+            return cls(directory, identity, settings, logs=logs, clock=clock, resources=resources.pop_all())
+
+    def append(  # noqa: PLR0913, PLR0917 - a record's columns
+        self,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+        metadata: StreamMetadata | None = None,
+    ) -> Receipt:
+        """Append one record, and return at once; the receipt tells its offset when it is safe.
+
+        `timestamp_ms`: milliseconds since 1970 UTC; None: the time when its batch was begun, at most `linger_ms` ago.
+        `metadata`: where the record lived upstream; its partition mod `partitions` must be `partition`, and the source
+        offsets of a pair rise from open to close.
+        Raises `RecordRefused` (the argument is named, nothing was taken), `BufferFull`, `PartitionStopped`,
+        `OutboxClosed`, `ForkedProcess`.
+        """
+        # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
+        try:
+            lane = self._lanes[partition]
+        except KeyError:
+            self._no_partition(partition)
+        if value.__class__ is bytes and metadata is None and key is None and timestamp_ms is None and not headers:
+            size = len(value) + self._overhead  # bytes, by its class
+            with lane.lock:
+                if lane.room >= size:
+                    lane.room -= size
+                    batch = lane.open
+                    values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
+                    values.append(value)
+                    return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
+        return self._append_slowly(lane, value, key, headers, timestamp_ms, metadata)
+
+    def append_many(  # noqa: PLR0913 - the records' columns
+        self,
+        partition: int,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Iterable[tuple[str, bytes | None]]] | None = None,
+        timestamps_ms: int | Sequence[int] | None = None,
+        metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
+    ) -> Receipt:
+        """Append records that stay neighbours in the log: the fast road. One receipt; its result is the first offset.
+
+        All or none of them are taken. `keys`, `headers`, `timestamps_ms`: one per record, or None; one timestamp may
+        serve all. `metadata`: the first record's position, the others taking the offsets after it, or one per record.
+        Raises as `append` does; `RecordRefused` also if the records exceed `buffer_bytes` together, or there are none.
+        """
+        try:
+            lane = self._lanes[partition]
+        except KeyError:
+            self._no_partition(partition)
+        columns = self._rules.many(values, keys, headers, timestamps_ms, metadata)
+        size = columns.size_bytes
+        if size > self._budget.limit:
+            raise RecordRefused(
+                "values", f"{size} bytes exceed buffer_bytes={self._budget.limit}; append fewer at once"
+            )
+        deadline_ms: int | None = None
+        while not self._budget.try_take(size, size):
+            deadline_ms = self._wait_for_room(size, deadline_ms)
+        try:
+            with lane.lock:
+                return lane.add_many(columns)
+        except BaseException:
+            self._budget.give(size)
+            raise
+
+    def last_metadata(self, pid: int, partition: int) -> int | None:
+        """The highest source offset of (pid, source partition) in the log; None if it has none. Where to go on: + 1.
+
+        Read from the logs at open, and raised when a batch is written. Failed and waiting records do not count.
+        """
+        lanes = self._lanes
+        return lanes[partition % self.identity.partitions].positions.get((pid, partition))
+
+    def log(self, partition: int) -> SegmentLog:
+        """The partition's log, for reading; append through the outbox only, which seals offsets into the keys."""
+        try:
+            return self._lanes[partition].log
+        except KeyError:
+            self._no_partition(partition)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything appended before is on disk, whatever the durability.
+
+        Raises `DeliveryFailed` for the first failure that no receipt was asked about, `ReceiptTimeout`.
+        """
+        lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.want_seal()
+        self._await([batch for lane in lanes for batch in lane.pending()], timeout)
+        self._tell_failure(lanes)
+        for lane in lanes:
+            lane.log.flush()
+
+    def close(self) -> None:
+        """Seal, write and flush what was appended, wait up to `close_timeout_s`, and free the directory.
+
+        What is not decided by then fails as "may still be delivered". Raises `DeliveryFailed` for a failure that no
+        receipt was asked about, and `CloseTimedOut` if the disk did not answer. A second call does nothing.
+        """
+        if os.getpid() != self._owner_pid:
+            raise self._forked()
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        _OPEN.discard(self)
+        closed = OutboxClosed(self.directory)
+        self._lanes = _Refusing(lambda: OutboxClosed(self.directory))
+        for lane in self._all_lanes:
+            lane.refuse(lambda: OutboxClosed(self.directory))
+        deadline = monotonic() + self._settings.close_timeout_s
+        late = not self._decided_by(deadline, [batch for lane in self._all_lanes for batch in lane.pending()])
+        for lane in self._all_lanes:
+            lane.give_up(closed)
+        self._sealer.stop()
+        if not self._writers.stop(_GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
+            # A writer hangs in the disk: closing its log would hang as well. The lock stays with this process.
+            raise CloseTimedOut(self.directory, self._settings.close_timeout_s)
+        self._resources.close()
+        self._tell_failure(self._all_lanes)
+
+    def disown(self) -> None:
+        """In a fork of the owner: from now on every use raises `ForkedProcess`."""
+        self._lanes = _Refusing(self._forked)
+
+    def _forked(self) -> ForkedProcess:
+        return ForkedProcess(f"the outbox in {self.directory}", owner_pid=self._owner_pid, pid=os.getpid())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append_slowly(  # noqa: PLR0913, PLR0917
+        self,
+        lane: Lane,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]],
+        timestamp_ms: int | None,
+        metadata: StreamMetadata | None,
+    ) -> Receipt:
+        record = self._rules.one(value, key, headers, timestamp_ms, metadata)
+        deadline_ms: int | None = None
+        while True:
+            with lane.lock:
+                receipt = lane.add_one(record)
+            if receipt is not None:
+                return receipt
+            deadline_ms = self._wait_for_room(record.size_bytes, deadline_ms)
+
+    def _wait_for_room(self, size: int, deadline_ms: int | None) -> int:
+        """Back-pressure: returns the deadline once `size` bytes were free; raises `BufferFull` behind it."""
+        if deadline_ms is None:
+            deadline_ms = self._clock.monotonic_ms() + self._settings.block_ms
+        for lane in self._all_lanes:
+            lane.want_seal()  # what lingers holds room, too
+        if not self._budget.wait_for(size, deadline_ms):
+            raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=self._settings.block_ms)
+        return deadline_ms
+
+    def _await(self, batches: list[Batch], timeout: float | None) -> None:
+        deadline = None if timeout is None else monotonic() + timeout
+        if not self._decided_by(deadline, batches) and timeout is not None:
+            raise ReceiptTimeout(timeout)
+
+    @staticmethod
+    def _decided_by(deadline: float | None, batches: list[Batch]) -> bool:
+        return all(batch.wait(None if deadline is None else max(0.0, deadline - monotonic())) for batch in batches)
+
+    @staticmethod
+    def _tell_failure(lanes: list[Lane]) -> None:
+        failed = [batch for lane in lanes if (batch := lane.unseen_failure()) is not None]
+        for batch in failed:
+            batch.raise_failure()
+
+    def _no_partition(self, partition: object) -> NoReturn:
+        raise RecordRefused(
+            "partition", f"{partition!r} is not one of the {self.identity.partitions}, counted from 0"
+        ) from None
+
+
+class _Refusing(dict[int, Lane]):
+    """Stands for the lanes of an outbox that is closed or was forked: every look-up raises, before any lock."""
+
+    def __init__(self, refusal: Callable[[], Exception]) -> None:
+        super().__init__()
+        self._refusal = refusal
+
+    def __getitem__(self, partition: int) -> Lane:
+        raise self._refusal()
+
+    def values(self) -> NoReturn:
+        raise self._refusal()
+
+
+_OPEN: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
+
+
+def _disown_after_fork() -> None:
+    """In a forked child there are no writers, and any lock may have been held: no outbox of the parent is usable."""
+    for outbox in list(_OPEN):
+        outbox.disown()
+
+
+os.register_at_fork(after_in_child=_disown_after_fork)

@@ -1,0 +1,61 @@
+"""The settings of an outbox that may differ from open to open; values refuse nonsense at birth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pushrep.log import Durability
+from pushrep.outbox.batch import Acks
+from pushrep.outbox.errors import SettingRefused
+from pushrep.records import Codec
+
+BATCH_BYTES = 256 << 10
+"""Stays in the processor's cache while it is encoded and summed."""
+BUFFER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSettings:
+    """See `Outbox.open`; raises `SettingRefused`, which names the argument."""
+
+    durability: Durability
+    codec: Codec
+    linger_ms: int
+    batch_bytes: int
+    buffer_bytes: int
+    block_ms: int
+    close_timeout_s: float
+    record_bytes_max: int  # the largest batch that the log takes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.durability, Durability):
+            raise SettingRefused("durability", f"give Durability.FLUSHED or BUFFERED, not {self.durability!r}")
+        if not isinstance(self.codec, Codec):
+            raise SettingRefused("codec", f"give a pushrep.Codec, not {self.codec!r}")
+        for setting, least in (("linger_ms", 0), ("block_ms", 0), ("batch_bytes", 1), ("buffer_bytes", 1)):
+            _check_number(setting, getattr(self, setting), least, int)
+        _check_number("close_timeout_s", self.close_timeout_s, 0, int | float)
+        if self.batch_bytes > self.record_bytes_max:
+            raise SettingRefused(
+                "batch_bytes", f"{self.batch_bytes} exceeds what the log takes as one batch, {self.record_bytes_max}"
+            )
+        if self.buffer_bytes < self.batch_bytes:
+            raise SettingRefused(
+                "buffer_bytes", f"{self.buffer_bytes} does not hold one batch of batch_bytes={self.batch_bytes}"
+            )
+
+
+def _check_number(setting: str, value: object, least: int, kind: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:  # type: ignore[arg-type, operator]
+        raise SettingRefused(setting, f"give a number of at least {least}, got {value!r}")
+
+
+def refuse_for_now(replicas: Sequence[str], kafka: object, acks: Acks) -> None:
+    """Raise `SettingRefused` for what this version can't do, rather than promise it."""
+    if replicas:
+        raise SettingRefused("replicas", "this version has no replication yet; leave it out")
+    if kafka is not None:
+        raise SettingRefused("kafka", "this version ships to no Kafka topic yet; leave it out")
+    if not isinstance(acks, Acks):
+        raise SettingRefused("acks", f"give Acks.LOCAL or Acks.ALL, not {acks!r}")
+    if acks is Acks.ALL:
+        raise SettingRefused("acks", "ALL needs replicas, which this version does not have yet; use Acks.LOCAL")
