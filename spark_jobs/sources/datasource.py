@@ -130,7 +130,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             check_present(before, set(self._logs.present()), fail_on_data_loss=options.fail_on_data_loss)
             step = next_step(
-                before, extents, written_end=self._written_end, fail_on_data_loss=options.fail_on_data_loss
+                before, extents, written_end=self._logs.written_end, fail_on_data_loss=options.fail_on_data_loss
             )
         end = end_of_batch(before, options.topic, step, self._limited(step, limit), extents)
         return start if end is None else end.to_json()
@@ -155,9 +155,6 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         self._logs.close()
-
-    def _written_end(self, partition: int) -> int:
-        return self._logs.reader(partition).log_end_offset
 
     def _limited(self, step: Step, limit: ReadLimit) -> dict[int, int]:
         """Where the batch ends per partition, under the limits that Spark asks to keep."""

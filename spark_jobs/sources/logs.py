@@ -6,7 +6,9 @@ Readers are opened when first asked and kept: the driver asks the same logs at e
 from pathlib import Path
 from typing import Literal
 
-from pushrep.log import LogReader, NotALogDirectory, SegmentLog, list_logs, log_name
+from pushrep.log import LogReader, NotALogDirectory, SegmentLog, list_logs
+from pushrep.log.log_names import log_name
+from pushrep.log.published import read_published
 from pushrep.records import BatchHeader
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.planning import Extent
@@ -26,12 +28,24 @@ class TopicNotFound(SparkJobError):
         self.path, self.topic, self.why, self.known = path, topic, why, known
 
 
+class EndUnknown(SparkJobError):
+    """No writer has opened the log since the machine started, so its end is not known up to `offset`; start it."""
+
+    def __init__(self, topic: str, partition: int, offset: int, known: int) -> None:
+        super().__init__(
+            f"source pushrep: {topic}-{partition} is to be read up to {offset}, but without its writer only the "
+            f"offsets below {known} are known to be there since the machine started. Start the writer, then this query"
+        )
+        self.topic, self.partition, self.offset, self.known = topic, partition, offset, known
+
+
 class TopicLogs:
     """Readers of `<path>/<topic>-<n>`: of the `chosen` partitions, or of every one that is there."""
 
     def __init__(self, path: str, topic: str, chosen: tuple[int, ...] | None) -> None:
         self._directory, self._topic, self._chosen = Path(path), topic, chosen
         self._readers: dict[int, LogReader] = {}
+        self._inode: int | None = None
 
     def close(self) -> None:
         readers, self._readers = self._readers, {}
@@ -63,12 +77,15 @@ class TopicLogs:
         return list(self._chosen)
 
     def extents(self) -> dict[int, Extent]:
-        """What each partition holds below its stable offset, now."""
+        """What each partition holds below its stable offset, now. One that is just being made is left out."""
+        self._follow_directory()
         extents = {}
         for partition in self.partitions():
             reader = self.reader(partition)
             start = reader.log_start_offset
-            extents[partition] = Extent(start, max(start, reader.stable_offset), str(reader.log_id))
+            log_id = reader.log_id
+            if log_id is not None:
+                extents[partition] = Extent(start, max(start, reader.stable_offset), str(log_id))
         return extents
 
     def reader(self, partition: int) -> LogReader:
@@ -78,6 +95,10 @@ class TopicLogs:
                 self._directory / log_name(self._topic, partition), isolation=PLANNED
             )
         return self._readers[partition]
+
+    def written_end(self, partition: int) -> int | None:
+        """The end of the partition's log, stable or not; None if that is not known (see EndUnknown)."""
+        return written_end(self.reader(partition))
 
     def first_at(self, partition: int, ms: int) -> int | None:
         """Offset of the first record at or after `ms` since 1970; None if there is none."""
@@ -92,3 +113,18 @@ class TopicLogs:
             return BatchSpan(header.base_offset, header.next_offset, header.size_bytes)
 
         return ByteRuler(start, end, probe, enough_bytes)
+
+    def _follow_directory(self) -> None:
+        # A directory that was replaced keeps its old files alive for those who have them mapped.
+        inode = self._directory.stat().st_ino if self._directory.exists() else None
+        if inode != self._inode:
+            self.close()
+            self._inode = inode
+
+
+def written_end(reader: LogReader) -> int | None:
+    """The log's end, stable or not. None if no writer has spoken since the machine started: only checkpoints do then.
+
+    They lag by up to a second of appends; a lower end that they tell is no loss.
+    """
+    return None if read_published(reader.path.parent, reader.path.name) is None else reader.log_end_offset

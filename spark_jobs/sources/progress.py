@@ -9,11 +9,14 @@ something lost   the query stops and names it, or (failOnDataLoss=false) goes on
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from spark_jobs.sources.planning import DataLoss, Extent, Range
 from spark_jobs.sources.positions import Position, StreamOffset
 
 logger = logging.getLogger(__name__)
+
+WrittenEnd: TypeAlias = Callable[[int], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,12 @@ def next_step(
     before: StreamOffset,
     extents: Mapping[int, Extent],
     *,
-    written_end: Callable[[int], int],
+    written_end: WrittenEnd,
     fail_on_data_loss: bool,
 ) -> Step:
     """The step after `before`. Raises DataLoss, or with `fail_on_data_loss` off warns and goes on with what is there.
 
-    `written_end(partition)` is the end of its log with what is not stable yet.
+    `written_end(partition)` is the end of its log with what is not stable yet, None if nobody knows it now.
     """
     ranges: dict[int, Range] = {}
     starts: dict[int, int] = {}
@@ -100,7 +103,7 @@ def report(loss: DataLoss, *, fail_on_data_loss: bool) -> None:
 
 
 def _lost(
-    topic: str, partition: int, position: Position | None, extent: Extent, written_end: Callable[[int], int]
+    topic: str, partition: int, position: Position | None, extent: Extent, written_end: WrittenEnd
 ) -> tuple[DataLoss, int] | None:
     """What is gone, and where to go on."""
     offset = 0 if position is None else position.offset
@@ -111,6 +114,6 @@ def _lost(
         return DataLoss(topic, partition, offset, extent.start, f"the log starts at {extent.start}"), extent.start
     # Above the stable end is not lost yet: after a restart of the machine only a checkpoint speaks for the end, until
     # the writer is back.
-    if offset > extent.end and offset > (end := written_end(partition)):
+    if offset > extent.end and (end := written_end(partition)) is not None and offset > end:
         return DataLoss(topic, partition, end, offset, f"the log ends at {end}"), extent.end
     return None

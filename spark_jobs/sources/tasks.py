@@ -9,9 +9,10 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pushrep.log import LogReader, SegmentLog, log_name
+from pushrep.log import LogReader, SegmentLog
+from pushrep.log.log_names import log_name
 from spark_jobs.sources.arrow import ArrowWriter
-from spark_jobs.sources.logs import PLANNED, TopicLogs
+from spark_jobs.sources.logs import PLANNED, EndUnknown, TopicLogs, written_end
 from spark_jobs.sources.options import SourceOptions
 from spark_jobs.sources.planning import DataLoss, Range
 from spark_jobs.sources.progress import report
@@ -61,7 +62,10 @@ def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> It
 
 
 def held_part(task: LogRange, reader: LogReader, options: SourceOptions) -> LogRange:
-    """The part of a task's range that the log still holds; what it does not hold is reported as DataLoss."""
+    """The part of a task's range that the log still holds; what it does not hold is reported as DataLoss.
+
+    Raises EndUnknown if nobody can tell now.
+    """
     log_id, start, end = str(reader.log_id), reader.log_start_offset, reader.log_end_offset
     gone: DataLoss | None = None
     if log_id != task.log_id:
@@ -71,6 +75,8 @@ def held_part(task: LogRange, reader: LogReader, options: SourceOptions) -> LogR
     elif task.start < start:
         gone = DataLoss(options.topic, task.partition, task.start, min(start, task.end), f"the log starts at {start}")
     elif task.end > end:
+        if written_end(reader) is None:
+            raise EndUnknown(options.topic, task.partition, task.end, end)
         gone = DataLoss(options.topic, task.partition, max(end, task.start), task.end, f"the log ends at {end}")
     if gone is None:
         return task
