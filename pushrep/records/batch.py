@@ -4,13 +4,13 @@ from pushrep.records import header as layout
 from pushrep.records.checksum import crc32c
 from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX, decompress
 from pushrep.records.columns import RecordColumns, decode_columns
-from pushrep.records.decoder import decode_records
+from pushrep.records.decoder import scan, scanned_records
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.records.header import BatchHeader
 from pushrep.records.model import Buffer, Record
 from pushrep.records.rows import rows
 
-_COLUMNS_WORTHWHILE = 48  # records; below, the hundred numpy calls cost more than decoding one by one
+_COLUMNS_WORTHWHILE = 128  # records; below, the hundred numpy calls cost more than decoding one by one
 
 
 class RecordBatch:
@@ -49,8 +49,8 @@ class RecordBatch:
         Raises CorruptRecordBatch, also if the records take more than `decompressed_bytes_max`, and UnsupportedCodec.
         """
         if self.header.record_count < _COLUMNS_WORTHWHILE:
-            payload = self.payload(decompressed_bytes_max=decompressed_bytes_max)
-            return decode_records(self.header, payload.tobytes())
+            payload = self.payload(decompressed_bytes_max=decompressed_bytes_max).tobytes()
+            return scanned_records(scan(self.header, payload), payload, self.header.timestamp_type)
         columns = self.columns(decompressed_bytes_max=decompressed_bytes_max)
         return rows(columns, self.header.timestamp_type)
 

@@ -1,7 +1,10 @@
 """One record after the other out of a batch's decompressed bytes, in plain Python. The layout is drawn in encoder.py.
 
-Whatever the bytes say, the answer is records or CorruptRecordBatch: every field has to end where its record says.
+Whatever the bytes say, the answer is positions or CorruptRecordBatch: every field has to end where its record says.
+For small batches; columns.py reads large ones faster, with the same answers.
 """
+
+from typing import NamedTuple
 
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.records.header import RECORD_BYTES_MIN, BatchHeader
@@ -11,24 +14,78 @@ from pushrep.records.varint import read_varint, read_varlong
 _TIMESTAMP_LIMIT = 1 << 63
 
 
-def decode_records(header: BatchHeader, payload: bytes) -> list[Record]:
+class Scan(NamedTuple):
+    """Where everything lies in the payload; a length of -1 is null.
+
+    records: (offset, time, key start, key length, value start, value length, header count, headers start) each
+    headers: (row of the record, name start, name length, value start, value length) each, in order
+    """
+
+    records: list[tuple[int, ...]]
+    headers: list[tuple[int, ...]]
+
+
+def scan(header: BatchHeader, payload: bytes) -> Scan:
     """The `header.record_count` records in `payload`, offsets ascending; raises CorruptRecordBatch."""
     check_count(header, len(payload))
-    records: list[Record] = []
+    # Looked up once: these are per-batch facts, and an enumeration's property costs as much as a field.
+    append_time = header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    base_time, base_offset, last_delta = header.base_timestamp_ms, header.base_offset, header.last_offset_delta
+    found = Scan([], [])
     position, previous = 0, -1
     try:
-        for _ in range(header.record_count):
-            record, position = _decode(header, payload, position)
-            delta = record.offset - header.base_offset
-            if not previous < delta <= header.last_offset_delta:
-                raise CorruptRecordBatch(f"record {len(records)} has offset delta {delta} after {previous}")
+        for row in range(header.record_count):
+            length, position = read_varint(payload, position)
+            end = position + length
+            if not position < end <= len(payload):
+                raise CorruptRecordBatch(f"record {row} claims {length} of {len(payload) - position} bytes")
+            time_delta, position = read_varlong(payload, position + 1)  # behind the attributes, unused by Kafka so far
+            delta, position = read_varint(payload, position)
+            if not previous < delta <= last_delta:
+                raise CorruptRecordBatch(f"record {row} has offset delta {delta} after {previous}, up to {last_delta}")
             previous = delta
-            records.append(record)
+            key_length, key_start, position = _nullable(payload, position, end)
+            value_length, value_start, position = _nullable(payload, position, end)
+            headers_count, headers_start = read_varint(payload, position)
+            position = headers_start
+            if headers_count:
+                position = _scan_headers(payload, position, end, headers_count, found)
+            if position != end:
+                raise CorruptRecordBatch(f"record {row} has fields up to byte {position} and ends at {end}")
+            time = base_time + time_delta if append_time is None else append_time
+            if not -_TIMESTAMP_LIMIT <= time < _TIMESTAMP_LIMIT:
+                raise CorruptRecordBatch(f"timestamp {time} exceeds 64 bits")
+            key_and_value = key_start, key_length, value_start, value_length
+            found.records.append((base_offset + delta, time, *key_and_value, headers_count, headers_start))
     except IndexError:
-        raise CorruptRecordBatch(f"record {len(records)} ends behind the batch") from None
+        raise CorruptRecordBatch(f"record {len(found.records)} ends behind the batch") from None
     if position != len(payload):
         raise CorruptRecordBatch(f"{len(payload) - position} bytes follow the last record")
+    return found
+
+
+def scanned_records(found: Scan, payload: bytes, timestamp_type: TimestampType) -> list[Record]:
+    """A `Record` for each record of a scan."""
+    headers: list[Header] = [
+        (
+            decoded_name(payload[name_start : name_start + name_length]),
+            None if value_length < 0 else payload[value_start : value_start + value_length],
+        )
+        for _, name_start, name_length, value_start, value_length in found.headers
+    ]
+    records, done = [], 0
+    for offset, time, key_start, key_length, value_start, value_length, headers_count, _ in found.records:
+        key = None if key_length < 0 else payload[key_start : key_start + key_length]
+        value = None if value_length < 0 else payload[value_start : value_start + value_length]
+        own = tuple(headers[done : done + headers_count]) if headers_count else ()
+        done += headers_count
+        records.append(Record(offset, time, timestamp_type, key, value, own))
     return records
+
+
+def decoded_name(name: bytes) -> str:
+    """A header's name. Kafka's own clients replace what is not UTF-8; refusing would make a topic unreadable."""
+    return name.decode("utf-8", "replace")
 
 
 def check_count(header: BatchHeader, payload_bytes: int) -> None:
@@ -37,49 +94,24 @@ def check_count(header: BatchHeader, payload_bytes: int) -> None:
         raise CorruptRecordBatch(f"{header.record_count} records can't fit into {payload_bytes} bytes")
 
 
-def _decode(header: BatchHeader, payload: bytes, position: int) -> tuple[Record, int]:
-    length, position = read_varint(payload, position)
-    end = position + length
-    if not position < end <= len(payload):
-        raise CorruptRecordBatch(f"record at byte {position} claims {length} of {len(payload) - position} bytes")
-    time_delta, position = read_varlong(payload, position + 1)  # a byte of attributes, unused by Kafka so far
-    offset_delta, position = read_varint(payload, position)
-    key, position = _read_nullable(payload, position, end)
-    value, position = _read_nullable(payload, position, end)
-    headers: tuple[Header, ...] = ()
-    count, position = read_varint(payload, position)
-    if count:
-        headers, position = _read_headers(payload, position, end, count)
-    if position != end:
-        raise CorruptRecordBatch(f"record fields end at byte {position}, the record at {end}")
-    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        time = header.max_timestamp_ms
-    else:
-        time = header.base_timestamp_ms + time_delta
-        if not -_TIMESTAMP_LIMIT <= time < _TIMESTAMP_LIMIT:
-            raise CorruptRecordBatch(f"timestamp {time} exceeds 64 bits")
-    offset = header.base_offset + offset_delta
-    return Record(offset, time, header.timestamp_type, key, value, headers), end
+def _nullable(payload: bytes, position: int, end: int) -> tuple[int, int, int]:
+    """(length, start, position behind it) of a key or value."""
+    length, start = read_varint(payload, position)
+    behind = start + length if length > 0 else start
+    if length < -1 or behind > end:
+        raise CorruptRecordBatch(f"field at byte {start} claims {length} of {end - start} bytes")
+    return length, start, behind
 
 
-def _read_nullable(payload: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    length, position = read_varint(payload, position)
-    if length == -1:
-        return None, position
-    if not 0 <= length <= end - position:
-        raise CorruptRecordBatch(f"field at byte {position} claims {length} of {end - position} bytes")
-    return payload[position : position + length], position + length
-
-
-def _read_headers(payload: bytes, position: int, end: int, count: int) -> tuple[tuple[Header, ...], int]:
-    if not 0 < 2 * count <= end - position:
-        raise CorruptRecordBatch(f"{count} headers in {end - position} bytes")
-    headers: list[Header] = []
+def _scan_headers(payload: bytes, position: int, end: int, count: int, found: Scan) -> int:
+    """Read the headers of the record behind those found, and give the position behind them."""
+    row = len(found.records)
+    if not 0 < 2 * count <= end - position:  # a header takes two bytes: no name, no value
+        raise CorruptRecordBatch(f"record {row} claims {count} headers in {end - position} bytes")
     for _ in range(count):
-        name, position = _read_nullable(payload, position, end)
-        if name is None:
-            raise CorruptRecordBatch(f"header without a name before byte {position}")
-        value, position = _read_nullable(payload, position, end)
-        # Kafka's own clients replace what is not UTF-8; refusing would make a foreign topic unreadable.
-        headers.append((name.decode("utf-8", "replace"), value))
-    return tuple(headers), position
+        name_length, name_start, position = _nullable(payload, position, end)
+        if name_length < 0:
+            raise CorruptRecordBatch(f"record {row} has a header without a name")
+        value_length, value_start, position = _nullable(payload, position, end)
+        found.headers.append((row, name_start, name_length, value_start, value_length))
+    return position

@@ -1,19 +1,24 @@
 """From columns back to one `Record` each, with as little Python per record as a record can have: two slices."""
 
+from functools import partial
 from itertools import pairwise, repeat
 
 import numpy as np
 
 from pushrep.records.columns import Positions, RecordColumns
+from pushrep.records.decoder import decoded_name
 from pushrep.records.model import Header, Record, TimestampType
+
+# What `Record._make` does, without its Python frame: a quarter of the time of a row.
+_record = partial(tuple.__new__, Record)
 
 
 def rows(columns: RecordColumns, timestamp_type: TimestampType) -> list[Record]:
-    """All records of a batch, as `decoder.decode_records` would give them."""
+    """All records of a batch, as `decoder.scanned_records` would give them."""
     data = columns.payload.tobytes()
     return list(
         map(
-            Record._make,
+            _record,
             zip(
                 columns.offsets.tolist(),
                 columns.timestamps_ms.tolist(),
@@ -48,7 +53,7 @@ def _headers(data: bytes, columns: RecordColumns) -> list[tuple[Header, ...]]:
     for name, value in zip(names, _pieces(data, flat.value_start, flat.value_length), strict=True):
         text = known.get(name)
         if text is None:
-            text = known[name] = (name or b"").decode("utf-8", "replace")
+            text = known[name] = decoded_name(name or b"")
         headers.append((text, value))
     edges = np.append(0, np.cumsum(columns.headers_count)).tolist()
     return [tuple(headers[start:end]) for start, end in pairwise(edges)]

@@ -40,9 +40,13 @@ VARINTS = _Varints(enumerate(SMALL_VARINTS))
 
 def read_varint(buffer: bytes, position: int) -> tuple[int, int]:
     """(value, position behind it) of a 32-bit varint; IndexError past the end, CorruptRecordBatch if it is too long."""
-    first = buffer[position]
-    if first < 0x80:
-        return (first >> 1) ^ -(first & 1), position + 1
+    low = buffer[position]
+    if low < 0x80:
+        return (low >> 1) ^ -(low & 1), position + 1
+    high = buffer[position + 1]
+    if high < 0x80:
+        zigzag = (low & 0x7F) | high << 7
+        return (zigzag >> 1) ^ -(zigzag & 1), position + 2
     value, position = _read(buffer, position, VARINT_BYTES_MAX)
     if not -(1 << 31) <= value < 1 << 31:
         raise CorruptRecordBatch(f"varint {value} before byte {position} of the records exceeds 32 bits")
@@ -51,6 +55,9 @@ def read_varint(buffer: bytes, position: int) -> tuple[int, int]:
 
 def read_varlong(buffer: bytes, position: int) -> tuple[int, int]:
     """(value, position behind it) of a 64-bit varint; IndexError past the end, CorruptRecordBatch if it is too long."""
+    low = buffer[position]
+    if low < 0x80:
+        return (low >> 1) ^ -(low & 1), position + 1
     value, position = _read(buffer, position, VARLONG_BYTES_MAX)
     if not -(1 << 63) <= value < 1 << 63:
         raise CorruptRecordBatch(f"varlong before byte {position} of the records exceeds 64 bits")
