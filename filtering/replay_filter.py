@@ -270,7 +270,7 @@ def _destinations(partitions: Any, count: int) -> int | Numbers:
     if partitions is None or np.ndim(partitions) == 0:
         return _destination(partitions)
     column = np.asarray(partitions)
-    if column.shape != (count,) or not np.issubdtype(column.dtype, np.integer):
+    if column.shape != (count,) or (count and not np.issubdtype(column.dtype, np.integer)):
         raise BadFilterSetting("destination_partition", f"{column.dtype} of shape {column.shape}", f"{count} integers")
     if count and not 0 <= column.min() <= column.max() <= _PARTITION_MAX:
         raise BadFilterSetting("destination_partition", int(column.min()), "a partition number from 0 on")
