@@ -20,7 +20,7 @@ DUMP = "org.apache.kafka.tools.DumpLogSegments"
 KINDS = (".log", ".index", ".timeindex")
 BATCH = re.compile(r"baseOffset: (\d+) lastOffset: (\d+) count: (\d+) .* isvalid: (\w+)")
 BROKEN = re.compile(
-    r"isvalid: false|mismatch|Mismatches|out of order|not found|Exception|Could not|Found timestamp", re.I
+    r"isvalid: false|mismatch|Mismatches|out of order|not found|Exception|Could not|Found timestamp", re.IGNORECASE
 )
 CONFIG = {"segment_bytes": 60_000, "batch_bytes": 1500, "index_interval_bytes": 4096}
 
@@ -80,7 +80,7 @@ def test_every_codec_after_roll_and_close(dump, tmp_path):
             assert len(list(path.glob("*.log"))) > 3, "segments rolled"
             assert any(p.stat().st_size for p in path.glob("*.index")), "offset indexes have entries"
     batches, _ = dump(*logs)
-    assert_covers(batches, {number: 3000 for number in range(1, len(logs) + 1)})
+    assert_covers(batches, dict.fromkeys(range(1, len(logs) + 1), 3000))
 
 
 def test_a_log_that_was_closed_reopened_and_cut(dump, tmp_path):
