@@ -84,13 +84,13 @@ class MetadataNotRising(RecordRefused):
 class MetadataGap(RecordRefused):
     """An earlier record of the pair failed; taking a later one first would make a hole that no re-send can fill."""
 
-    def __init__(self, *, pid: int, partition: int, failed: int, got: int) -> None:
+    def __init__(self, *, pid: int, partition: int, failed: int, got: int, reason: str) -> None:
         super().__init__(
             "metadata",
-            f"source offset {failed} of PID {pid}, partition {partition} failed and has to go first, got {got}; "
-            "append the failed records again in their order",
+            f"source offset {failed} of PID {pid}, partition {partition} failed ({reason}) and has to go first, got "
+            f"{got}; append the failed records again in their order",
         )
-        self.pid, self.partition, self.failed, self.got = pid, partition, failed, got
+        self.pid, self.partition, self.failed, self.got, self.reason = pid, partition, failed, got, reason
 
 
 class BufferFull(PushrepError):

@@ -284,7 +284,7 @@ class Lane:
         batch.failure = (failure, may_be_delivered)
         if self._first_failed is None or self._first_failed.seen:
             self._first_failed = batch
-        self._order.failed(batch.runs)
+        self._order.failed(batch.runs, str(failure) or repr(failure))
 
     def _note_positions(self, batch: Batch, base: int) -> None:
         positions = self.positions

@@ -125,9 +125,8 @@ class Outbox:
         with ExitStack() as resources:
             held = LogDirectory.acquire(directory, filesystem, clock)
             resources.callback(held.release)
-            identity = settle_identity(
-                filesystem, held.path, wanted, logs_exist=any(name == topic for name, _ in list_logs(held.path))
-            )
+            logs_exist = any(name == topic for name, _ in list_logs(held.path, filesystem))
+            identity = settle_identity(filesystem, held.path, wanted, logs_exist=logs_exist)
             logs = [
                 resources.enter_context(
                     SegmentLog.open(held.path / f"{topic}-{n}", config=config, filesystem=filesystem, clock=clock)
@@ -258,8 +257,10 @@ class Outbox:
         if not self._writers.stop(_GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
             # A writer hangs in the disk: closing its log would hang as well. The lock stays with this process.
             raise CloseTimedOut(self.directory, self._settings.close_timeout_s)
-        self._resources.close()
-        self._tell_failure(self._all_lanes)
+        try:
+            self._resources.close()
+        finally:
+            self._tell_failure(self._all_lanes)  # lost records are the worse news
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
@@ -274,7 +275,12 @@ class Outbox:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"and closing the outbox: {failure}")  # what went wrong first is the caller's to see
 
     def _append_slowly(  # noqa: PLR0913, PLR0917
         self,

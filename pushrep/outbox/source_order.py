@@ -41,7 +41,7 @@ class SourceOrder:
     def __init__(self, *, own_pid: int, partition: int, partitions: int) -> None:
         self._own_pid, self._partition, self._partitions = own_pid, partition, partitions
         self._accepted: dict[Pair, int] = {}  # highest offset taken
-        self._gaps: dict[Pair, int] = {}  # first offset that failed and did not come again
+        self._gaps: dict[Pair, tuple[int, str]] = {}  # first offset that failed and did not come again, and why
 
     def take(self, metadata: StreamMetadata, count: int = 1) -> None:
         """Take `metadata` and the `count - 1` offsets after it; raises `RecordRefused` and takes nothing."""
@@ -50,16 +50,15 @@ class SourceOrder:
         last = self._accepted.get(pair)
         if last is None:
             self._check_pair(metadata)
-        if self._gaps and (failed := self._gaps.get(pair)) is not None:
-            if offset > failed:
-                raise MetadataGap(pid=pair[0], partition=pair[1], failed=failed, got=offset)
-            if offset == failed:
-                del self._gaps[pair]
+        if self._gaps and (gap := self._gaps.get(pair)) is not None and offset > gap[0]:
+            raise MetadataGap(pid=pair[0], partition=pair[1], failed=gap[0], got=offset, reason=gap[1])
         if last is not None and offset <= last:
             raise MetadataNotRising(pid=pair[0], partition=pair[1], last=last, got=offset)
         if offset + count > _OFFSETS:
             raise RecordRefused("metadata", f"{count} source offsets from {offset} on exceed 64 bits")
         self._accepted[pair] = offset + count - 1
+        if self._gaps:
+            self._gaps.pop(pair, None)
 
     def take_all(self, metadata: Sequence[StreamMetadata]) -> None:
         """Take every position in its order, or raise `RecordRefused` and take none."""
@@ -71,12 +70,12 @@ class SourceOrder:
             self._accepted, self._gaps = accepted, gaps
             raise
 
-    def failed(self, runs: Iterable[Run]) -> None:
+    def failed(self, runs: Iterable[Run], reason: str) -> None:
         """These positions did not reach the log: the first of each pair comes next."""
         for run in runs:
             pair = (run.pid, run.partition)
-            if run.offset < self._gaps.get(pair, _OFFSETS):
-                self._gaps[pair] = run.offset
+            if run.offset < self._gaps.get(pair, (_OFFSETS, ""))[0]:
+                self._gaps[pair] = (run.offset, reason)
                 self._accepted[pair] = run.offset - 1
 
     def _check_pair(self, metadata: StreamMetadata) -> None:

@@ -1,0 +1,327 @@
+"""The outbox when the disk is slow, full or failing: what receipts say, what waits, what may come next."""
+
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+
+from filtering import StreamMetadata
+from pushrep.log import Durability
+from pushrep.outbox import (
+    BufferFull,
+    CloseTimedOut,
+    DeliveryFailed,
+    MetadataGap,
+    OffsetsMoved,
+    Outbox,
+    PartitionStopped,
+    ReceiptTimeout,
+)
+from pushrep.seams import RealFilesystem
+from pushrep.testing import SimulatedDisk
+
+SIMULATED = Path("/outbox")
+
+
+class GatedDisk(RealFilesystem):
+    """Syncs wait while the gate is shut."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def open(self, path, *, create=False, writable=True):
+        file = super().open(path, create=create, writable=writable)
+        sync = file.sync
+        return GatedFile(file, lambda: (self.gate.wait(), sync()))
+
+
+class GatedFile:
+    def __init__(self, file, sync):
+        self._file, self.sync = file, sync
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def open_outbox(path, filesystem, **settings):
+    wanted = {"topic": "orders", "partitions": 1, "producer": "billing", "filesystem": filesystem, **settings}
+    return Outbox.open(path, **wanted)
+
+
+def until(condition, what):
+    """Wait for another thread; the test fails by name if it takes 20 s."""
+    pause = threading.Event()
+    for _ in range(4000):
+        if condition():
+            return
+        pause.wait(0.005)
+    pytest.fail(f"not within 20 s: {what}")
+
+
+def values_and_keys(outbox, partition=0):
+    return [(record.value, StreamMetadata.unpack(record.key)) for record in outbox.log(partition).records(0)]
+
+
+def fill(disk, outbox):
+    """Leave room for nothing."""
+    outbox.flush()
+    disk.capacity_bytes = disk._used_bytes()
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lingering_batch_is_sealed_in_time_without_being_asked(tmp_path):
+    with open_outbox(tmp_path, RealFilesystem(), linger_ms=10) as outbox:
+        for n in range(3):
+            receipt = outbox.append(0, b"%d" % n)
+            until(receipt.done, "the sealer writes what lingers")
+            assert receipt.result(0) == n
+
+
+def test_a_batch_lingers_until_somebody_asks(tmp_path):
+    with open_outbox(tmp_path, RealFilesystem(), linger_ms=3_600_000) as outbox:
+        receipts = [outbox.append(0, b"%d" % n) for n in range(5)]
+        assert outbox.log(0).log_end_offset == 0, "it waits for more"
+        assert receipts[4].result(10) == 4
+        assert [receipt.done() for receipt in receipts] == [True] * 5
+        assert [len(batch) for batch in outbox.log(0).batches(0)] == [5], "one batch for all"
+        outbox.append(0, b"flushed")
+        outbox.flush(10)
+        assert outbox.log(0).flushed_offset == 6
+
+
+def test_a_full_batch_does_not_linger(tmp_path):
+    with open_outbox(tmp_path, RealFilesystem(), linger_ms=3_600_000, batch_bytes=1000) as outbox:
+        receipts = [outbox.append(0, bytes(100)) for _ in range(20)]
+        until(receipts[9].done, "full batches are written")
+        assert not receipts[19].done(), "the last one is still open"
+
+
+def test_without_linger_a_record_is_written_at_once(tmp_path):
+    with open_outbox(tmp_path, RealFilesystem(), linger_ms=0) as outbox:
+        receipt = outbox.append(0, b"now")
+        until(receipt.done, "written without linger")
+
+
+def test_what_one_fdatasync_covers_is_one_commit(tmp_path):
+    disk = GatedDisk()
+    with open_outbox(tmp_path, disk, linger_ms=0) as outbox:
+        disk.gate.clear()
+        first = outbox.append(0, b"held by the disk")
+        until(lambda: outbox.log(0).log_end_offset == 1, "the writer is in its sync")
+        rest = [outbox.append(0, b"%d" % n) for n in range(100)]
+        with pytest.raises(ReceiptTimeout, match="may still be delivered"):
+            first.result(0.02)
+        disk.gate.set()
+        assert [receipt.result(10) for receipt in rest] == list(range(1, 101))
+        assert len(list(outbox.log(0).batches(0))) == 2, "what came during the sync is one batch"
+
+
+def test_a_buffered_receipt_does_not_wait_for_the_disk(tmp_path):
+    disk = GatedDisk()
+    with open_outbox(tmp_path, disk, durability=Durability.BUFFERED) as outbox:
+        disk.gate.clear()
+        try:
+            assert outbox.append(0, b"v").result(10) == 0
+            assert outbox.log(0).flushed_offset == 0
+        finally:
+            disk.gate.set()
+
+
+# -- back-pressure -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_buffer_refuses_and_takes_nothing(tmp_path):
+    disk = GatedDisk()
+    with open_outbox(tmp_path, disk, batch_bytes=2000, buffer_bytes=20_000, block_ms=30) as outbox:
+        disk.gate.clear()
+        taken = []
+
+        def produce_for_ever():
+            for n in itertools.count():
+                taken.append(outbox.append(0, b"%d" % n * 20))  # noqa: PERF401 - what was taken counts
+
+        with pytest.raises(BufferFull) as full:
+            produce_for_ever()
+        assert (full.value.buffer_bytes, full.value.block_ms) == (20_000, 30)
+        with pytest.raises(BufferFull):
+            outbox.append_many(0, [bytes(1000)] * 10)
+        assert outbox._budget.taken <= 20_000
+        disk.gate.set()
+        assert [receipt.result(10) for receipt in taken] == list(range(len(taken)))
+        again = outbox.append(0, b"again")
+        assert again.result(10) == len(taken), "the refused ones left nothing"
+        until(lambda: outbox._budget.taken == 0, "all room is given back")
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_blocked_append_goes_on_when_there_is_room(tmp_path, many):
+    disk = GatedDisk()
+    with open_outbox(tmp_path, disk, batch_bytes=2000, buffer_bytes=4000, linger_ms=3_600_000) as outbox:
+        disk.gate.clear()
+        outbox.append_many(0, [bytes(800)] * 4)
+        receipts = []
+
+        def produce():
+            receipts.append(outbox.append_many(0, [bytes(900)] * 3) if many else outbox.append(0, bytes(1500)))
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        until(lambda: outbox.log(0).log_end_offset > 0, "what lingers is written when room is wanted")
+        assert not receipts, "there is no room"
+        disk.gate.set()
+        producer.join(20)
+        assert receipts[0].result(10) == 4
+
+
+def test_lingering_records_of_idle_partitions_make_room(tmp_path):
+    with open_outbox(
+        tmp_path, RealFilesystem(), partitions=10, batch_bytes=1000, buffer_bytes=2000, linger_ms=3_600_000
+    ) as outbox:
+        receipts = [outbox.append(n % 10, bytes(500)) for n in range(40)]
+        assert [receipt.result(10) for receipt in receipts] == [n // 10 for n in range(40)]
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_fails_receipts_and_gives_their_offsets_back():
+    disk = SimulatedDisk()
+    with open_outbox(SIMULATED, disk) as outbox:
+        outbox.append(0, b"before").result(10)
+        fill(disk, outbox)
+        receipt = outbox.append(0, b"lost")
+        with pytest.raises(DeliveryFailed, match=r"it is not in the log: .*free space") as failed:
+            receipt.result(10)
+        assert not failed.value.may_be_delivered
+        with pytest.raises(DeliveryFailed):
+            receipt.result(10)  # it resolved once, and says so again
+        disk.capacity_bytes = None
+        assert outbox.append(0, b"after").result(10) == 1
+        assert values_and_keys(outbox) == [
+            (value, StreamMetadata(outbox.pid, 0, offset)) for offset, value in enumerate([b"before", b"after"])
+        ]
+
+
+def test_after_a_failure_the_failed_position_comes_first():
+    disk = SimulatedDisk()
+    with open_outbox(SIMULATED, disk, linger_ms=3_600_000) as outbox:
+        outbox.append(0, b"0", metadata=StreamMetadata(7, 0, 0)).result(10)
+        fill(disk, outbox)
+        lost = [outbox.append(0, b"%d" % n, metadata=StreamMetadata(7, 0, n)) for n in (3, 4)]
+        other = outbox.append(0, b"other", metadata=StreamMetadata(8, 0, 0))
+        for receipt in [*lost, other]:
+            with pytest.raises(DeliveryFailed):
+                receipt.result(10)
+        disk.capacity_bytes = None
+        with pytest.raises(MetadataGap, match=r"source offset 3 of PID 7, partition 0 failed .*free space") as gap:
+            outbox.append(0, b"5", metadata=StreamMetadata(7, 0, 5))
+        assert (gap.value.failed, gap.value.got) == (3, 5)
+        assert outbox.last_metadata(7, 0) == 0
+        outbox.append_many(0, [b"3", b"4"], metadata=StreamMetadata(7, 0, 3))
+        outbox.append(0, b"5", metadata=StreamMetadata(7, 0, 5))
+        outbox.append(0, b"other", metadata=StreamMetadata(8, 0, 0))
+        outbox.flush()
+        assert [value for value, _ in values_and_keys(outbox)] == [b"0", b"3", b"4", b"5", b"other"]
+        assert outbox.last_metadata(7, 0) == 5
+
+
+def test_append_many_tells_how_far_it_came():
+    disk = SimulatedDisk()
+    with open_outbox(SIMULATED, disk, batch_bytes=1000, linger_ms=3_600_000) as outbox:
+        fill(disk, outbox)
+        disk.capacity_bytes += 2500
+        receipt = outbox.append_many(0, [bytes(200)] * 20)
+        with pytest.raises(DeliveryFailed, match="records are in the log") as failed:
+            receipt.result(10)
+        assert receipt.done()
+        assert 0 < failed.value.delivered == outbox.log(0).log_end_offset < 20
+        disk.capacity_bytes = None
+
+
+def test_a_failed_fdatasync_stops_the_partition_for_good():
+    disk = SimulatedDisk()
+    outbox = open_outbox(SIMULATED, disk, partitions=2)
+    outbox.append(0, b"before").result(10)
+    disk.fail_sync()
+    with pytest.raises(DeliveryFailed, match="may still be delivered") as failed:
+        outbox.append(0, b"maybe").result(10)
+    assert failed.value.may_be_delivered
+    with pytest.raises(PartitionStopped, match="open the outbox again"):
+        outbox.append(0, b"never")
+    assert outbox.append(1, b"the other partition goes on").result(10) == 0
+    outbox.close()  # the failure was told by its receipt
+    disk.lose_power()
+    with open_outbox(SIMULATED, disk, partitions=2) as outbox:
+        assert values_and_keys(outbox)[0] == (b"before", StreamMetadata(outbox.pid, 0, 0))
+        outbox.append(0, b"again").result(10)
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_failure_that_nobody_asked_about_is_told_at_the_end(end):
+    disk = SimulatedDisk()
+    outbox = open_outbox(SIMULATED, disk)
+    fill(disk, outbox)
+    receipt = outbox.append(0, b"lost")
+    until(receipt.done, "the write failed")
+    with pytest.raises(DeliveryFailed):
+        getattr(outbox, end)()
+    disk.capacity_bytes = None
+    if end == "flush":
+        outbox.flush()  # told once
+        outbox.close()
+
+
+def test_an_error_in_the_block_is_not_hidden_by_the_close():
+    disk = SimulatedDisk()
+
+    def block():
+        with open_outbox(SIMULATED, disk) as outbox:
+            fill(disk, outbox)
+            until(outbox.append(0, b"lost").done, "the write failed")
+            raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError) as raised:
+        block()
+    assert "it is not in the log" in raised.value.__notes__[0]
+
+
+def test_close_waits_no_longer_than_told(tmp_path):
+    disk = GatedDisk()
+    outbox = open_outbox(tmp_path, disk, close_timeout_s=0.05)
+    disk.gate.clear()
+    held = outbox.append(0, b"held by the disk")
+    until(lambda: outbox.log(0).log_end_offset == 1, "the writer is in its sync")
+    behind = outbox.append(0, b"behind it")
+    try:
+        with pytest.raises(CloseTimedOut, match=r"close_timeout_s=0\.05"):
+            outbox.close()
+        for receipt, may_be_delivered in ((held, True), (behind, False)):
+            with pytest.raises(DeliveryFailed) as failed:
+                receipt.result(0)
+            assert failed.value.may_be_delivered is may_be_delivered
+    finally:
+        disk.gate.set()
+        outbox._resources.close()  # what the end of the process does
+
+
+def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):
+    with open_outbox(tmp_path, RealFilesystem()) as outbox:
+        log = outbox.log(0)
+        append = log.append
+
+        def meddled(batch, **durability):
+            append(b"by hand")
+            return append(batch, **durability)
+
+        monkeypatch.setattr(log, "append", meddled)
+        with pytest.raises(DeliveryFailed) as failed:
+            outbox.append(0, b"sealed for 0").result(10)
+        assert isinstance(failed.value.__cause__, OffsetsMoved)
+        assert (failed.value.__cause__.sealed_for, failed.value.__cause__.got) == (0, 1)
+        assert failed.value.may_be_delivered
+        with pytest.raises(PartitionStopped):
+            outbox.append(0, b"more")
