@@ -64,7 +64,7 @@ class LogDirectory:
         key = (id(filesystem), str(real))
         with _REGISTRY.lock:
             directory = _REGISTRY.held.get(key)
-            if directory is None:
+            if directory is None or not directory.holds_lock():
                 directory = _REGISTRY.held[key] = cls(real, filesystem, clock)
             directory.references += 1
             return directory
@@ -162,6 +162,15 @@ class LogDirectory:
             raise ForkedProcess(f"the directory of logs {self.path}", owner_pid=self.owner_pid, pid=os.getpid())
         if self.references < 1:
             raise LogClosed(self.path)
+
+    def holds_lock(self) -> bool:
+        """Whether the lock's descriptor is still open; a process that closed all of them (a daemon) has lost it."""
+        try:
+            self._lock_file.size()
+        except OSError:
+            self.references = 0  # whoever still has this instance gets LogClosed
+            return False
+        return True
 
     def disown(self) -> None:
         """In a fork: refuse every use, and let go of the lock's descriptor, so that the owner's end frees the lock.
