@@ -17,7 +17,7 @@ from filtering.errors import (
 )
 from filtering.highwater import HighwaterMarks, MarkEntry
 from filtering.mark_columns import MarkColumns
-from filtering.producer_id import producer_id, sqe_producer_id
+from filtering.producer_id import ProducerNames, producer_id, sqe_producer_id
 from filtering.replay_filter import FilterCounts, ReplayFilter
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, Keys, StreamMetadata, pack_keys, parse_keys
 
@@ -38,6 +38,7 @@ __all__ = [
     "MetadataOutOfRange",
     "NotStreamMetadata",
     "PairSplit",
+    "ProducerNames",
     "ReplayFilter",
     "StreamMetadata",
     "UnsupportedKeys",

@@ -26,8 +26,16 @@ def empty(count: int, window: int) -> Rows:
 
 def lowest(counts: Numbers, window: int) -> Rows:
     """Rows with the lowest `counts[i]` bits set, at most `window` of them."""
-    in_byte = np.minimum(counts, window)[:, None] - 8 * np.arange(row_bytes(window), dtype=np.int64)
-    return ((1 << np.clip(in_byte, 0, 8)) - 1).astype(np.uint8)
+    rows: Rows = np.repeat(_lowest(np.array([window]), window), len(counts), axis=0)
+    short = np.flatnonzero(counts < window)  # marks near offset 0 only, so few
+    rows[short] = _lowest(counts[short], window)
+    return rows
+
+
+def _lowest(counts: Numbers, window: int) -> Rows:
+    in_byte = counts[:, None] - 8 * np.arange(row_bytes(window), dtype=np.int64)
+    ones: Rows = ((1 << np.clip(in_byte, 0, 8)) - 1).astype(np.uint8)
+    return ones
 
 
 def resized(rows: Rows, marks: Numbers, old: int, new: int) -> Rows:
@@ -47,19 +55,27 @@ def resized(rows: Rows, marks: Numbers, old: int, new: int) -> Rows:
 
 def raised(rows: Rows, marks: Numbers, by: Numbers, window: int) -> Rows:
     """Rows after each mark went up by `by[i]` >= 0; where it did, the old mark itself becomes a bit."""
+    result = rows.copy()
+    rose = np.flatnonzero(by > 0)
+    if len(rose):
+        result[rose] = _shifted(rows[rose], np.minimum(by[rose], 8 * rows.shape[1]))
+        near = rose[by[rose] <= window]
+        set_bits(result, near, by[near] - 1)
+        result[rose] &= lowest((marks + by)[rose], window)
+    return result
+
+
+def _shifted(rows: Rows, by: Numbers) -> Rows:
+    """Each row moved up by 0 to 8 x width bits."""
     width = rows.shape[1]
-    shift = np.minimum(by, 8 * width)
     # One zero byte on the left gives "the byte below byte 0", one behind it all gives "far outside".
     padded = np.zeros((len(rows), width + 2), np.uint16)
     padded[:, 1 : width + 1] = rows
-    source = 1 + np.arange(width, dtype=np.int64) - (shift >> 3)[:, None]
-    bit = (shift & 7).astype(np.uint16)[:, None]
+    source = 1 + np.arange(width, dtype=np.int64) - (by >> 3)[:, None]
+    bit = (by & 7).astype(np.uint16)[:, None]
     upper = np.take_along_axis(padded, np.where(source > 0, source, width + 1), axis=1)
     lower = np.take_along_axis(padded, np.where(source > 1, source - 1, width + 1), axis=1)
     moved: Rows = (((upper << bit) | (lower >> (8 - bit))) & 0xFF).astype(np.uint8)
-    was = np.flatnonzero((by > 0) & (by <= window))
-    set_bits(moved, was, by[was] - 1)
-    moved &= lowest(marks + by, window)
     return moved
 
 
