@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pushrep.log.checkpoints import Checkpoint
 from pushrep.log.clean_marker import CleanLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogClosed
@@ -38,6 +37,9 @@ class Model:
             if step == "attach" and name not in views:
                 self.clean[name] = None
                 views[name] = directory.attach(name)
+                # A session that ended without closing the log took back what no sync stood behind, and nothing else.
+                self.remembered[name] = views[name].recovery_point or 0
+                assert self.remembered[name] >= self.promised[name], f"{name}: a promise was taken back"
                 disk.make_directory(HOME / name)
             elif name not in views:
                 continue
@@ -56,10 +58,6 @@ class Model:
                 self.clean[name] = line
             elif step == "unclean":
                 views.pop(name).close_unclean()
-                # Numbers that no sync stood behind are dropped; the next one to remember starts from there.
-                self.remembered[name] = max(
-                    self.promised[name], directory.checkpointed(Checkpoint.RECOVERY_POINT, name) or 0
-                )
         directory.release()
 
     def judge(self, disk):
