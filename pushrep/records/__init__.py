@@ -8,20 +8,25 @@ batch.records()           -> list[Record]         batch.stamp(...), batch.with_p
 from pushrep.records.batch import RecordBatch
 from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX
 from pushrep.records.columns import RecordColumns
-from pushrep.records.encoder import HeaderColumn, encode_batch
+from pushrep.records.encoder import encode_batch
 from pushrep.records.errors import CorruptRecordBatch, RecordTooLarge, UnsupportedCodec
-from pushrep.records.header import HEADER_BYTES, BatchHeader
+from pushrep.records.header import HEADER_BYTES, HEADER_OVERHEAD_BYTES_MAX, RECORD_OVERHEAD_BYTES_MAX, BatchHeader
 from pushrep.records.header_columns import HeaderColumns
 from pushrep.records.model import Codec, Record, TimestampType
+from pushrep.records.roads import HeaderColumn, Headers, Keys
 
 __all__ = [
     "DECOMPRESSED_BYTES_MAX",
     "HEADER_BYTES",
+    "HEADER_OVERHEAD_BYTES_MAX",
+    "RECORD_OVERHEAD_BYTES_MAX",
     "BatchHeader",
     "Codec",
     "CorruptRecordBatch",
     "HeaderColumn",
     "HeaderColumns",
+    "Headers",
+    "Keys",
     "Record",
     "RecordBatch",
     "RecordColumns",

@@ -32,6 +32,10 @@ CRC_COVERS_FROM = 21
 PRODUCER_AT = 43
 MAGIC = 2
 RECORD_BYTES_MIN = 7  # length, attributes, two deltas, key length, value length, header count: a byte each
+# Upper bounds for who cuts batches by size. A record beside its key, value and headers: length, attributes, two deltas,
+# two lengths and the header count, each at its widest. A header beside its name and value: two lengths.
+RECORD_OVERHEAD_BYTES_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 5
+HEADER_OVERHEAD_BYTES_MAX = 5 + 5
 assert _HEADER.size == HEADER_BYTES, "docs/formats/record-batch.md promises 61 bytes"
 assert _PRODUCER.size == 57 - PRODUCER_AT, "producer id, epoch and sequence are neighbours"
 

@@ -15,25 +15,36 @@ from pushrep.records.varint import SMALL_VARINTS, VARINTS, varint
 NULL = varint(-1)
 NO_HEADERS = varint(0)
 ONE_HEADER = varint(1)
-_PREFIXES = [b"\0\0" + offset_delta for offset_delta in SMALL_VARINTS]  # attributes and a time delta of 0
-_KEYLESS = [prefix + NULL for prefix in _PREFIXES]
+_KEYLESS = [b"\0\0" + offset_delta + NULL for offset_delta in SMALL_VARINTS]  # attributes, a time delta of 0 ...
 
 
 def encode_joined(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None,
-    tails: Iterable[bytes],
-    time_deltas: list[int] | None,
-    reserved: int,
+    heads: list[bytes], values: Sequence[bytes | None], tails: Iterable[bytes], reserved: int
 ) -> bytearray:
-    """`reserved` zero bytes for the batch's header, then the records. No keys: null. No deltas: all are 0."""
-    heads = _heads(len(values), keys, time_deltas)
+    """`reserved` zero bytes for the batch's header, then the records."""
     try:
         # A list is indexed faster than the dictionary that knows every number; it ends at records of 16 KiB, where a
         # second pass costs little beside the bytes.
         return _join(heads, values, tails, SMALL_VARINTS, reserved)
     except IndexError:
         return _join(heads, values, tails, VARINTS, reserved)
+
+
+def keyless_heads(count: int) -> list[bytes]:
+    """The heads of `count` records with null keys and a time delta of 0."""
+    more = range(len(_KEYLESS), count)
+    return _KEYLESS[:count] + [b"\0\0" + VARINTS[offset] + NULL for offset in more]
+
+
+def heads(count: int, keys: Sequence[bytes | None] | None, time_deltas: list[int] | None) -> list[bytes]:
+    """The heads of any `count` records. No keys: null. No deltas: all are 0."""
+    times = repeat(b"\0\0", count) if time_deltas is None else [b"\0" + VARINTS[time] for time in time_deltas]
+    if keys is None:
+        return [time + VARINTS[offset] + NULL for offset, time in enumerate(times)]
+    return [
+        time + VARINTS[offset] + (NULL if key is None else VARINTS[len(key)] + key)
+        for offset, (time, key) in enumerate(zip(times, keys, strict=True))
+    ]
 
 
 def header_tails(headers: Sequence[Iterable[Header]] | None) -> Iterable[bytes]:
@@ -78,23 +89,6 @@ def _join(
             size = varints[count]
             parts += (varints[len(head) + len(size) + count + len(tail)], head, size, value, tail)
     return bytearray().join(parts)
-
-
-def _heads(count: int, keys: Sequence[bytes | None] | None, time_deltas: list[int] | None) -> list[bytes]:
-    ready = _KEYLESS if keys is None and time_deltas is None else _PREFIXES
-    if time_deltas is not None:
-        heads = [b"\0" + VARINTS[time] + VARINTS[offset] for offset, time in enumerate(time_deltas)]
-    else:
-        heads = ready[:count]
-        end = NULL if ready is _KEYLESS else b""
-        heads += [b"\0\0" + VARINTS[offset] + end for offset in range(len(ready), count)]
-    if ready is _KEYLESS:
-        return heads
-    if keys is None:
-        return [head + NULL for head in heads]
-    return [
-        head + NULL if key is None else head + VARINTS[len(key)] + key for head, key in zip(heads, keys, strict=True)
-    ]
 
 
 def _header_tail(headers: Iterable[Header], names: dict[str, bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""Equal-sized records by numpy: the record is a struct, a field is written for all records in one go.
+"""Equal-sized records, or parts of records, by numpy: a struct whose fields are written for all records in one go.
 
     | length | 0 | time delta | offset delta | key size, key | value size, value | 1, name, header size, header |
       same     same  per row      per row      same, per row    same, per row      same             per row
@@ -65,16 +65,36 @@ def encode_template(fields: Sequence[Field], spans: list[Band], time_deltas: Int
     out = bytearray(reserved + sum(stride * (band.end - band.start) for band, _, stride in layouts))
     position = reserved
     for band, prefix, stride in layouts:
-        rows = slice(band.start, band.end)
-        times = b"\0" if time_deltas is None else _varint_pieces(time_deltas[rows], band.time_width)
-        offsets = _varint_pieces(np.arange(band.start, band.end), band.offset_width)
-        own = [field if isinstance(field, bytes) else field[rows] for field in fields]
-        _write(out, position, stride, band.end - band.start, [prefix, times, offsets, *own])
+        _write(out, position, stride, [prefix, *_band_fields(band, time_deltas, fields)], band.end - band.start)
         position += stride * (band.end - band.start)
     return out
 
 
-def _write(out: bytearray, position: int, stride: int, count: int, fields: list[Field]) -> None:
+def encode_heads(fields: Sequence[Field], spans: list[Band], time_deltas: Ints | None) -> list[bytes]:
+    """The records up to their values, without the lengths, one bytes each. `fields` are the key's."""
+    heads: list[bytes] = []
+    for band in spans:
+        heads += encode_rows([b"\0", *_band_fields(band, time_deltas, fields)], band.end - band.start)
+    return heads
+
+
+def encode_rows(fields: Sequence[Field], count: int) -> list[bytes]:
+    """The fields side by side, one bytes a row."""
+    stride = sum(_size(field) for field in fields)
+    out = bytearray(stride * count)
+    _write(out, 0, stride, fields, count)
+    rows: list[bytes] = np.frombuffer(out, np.dtype((np.void, stride))).tolist()  # ten times as fast as slicing
+    return rows
+
+
+def _band_fields(band: Band, time_deltas: Ints | None, fields: Sequence[Field]) -> list[Field]:
+    rows = slice(band.start, band.end)
+    times = b"\0" if time_deltas is None else _varint_pieces(time_deltas[rows], band.time_width)
+    offsets = _varint_pieces(np.arange(band.start, band.end), band.offset_width)
+    return [times, offsets, *(field if isinstance(field, bytes) else field[rows] for field in fields)]
+
+
+def _write(out: bytearray, position: int, stride: int, fields: Sequence[Field], count: int) -> None:
     """Write each field into its place of `count` records; numpy checks that every place lies inside `out`."""
     for field in fields:
         if size := _size(field):

@@ -1,0 +1,113 @@
+"""Which road the records take: three ways that give the same bytes, each the fastest for its shape.
+
+whole template   all values of one size, keys and headers too: a field at a time by numpy (template.py)
+template parts   ragged values: what precedes and follows them by numpy where it is of one size, joined one by one
+joined           anything, and few records: parts from tables (joined.py)
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pushrep.records import joined, template
+from pushrep.records.model import Buffer, Header
+from pushrep.records.template import Band, Field
+from pushrep.records.varint import VARINTS
+from pushrep.records.varint_arrays import Ints
+
+# Measured (benchmarks/records_codec.py): with keys the template makes 10 M records/s at 100 B where joining makes 2.5;
+# below 256 records its thirty numpy calls cost more, above 1 KiB the second move of every value does.
+_RECORDS_MIN = 256
+_VALUE_BYTES_MAX = 1024
+
+
+class HeaderColumn(NamedTuple):
+    """Every record has exactly one header of this name: the values as a sequence, or as n equal pieces in one bytes."""
+
+    name: str
+    values: Sequence[bytes | None] | Buffer
+
+
+Keys: TypeAlias = Sequence[bytes | None] | Buffer
+Headers: TypeAlias = Sequence[Iterable[Header]] | HeaderColumn
+Timestamps: TypeAlias = int | Sequence[int] | NDArray[np.int64]
+
+
+def encode_records(
+    values: Sequence[bytes | None], keys: Keys | None, headers: Headers | None, time_deltas: Ints | None, reserved: int
+) -> bytearray:
+    """`reserved` zero bytes for the batch's header, then the records. Columns fit in length; no deltas: all are 0."""
+    count = len(values)
+    key = tail = spans = None
+    if count >= _RECORDS_MIN:
+        key, tail, spans = _key_fields(keys, count), _tail_fields(headers, count), template.bands(count, time_deltas)
+    if key is not None and tail is not None and spans is not None and len(values[0] or b"") <= _VALUE_BYTES_MAX:
+        value = _equal_pieces(values, count)
+        if value is not None:
+            fields = [*key, _size_varint(value), value, *tail]
+            return template.encode_template(fields, spans, time_deltas, reserved)
+    return joined.encode_joined(
+        _heads(keys, key, spans, count, time_deltas), values, _tails(headers, tail, count), reserved
+    )
+
+
+def _heads(
+    keys: Keys | None, key: list[Field] | None, spans: list[Band] | None, count: int, time_deltas: Ints | None
+) -> list[bytes]:
+    """What stands before each value: attributes, deltas, key."""
+    if keys is None and time_deltas is None:
+        return joined.keyless_heads(count)
+    if key is not None and spans is not None:
+        return template.encode_heads(key, spans, time_deltas)
+    deltas = None if time_deltas is None else time_deltas.tolist()
+    return joined.heads(count, None if keys is None else _sequence(keys, count), deltas)
+
+
+def _tails(headers: Headers | None, tail: list[Field] | None, count: int) -> Iterable[bytes]:
+    """What stands behind each value: the headers."""
+    if not isinstance(headers, HeaderColumn):
+        return joined.header_tails(headers)
+    if tail is not None:
+        return template.encode_rows(tail, count)
+    return joined.header_column_tails(headers.name, _sequence(headers.values, count))
+
+
+def _key_fields(keys: Keys | None, count: int) -> list[Field] | None:
+    """The fields of keys that agree in their size; else None."""
+    if keys is None:
+        return [joined.NULL]
+    key = _equal_pieces(keys, count)
+    return None if key is None else [_size_varint(key), key]
+
+
+def _tail_fields(headers: Headers | None, count: int) -> list[Field] | None:
+    """The fields of headers that agree in number, name and size; else None."""
+    if headers is None:
+        return [joined.NO_HEADERS]
+    value = _equal_pieces(headers.values, count) if isinstance(headers, HeaderColumn) else None
+    if value is None or not isinstance(headers, HeaderColumn):
+        return None
+    return [joined.ONE_HEADER + joined.header_name(headers.name) + _size_varint(value), value]
+
+
+def _equal_pieces(column: Sequence[bytes | None] | Buffer, count: int) -> Field | None:
+    if isinstance(column, bytes | bytearray | memoryview):
+        return template.pieces(column, count)
+    try:
+        sizes = set(map(len, column))  # type: ignore[arg-type] # a null has no length: that is the question
+    except TypeError:
+        return None
+    return template.pieces(b"".join(column), count) if len(sizes) == 1 else None  # type: ignore[arg-type] # no nulls
+
+
+def _size_varint(field: Field) -> bytes:
+    return VARINTS[len(field) if isinstance(field, bytes) else field.itemsize]
+
+
+def _sequence(column: Sequence[bytes | None] | Buffer, count: int) -> Sequence[bytes | None]:
+    if not isinstance(column, bytes | bytearray | memoryview):
+        return column
+    piece = template.pieces(column, count)
+    return [piece] * count if isinstance(piece, bytes) else piece.tolist()
