@@ -11,6 +11,7 @@ order of its own, and the rows must be sorted first. `plan_batch` is pure; `scan
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.highwater import HighwaterMarks
@@ -30,6 +31,7 @@ from spark_jobs.slice_filter import FilterRule, scan_batches
 KEY = "_pushrep_key"
 """The bytes that may be metadata, whatever carrier they came in, while a frame is inside the filter."""
 
+_SHUFFLE = "spark.sql.shuffle.partitions"
 _COLUMNS = ("topic", "partition", "offset")
 _PAIR_ROW = np.dtype([("pid", ">i8"), ("partition", ">i4")])
 _SCANNED = (
@@ -119,7 +121,7 @@ def _scan_marks(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
     """
     key = F.col(KEY)
     ours = governed(key, rule)
-    found = (
+    summary = (
         keyed.select("topic", "partition", "offset", F.when(ours, key).alias(KEY))
         .groupBy(F.spark_partition_id().alias("slice"), "topic", "partition", F.substring(KEY, 1, 12).alias("pair"))
         .agg(
@@ -129,10 +131,26 @@ def _scan_marks(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
             F.count(F.lit(1)).alias("rows"),
             F.count("offset").alias("offsets"),
         )
-        .toArrow()
     )
+    with _few_shuffle_partitions(keyed.sparkSession):
+        found = summary.toArrow()
     _refuse_nulls(found)
     return list(_slices_of(found.sort_by([("slice", "ascending"), ("topic", "ascending"), ("partition", "ascending")])))
+
+
+@contextmanager
+def _few_shuffle_partitions(spark: SparkSession) -> Iterator[None]:
+    """The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default.
+
+    Adaptive execution, which would join them, is off in a stream.
+    """
+    before = spark.conf.get(_SHUFFLE) or ""
+    few = spark.sparkContext.defaultParallelism
+    spark.conf.set(_SHUFFLE, min(few, int(before or few)))
+    try:
+        yield
+    finally:
+        spark.conf.set(_SHUFFLE, before)
 
 
 def _slices_of(found: Any) -> Iterator[Slice]:

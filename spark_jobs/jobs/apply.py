@@ -1,0 +1,132 @@
+"""The job anyone can run: a log or a topic through the replay filter into a table, every record once.
+
+    source (pushrep, kafka, ...) ─▶ ReplayFilteredBatches ─▶ values into columns ─▶ idempotent table
+    checkpoint: Spark's             marks beside it                                 batch_id = N, replaced if run again
+
+Kill it at any moment and start it with the same options: it goes on, and the table is the one that an undisturbed run
+would have made. Run it as `python -m spark_jobs.jobs.apply --help`, or give this file to spark-submit.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spark_jobs.jobs.pipeline import ApplyOptions, apply
+from spark_jobs.jobs.reporting import Reporter, one_line
+
+
+class _Pair(click.ParamType[tuple[str, str]]):
+    """NAME=VALUE."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, rest = str(value).partition("=")
+        if not equals or not name:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return name, rest
+
+
+class _Adopt(click.ParamType[tuple[str, int]]):
+    """QUERY:BATCH."""
+
+    name = "query:batch"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        query, _, batch = str(value).rpartition(":")
+        if not query or not batch.isdigit():
+            self.fail(f"{value!r} is not QUERY:BATCH, as in 0b5a...:17", param, ctx)
+        return query, int(batch)
+
+
+_EPILOG = """\b
+Examples
+  a log into Parquet, all that is there, then stop:
+    python -m spark_jobs.jobs.apply --path outbox --topic orders \\
+        --sink orders-table --checkpoint orders-checkpoint
+  follow it, Avro values as columns, a batch every 5 seconds:
+    python -m spark_jobs.jobs.apply --path outbox --topic orders \\
+        --value-format avro --value-schema order.avsc --sink orders-table \\
+        --checkpoint orders-checkpoint --trigger 5s
+  a Kafka topic, with Spark's Kafka connector:
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \\
+        apply.py --source kafka --source-option kafka.bootstrap.servers=HOST:9092 \\
+        --topic orders --sink /data/orders --checkpoint /data/orders-checkpoint
+
+\b
+SIGTERM or Ctrl-C: the running batch is finished, then the job ends with 0.
+"""
+
+
+@click.command(epilog=_EPILOG, context_settings={"max_content_width": 110, "show_default": True})
+@click.option("--source", default="pushrep", help="Spark's name of the source: pushrep, kafka, ...")
+@click.option("--path", help="Source pushrep: the directory that holds the logs, <topic>-<n> below it.")
+@click.option("--topic", required=True, help="The topic to read (for kafka its option `subscribe`).")
+@click.option("--source-option", "source_options", type=_Pair(), multiple=True, help="Any option of the source.")
+@click.option("--carrier", type=click.Choice(["key", "header"]), default="key", help="Where the metadata travels.")
+@click.option("--starting-offsets", default="earliest", help="earliest, latest or JSON; for a fresh checkpoint only.")
+@click.option("--max-records-per-trigger", type=click.IntRange(min=1), help="At most so many records a batch.")
+@click.option("--window", type=click.IntRange(min=0), default=0, help="Offsets so far below a mark may still come.")
+@click.option("--only-pid", "only_pids", type=int, multiple=True, help="Filter these PIDs only; others pass.")
+@click.option("--sink", required=True, help="Where rows go: a path (with a /), or a catalog table's name.")
+@click.option("--format", "sink_format", default="parquet", help="The table's format.")
+@click.option("--sink-option", "sink_options", type=_Pair(), multiple=True, help="Any option of the format.")
+@click.option("--partition-by", multiple=True, help="A column to partition by, below batch_id.")
+@click.option("--checkpoint", required=True, help="Spark's checkpoint directory; one for each table.")
+@click.option("--marks", help="Directory of the marks.  [default: the checkpoint's path + -marks]")
+@click.option("--adopt", type=_Adopt(), help="QUERY:BATCH, a fresh checkpoint goes on after that query's batch.")
+@click.option("--trigger", default="available-now", help="available-now: what is there, then stop; or 10s, 1m, 500ms.")
+@click.option("--value-format", type=click.Choice(["binary", "string", "json", "avro"]), default="binary")
+@click.option(
+    "--value-schema", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="json, avro: a file."
+)
+@click.option("--keep", default="topic,partition,offset,timestamp", help="The record's own columns beside the value's.")
+@click.option("--conf", "conf", type=_Pair(), multiple=True, help="A setting of Spark, as spark-submit takes them.")
+@click.option("--json", "json_path", help="Progress as JSON lines into this file; - is standard output.")
+@click.option("--debug", is_flag=True, help="Errors with their whole stack; Spark's log too.")
+def main(**given: Any) -> None:
+    """Apply a log or a topic to a table: every record once, whatever was replayed, killed or run again.
+
+    Records whose key (or header stream-metadata) names a source record are filtered by the rule of
+    docs/replay-filter.md; records without it pass. The marks live in a directory beside the checkpoint: keep
+    both, or neither.
+    """
+    debug, json_path = given.pop("debug"), given.pop("json_path")
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # Spark's workers must be this very Python, with what is installed beside it.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        with Reporter.open(json_path) as reporter:
+            try:
+                apply(_options(given), reporter, debug=debug)
+            except Exception as error:
+                reporter.failed(one_line(error))
+                raise
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(f"error: {one_line(error)}", err=True)
+        sys.exit(1)
+
+
+def _options(given: dict[str, Any]) -> ApplyOptions:
+    """What click parsed → checked options; raises SparkJobError."""
+    schema: Path | None = given.pop("value_schema")
+    given["source_options"], given["sink_options"] = dict(given["source_options"]), dict(given["sink_options"])
+    given["conf"] = dict(given["conf"])
+    given["keep"] = tuple(name.strip() for name in given["keep"].split(",") if name.strip())
+    given["only_pids"] = frozenset(given["only_pids"]) or None
+    given["marks"] = given["marks"] or given["checkpoint"].rstrip("/") + "-marks"
+    return ApplyOptions(value_schema=None if schema is None else schema.read_text(), **given)
+
+
+if __name__ == "__main__":
+    main()

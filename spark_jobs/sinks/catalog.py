@@ -1,0 +1,103 @@
+"""The idempotent sink over a catalog table: the table's own format commits a batch, in one transaction if it has any.
+
+    format of the table                 a batch is                             taken back by
+    files (parquet, orc, json, csv)     overwritten as a partition             ALTER TABLE ... DROP PARTITION
+    with a catalog of its own           overwritten where batch_id = N         DELETE FROM ... WHERE batch_id >= N
+    (Delta, Iceberg and their like)
+
+Which query wrote which batches stands in the table property `pushrep.queries` (owners.py).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+
+from spark_jobs.sinks.owners import Owners, TableNotOurs
+from spark_jobs.sinks.table import BATCH_COLUMN, FILE_FORMATS, BadSink, query_of, settle, with_batch_id
+
+_PROPERTY = "pushrep.queries"
+
+
+class CatalogTable:
+    """The sink for a table's name; see `idempotent_table`."""
+
+    def __init__(
+        self,
+        name: str,
+        format: str,  # noqa: A002 - Spark's own word
+        *,
+        options: Mapping[str, str],
+        partition_by: Sequence[str],
+        adopt: tuple[str, int] | None,
+    ) -> None:
+        self._name, self._format, self._options = name, format, dict(options)
+        self._partition_by, self._adopt = tuple(partition_by), adopt
+        self._place: tuple[str, int] | None = None
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        session = rows.sparkSession
+        first = self._opened(session, rows)
+        numbered = with_batch_id(rows, first + batch_id)
+        if not self._is_files():
+            numbered.writeTo(self._name).options(**self._options).overwrite(F.col(BATCH_COLUMN) == first + batch_id)
+            return
+        # The partition goes first, since an overwrite with no rows would leave it as it is.
+        self._drop(session, [first + batch_id])
+        # insertInto goes by position, and partition columns stand last in a table of files.
+        columns = session.table(self._name).columns
+        writer = numbered.select(*columns).write.mode("overwrite")
+        writer.option("partitionOverwriteMode", "dynamic").insertInto(self._name)
+
+    def drop_from(self, batch_id: int) -> None:
+        session = SparkSession.getActiveSession()
+        if session is None:
+            raise BadSink("table", self._name, "no Spark session is active here")
+        self._drop_after(session, self._opened(session, None) + batch_id)
+
+    def _is_files(self) -> bool:
+        return self._format in FILE_FORMATS
+
+    def _opened(self, session: SparkSession, rows: DataFrame | None) -> int:
+        query_id = query_of(session)
+        if self._place is not None and self._place[0] == query_id:
+            return self._place[1]
+        if not session.catalog.tableExists(self._name):
+            if rows is None:
+                raise BadSink("table", self._name, "there is no such table to take batches back from")
+            self._create(rows)
+        if BATCH_COLUMN not in session.table(self._name).columns:
+            raise TableNotOurs(self._name, f"has no column {BATCH_COLUMN}")
+        owners = self._owners(session)
+        settled = settle(owners, query_id, self._adopt, self._name)
+        if settled is not owners:
+            self._drop_after(session, settled.first_batch_id(query_id))
+            text = settled.to_text().replace("'", "\\'")
+            session.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('{_PROPERTY}' = '{text}')")
+        self._place = query_id, settled.first_batch_id(query_id)
+        return self._place[1]
+
+    def _create(self, rows: DataFrame) -> None:
+        empty = with_batch_id(rows.sparkSession.createDataFrame([], rows.schema), 0)
+        partitions = (BATCH_COLUMN, *self._partition_by)
+        empty.write.format(self._format).options(**self._options).partitionBy(*partitions).saveAsTable(self._name)
+
+    def _owners(self, session: SparkSession) -> Owners:
+        properties = {row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self._name}").collect()}
+        if _PROPERTY in properties:
+            return Owners.from_text(properties[_PROPERTY], self._name)
+        if not session.table(self._name).isEmpty():
+            raise TableNotOurs(self._name, "holds rows that this sink did not write")
+        return Owners()
+
+    def _drop_after(self, session: SparkSession, first: int) -> None:
+        if not self._is_files():
+            session.sql(f"DELETE FROM {self._name} WHERE {BATCH_COLUMN} >= {first}")  # noqa: S608 - a number
+            return
+        named = (row[0].split("/") for row in session.sql(f"SHOW PARTITIONS {self._name}").collect())
+        values = {dict(part.split("=", 1) for part in parts)[BATCH_COLUMN] for parts in named}
+        self._drop(session, sorted(int(value) for value in values if value.isdigit() and int(value) >= first))
+
+    def _drop(self, session: SparkSession, batch_ids: Sequence[int]) -> None:
+        for batch_id in batch_ids:
+            session.sql(f"ALTER TABLE {self._name} DROP IF EXISTS PARTITION ({BATCH_COLUMN} = {batch_id})")

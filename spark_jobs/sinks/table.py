@@ -1,0 +1,211 @@
+"""A table that a batch may be written to any number of times: the same rows stand in it once.
+
+    <path>/batch_id=17/part-*.parquet       one directory a batch: batch_id is a partition column for any reader
+    <path>/_pushrep/owners-2.json           which queries wrote which batches (owners.py); the highest number counts
+    <path>/_pushrep/writing/batch_id=18/    the batch being written; readers of files pass over names that begin with _
+
+A batch is written aside and then renamed into place, so a reader sees all of it or nothing, also after kill -9 at
+any moment: what is left aside is removed by the next write. A batch that is run again replaces its directory; between
+the removal of the old one and the rename readers miss it for a moment. The file system must rename directories
+atomically, as local disks and HDFS do; for others, and for table formats with transactions of their own, name a
+catalog table (catalog.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+
+from spark_jobs.errors import SparkJobError
+from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
+
+BATCH_COLUMN = "batch_id"
+FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
+
+_OWN = "_pushrep"
+_OWNERS = f"{_OWN}/owners-"
+
+
+class IdempotentSink(Protocol):
+    """What the filter's handler must be: writing a batch again replaces it, and batches can be taken back."""
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Write the batch so that exactly these rows stand for it."""
+        ...
+
+    def drop_from(self, batch_id: int) -> None:
+        """Remove this query's batches >= batch_id."""
+        ...
+
+
+class BadSink(SparkJobError):
+    """The sink can't write so that a batch may be run again; the message names the setting."""
+
+    def __init__(self, setting: str, value: object, why: str) -> None:
+        super().__init__(f"{setting}={value!r}: {why}")
+        self.setting, self.value, self.why = setting, value, why
+
+
+def idempotent_table(
+    target: str,
+    format: str = "parquet",  # noqa: A002 - Spark's own word
+    *,
+    options: Mapping[str, str] | None = None,
+    partition_by: Sequence[str] = (),
+    adopt: tuple[str, int] | None = None,
+) -> IdempotentSink:
+    """A handler for ReplayFilteredBatches that writes each batch into `target`, with a column `batch_id`.
+
+    `target` is a path (it has a `/`), then `format` is one of Spark's file formats; or the name of a catalog table in
+    any format, made at the first batch if there is none. `partition_by` columns come below batch_id. `adopt` as for
+    ReplayFilteredBatches: batches of that query after the adopted one are removed, and the new query's follow.
+    Raises BadSink; TableOfAnotherQuery and TableNotOurs at the first batch.
+    """
+    if "/" not in target:
+        from spark_jobs.sinks.catalog import CatalogTable  # noqa: PLC0415 - knows this module
+
+        return CatalogTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
+    if format not in FILE_FORMATS:
+        raise BadSink("format", format, f"a path takes one of {', '.join(FILE_FORMATS)}; name a catalog table for it")
+    return DirectoryTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
+
+
+class DirectoryTable:
+    """The sink for a path; see `idempotent_table`."""
+
+    def __init__(
+        self,
+        path: str,
+        format: str,  # noqa: A002 - Spark's own word
+        *,
+        options: Mapping[str, str],
+        partition_by: Sequence[str],
+        adopt: tuple[str, int] | None,
+    ) -> None:
+        self._path, self._format, self._options = path.rstrip("/") or "/", format, dict(options)
+        self._partition_by, self._adopt = tuple(partition_by), adopt
+        self._place: tuple[str, _Directory, int] | None = None
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        directory, first = self._opened(rows.sparkSession)
+        aside = f"{_OWN}/writing"
+        directory.remove(aside)
+        name = f"{BATCH_COLUMN}={first + batch_id}"
+        writer = rows.write.format(self._format).options(**self._options).mode("overwrite")
+        if self._partition_by:
+            writer = writer.partitionBy(*self._partition_by)
+        writer.save(directory.path_of(f"{aside}/{name}"))
+        directory.remove(name)
+        directory.rename(f"{aside}/{name}", name)
+
+    def drop_from(self, batch_id: int) -> None:
+        if self._place is None:
+            session = SparkSession.getActiveSession()
+            if session is None:
+                raise BadSink("path", self._path, "no Spark session is active here")
+            self._opened(session)
+        _, directory, first = cast("tuple[str, _Directory, int]", self._place)
+        self._drop(directory, first + batch_id)
+
+    def _opened(self, session: SparkSession) -> "tuple[_Directory, int]":
+        query_id = query_of(session)
+        if self._place is None or self._place[0] != query_id:
+            directory = _Directory(session, self._path)
+            owners = self._owners(directory)
+            settled = settle(owners, query_id, self._adopt, self._path)
+            if settled is not owners:
+                first = settled.first_batch_id(query_id)
+                # What the adopted query wrote after the adopted batch comes again; before the new owner is named,
+                # so that a kill in between leaves the old one and this runs again.
+                self._drop(directory, first)
+                directory.create(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text())
+            self._place = query_id, directory, settled.first_batch_id(query_id)
+        return self._place[1], self._place[2]
+
+    def _owners(self, directory: "_Directory") -> Owners:
+        written = [
+            int(n) for name in directory.names(_OWN) if (n := name.removesuffix(".json")[len("owners-") :]).isdigit()
+        ]
+        if written:
+            return Owners.from_text(directory.read(f"{_OWNERS}{max(written)}.json"), self._path)
+        if others := [name for name in directory.names() if name != _OWN]:
+            raise TableNotOurs(self._path, f"holds {others[0]!r}, which this sink did not write")
+        return Owners()
+
+    def _drop(self, directory: "_Directory", first: int) -> None:
+        for name in directory.names():
+            column, _, value = name.partition("=")
+            if column == BATCH_COLUMN and value.isdigit() and int(value) >= first:
+                directory.remove(name)
+
+
+def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: str) -> Owners:
+    """The owners once this query writes: unchanged if it does already. Raises TableOfAnotherQuery."""
+    if owners.owner == query_id:
+        return owners
+    if owners.owner is None:
+        return owners.with_first(query_id)
+    if adopt is None or adopt[0] != owners.owner:
+        raise TableOfAnotherQuery(table, owners.owner, query_id)
+    return owners.with_successor(query_id, adopt)
+
+
+def query_of(session: SparkSession) -> str:
+    """The query in whose foreachBatch we are; `batch` outside of any."""
+    return session.sparkContext.getLocalProperty("sql.streaming.queryId") or "batch"
+
+
+def with_batch_id(rows: DataFrame, batch_id: int) -> DataFrame:
+    """The rows with the table's batch_id as their last column."""
+    return rows.withColumn(BATCH_COLUMN, F.lit(batch_id).cast("bigint"))
+
+
+class _Directory:
+    """A directory on whatever file system Spark's Hadoop client knows; names are relative to it."""
+
+    def __init__(self, session: SparkSession, path: str) -> None:
+        context = cast("Any", session.sparkContext)
+        self._jvm = context._jvm  # noqa: SLF001 - the Hadoop client has no Python door
+        configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
+        given = self._jvm.org.apache.hadoop.fs.Path(path)
+        self._fs = given.getFileSystem(configuration)
+        self._root = self._fs.makeQualified(given)
+
+    def path_of(self, name: str) -> str:
+        return str(self._path(name).toString())
+
+    def names(self, below: str = "") -> list[str]:
+        path = self._path(below)
+        if not self._fs.exists(path):
+            return []
+        if not self._fs.getFileStatus(path).isDirectory():
+            raise TableNotOurs(self.path_of(below), "is a file")
+        return [str(status.getPath().getName()) for status in self._fs.listStatus(path)]
+
+    def remove(self, name: str) -> None:
+        self._fs.delete(self._path(name), True)
+
+    def rename(self, name: str, to: str) -> None:
+        if not self._fs.rename(self._path(name), self._path(to)):
+            raise BadSink("path", self.path_of(to), f"the file system refused to rename {self.path_of(name)} to it")
+
+    def read(self, name: str) -> str:
+        stream = self._fs.open(self._path(name))
+        try:
+            return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream)).decode()
+        finally:
+            stream.close()
+
+    def create(self, name: str, text: str) -> None:
+        """Whole or not at all. `name` must be new: a file that replaces another may meet the other's checksum."""
+        aside = self._path(name + ".writing")
+        stream = self._fs.create(aside, True)  # over what a kill left aside
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self.rename(name + ".writing", name)
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
