@@ -4,10 +4,11 @@ import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -29,6 +30,10 @@ _PIPE_COLUMNS = 240  # a pipe has no width: let no column be cut to 80
 
 class UnknownTopic(PushrepError):
     """No log of that topic or partition in the directory."""
+
+
+class BadStart(PushrepError):
+    """The offset to begin at is not in the log."""
 
 
 @click.command()
@@ -93,17 +98,17 @@ def read(  # noqa: PLR0913, PLR0917 - one parameter an option
     limit = count if count is not None else _LATEST_RECORDS if from_ == "latest" else None
     if format_ == "table" and limit is None:
         limit = _TABLE_ROWS
-    rows = _rows(directory, names, from_, limit, isolation)
-    if format_ == "table":
-        _print_table(rows, carrier)
-        return
-    out = sys.stdout.buffer
-    for number, record in rows:
-        if format_ == "raw":
-            out.write((record.value or b"") + b"\n")
+    with ExitStack() as readers:
+        opened = [
+            readers.enter_context(SegmentLog.open_reader(directory / f"{name}-{number}", isolation=isolation))
+            for name, number in names
+        ]
+        ranges = [_range(reader, from_, limit) for reader in opened]
+        rows = chain.from_iterable(one.records(limit) for one in ranges)
+        if format_ == "table":
+            _print_table(rows, carrier)
         else:
-            out.write(json.dumps(_as_json(number, record, carrier), ensure_ascii=False).encode() + b"\n")
-    out.flush()
+            _write_lines(rows, carrier, raw=format_ == "raw")
 
 
 def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[str, int]]:
@@ -128,37 +133,43 @@ def _carrier_of(directory: Path, topic: str) -> str:
     return identity.carrier if identity is not None and identity.topic == topic else "key"
 
 
-def _rows(
-    directory: Path, names: Iterable[tuple[str, int]], from_: str, limit: int | None, isolation: Isolation
-) -> Iterator[tuple[int, Record]]:
-    for topic, number in names:
-        with SegmentLog.open_reader(directory / f"{topic}-{number}", isolation=isolation) as reader:
-            end = _end(reader, isolation)
-            start = _start(reader, from_, end, limit)
-            if start is not None:
-                for record in islice(reader.records(start, end), limit):
-                    yield number, record
+class _Range(NamedTuple):
+    """What is shown of one log: offsets in [start, end), at most `limit` records."""
+
+    partition: int
+    reader: LogReader
+    start: int
+    end: int
+
+    def records(self, limit: int | None) -> Iterator[tuple[int, Record]]:
+        for record in islice(self.reader.records(self.start, self.end), limit):
+            yield self.partition, record
 
 
-def _end(reader: LogReader, isolation: Isolation) -> int:
-    return reader.log_end_offset if isolation == "written" else reader.stable_offset
-
-
-def _start(reader: LogReader, from_: str, end: int, limit: int | None) -> int | None:
-    """The first offset to show; None if the log has nothing there."""
+def _range(reader: LogReader, from_: str, limit: int | None) -> _Range:
+    """Where to begin and end; raises `BadStart` before anything was shown."""
+    first, end = reader.bounds()
     if from_ == "earliest":
-        return reader.log_start_offset
-    if from_ == "latest":
-        return max(reader.log_start_offset, end - (limit or _LATEST_RECORDS))
-    if from_.isascii() and from_.isdigit():
-        return int(from_)
+        start = first
+    elif from_ == "latest":
+        start = max(first, end - (limit or _LATEST_RECORDS))
+    elif from_.isascii() and from_.isdigit():
+        start = int(from_)
+        if not first <= start <= end:
+            raise BadStart(f"--from {from_}: {reader.topic}-{reader.partition} holds the offsets [{first}, {end})")
+    else:
+        found = reader.offset_for_timestamp(_time_ms(from_))
+        start = end if found is None else found
+    return _Range(reader.partition, reader, start, end)
+
+
+def _time_ms(text: str) -> int:
     try:
-        time_ms = parse_time_ms(from_)
+        return parse_time_ms(text)
     except ValueError as error:
         raise click.BadParameter(
-            f"{from_!r} is neither earliest, latest, an offset nor an ISO 8601 time", param_hint="--from"
+            f"{text!r} is neither earliest, latest, an offset nor an ISO 8601 time", param_hint="--from"
         ) from error
-    return reader.offset_for_timestamp(time_ms)
 
 
 def _metadata(record: Record, carrier: str) -> StreamMetadata | None:
@@ -168,6 +179,16 @@ def _metadata(record: Record, carrier: str) -> StreamMetadata | None:
         if name == METADATA_HEADER:
             return StreamMetadata.try_unpack(value)
     return None
+
+
+def _write_lines(rows: Iterable[tuple[int, Record]], carrier: str, *, raw: bool) -> None:
+    out = sys.stdout.buffer
+    for number, record in rows:
+        if raw:
+            out.write((record.value or b"") + b"\n")
+        else:
+            out.write(json.dumps(_as_json(number, record, carrier), ensure_ascii=False).encode() + b"\n")
+    out.flush()
 
 
 def _as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
@@ -193,7 +214,7 @@ def _field(name: str, data: bytes | None) -> dict[str, Any]:
         return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
-def _print_table(rows: Iterator[tuple[int, Record]], carrier: str) -> None:
+def _print_table(rows: Iterable[tuple[int, Record]], carrier: str) -> None:
     table = Table("partition", "offset", "timestamp", "source", "key", "value", "headers")
     for number, record in rows:
         metadata = _metadata(record, carrier)

@@ -1,0 +1,421 @@
+"""The commands `pushrep`, `pushrep append` and `pushrep read`: what they print, where they stop, how they end."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from importlib.metadata import EntryPoint
+
+import pytest
+from click.testing import CliRunner
+
+from filtering import StreamMetadata
+from pushrep.cli import main as cli_main
+from pushrep.cli.input_lines import parse_time_ms
+from pushrep.log import SegmentLog
+from pushrep.outbox import Outbox
+
+CSV = (
+    "origin,distance,time_hour\nEWR,1400,2013-01-01T05:00:00Z\nLGA,1416,2013-01-01T05:00:00Z\nJFK,1089,1357016400000\n"
+)
+
+
+@pytest.fixture
+def pushrep(capfd):
+    """Run a command line in this process: (exit code, output, errors)."""
+
+    def run(*arguments):
+        capfd.readouterr()
+        code = cli_main.run([str(argument) for argument in arguments])
+        sys.stdout.flush()
+        return (code, *capfd.readouterr())
+
+    return run
+
+
+def values(directory, name):
+    with SegmentLog.open_reader(directory / name, isolation="written") as log:
+        return [record.value.decode() for record in log.records(0)]
+
+
+# -- the command itself ------------------------------------------------------------------------------------------------
+
+
+def test_help_names_the_commands_and_loads_none():
+    script = (
+        "import sys; from pushrep.cli.main import run; code = run(['--help']); "
+        "loaded = [m for m in ('pushrep.cli.append', 'pushrep.outbox', 'pyspark', 'numpy') if m in sys.modules "
+        "and m != 'numpy']; print('loaded', loaded); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for name in ("append", "read", "demo"):
+        assert f"\n  {name} " in done.stdout
+    assert done.stdout.endswith("loaded []\n"), "showing the list imports no command"
+
+
+@pytest.mark.parametrize("command", ["append", "read"])
+def test_help_teaches_with_examples(pushrep, command):
+    code, output, _ = pushrep(command, "--help")
+    assert code == 0
+    assert output.count(f"pushrep {command} out") >= 2, "examples stand as they are typed"
+
+
+def test_wrong_usage_is_two_and_a_refusal_is_one_line(pushrep, tmp_path):
+    code, _, errors = pushrep("unheard-of")
+    assert code == 2
+    assert "No such command 'unheard-of'" in errors
+    code, output, errors = pushrep("read", tmp_path / "nowhere", "orders")
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+
+
+def test_a_command_without_its_package_says_what_to_install(pushrep, monkeypatch):
+    missing = EntryPoint("demo", "no_such_package_at_all:demo", cli_main.GROUP)
+    foreign = EntryPoint("foreign", "json:dumps", cli_main.GROUP)
+    monkeypatch.setattr(cli_main, "_installed", lambda: {"demo": missing, "foreign": foreign})
+    code, _, errors = pushrep("demo")
+    assert code == 1
+    assert "needs the Python package 'no_such_package_at_all'" in errors
+    code, _, errors = pushrep("foreign")
+    assert code == 1
+    assert "is no click command" in errors
+    code, output, _ = pushrep("--help")
+    assert code == 0
+    assert "(unavailable: entry point" in output
+
+
+def test_the_group_is_a_click_command_for_embedders():
+    assert "Commands:" in CliRunner().invoke(cli_main.cli, ["--help"]).output
+
+
+# -- append ------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_go_round_the_partitions(pushrep, tmp_path):
+    (tmp_path / "in.txt").write_bytes(b"one\r\ntwo\n\nfour")
+    code, output, _ = pushrep("append", tmp_path / "out", "greetings", tmp_path / "in.txt", "--partitions", 2)
+    assert code == 0
+    assert output.startswith("appended 4 records to greetings in ")
+    assert values(tmp_path / "out", "greetings-1") == ["one", ""]
+    assert values(tmp_path / "out", "greetings-0") == ["two", "four"]
+
+
+def test_a_second_run_appends_nothing_and_a_longer_file_its_rest(pushrep, tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_text("a\nb\nc\n")
+    pushrep("append", tmp_path / "out", "t", file, "--partitions", 2)
+    code, output, _ = pushrep("append", tmp_path / "out", "t", file, "--json")
+    assert code == 0
+    summary = json.loads(output)
+    assert (summary["appended"], summary["already_there"], summary["log_end_offsets"]) == (0, 3, [1, 2])
+    file.write_text("a\nb\nc\nd\ne\n")
+    _, output, _ = pushrep("append", tmp_path / "out", "t", file, "--json")
+    assert json.loads(output)["appended"] == 2
+    assert values(tmp_path / "out", "t-0") == ["b", "d"]
+    assert values(tmp_path / "out", "t-1") == ["a", "c", "e"]
+
+
+def test_another_file_under_a_known_name_is_refused(pushrep, tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_text("a\nb\n")
+    pushrep("append", tmp_path / "out", "t", file)
+    file.write_text("other\nlines\nhere\n")
+    code, _, errors = pushrep("append", tmp_path / "out", "t", file)
+    assert code == 1
+    assert "line 2 of" in errors
+    assert "--source NAME" in errors
+    assert values(tmp_path / "out", "t-0") == ["a", "b"]
+    code, _, _ = pushrep("append", tmp_path / "out", "t", file, "--source", "second")
+    assert code == 0
+    assert values(tmp_path / "out", "t-0") == ["a", "b", "other", "lines", "here"]
+
+
+def test_csv_becomes_json_with_time_and_partition(pushrep, tmp_path):
+    file = tmp_path / "flights.csv"
+    file.write_text(CSV)
+    code, _, errors = pushrep(
+        "append", tmp_path / "out", "flights", file, "--format", "csv", "--partitions", 3,
+        "--partition-by", "origin", "--timestamp-column", "time_hour", "--carrier", "header",
+    )  # fmt: skip
+    assert code == 0, errors
+    code, output, _ = pushrep("read", tmp_path / "out", "flights", "--json")
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert code == 0
+    assert {row["value"] for row in rows} >= {
+        '{"origin":"EWR","distance":"1400","time_hour":"2013-01-01T05:00:00Z"}',
+    }
+    assert {row["timestamp_ms"] for row in rows} == {1357016400000}
+    assert sorted(row["source"]["offset"] for row in rows) == [2, 3, 4], "the line's number"
+    assert all(row["source"]["partition"] == row["partition"] for row in rows)
+    assert all(row["key"] is None for row in rows)
+
+
+def test_another_spreading_is_another_source(pushrep, tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_text(CSV)
+    first = ("append", tmp_path / "out", "t", file, "--format", "csv", "--partitions", 2)
+    pushrep(*first)
+    code, output, _ = pushrep(*first, "--partition", 1, "--json")
+    assert code == 0
+    assert json.loads(output)["appended"] == 3, "nothing is taken for known that may not be"
+
+
+BROKEN = 'id,name\n1,a\n2\n3,c\n4,"open\n5,e,x\n\n6,f\n'
+
+
+def test_a_broken_line_stops_with_its_number_and_the_run_goes_on_when_it_is_mended(pushrep, tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_text(BROKEN)
+    run = ("append", tmp_path / "out", "t", file, "--format", "csv", "--value", "csv-line")
+    code, _, errors = pushrep(*run)
+    assert code == 1
+    assert "line 3: has 1 fields, the header has 2" in errors
+    assert "--on-bad-line skip" in errors
+    assert values(tmp_path / "out", "t-0") == ["1,a"], "what came before is in the log"
+    file.write_text(BROKEN.replace("\n2\n", "\n2,b\n").replace('"open', "d").replace("e,x", "e"))
+    code, _, errors = pushrep(*run)
+    assert code == 0, errors
+    assert values(tmp_path / "out", "t-0") == ["1,a", "2,b", "3,c", "4,d", "5,e", "6,f"]
+
+
+def test_broken_lines_are_skipped_by_name_on_request(pushrep, tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_bytes(BROKEN.encode() + b"7,\xff\n8,h\n")
+    run = ("append", tmp_path / "out", "t", file, "--format", "csv", "--value", "csv-line", "--on-bad-line", "skip")
+    code, output, errors = pushrep(*run, "--json")
+    assert code == 0
+    summary = json.loads(output)
+    assert (summary["appended"], summary["bad_lines"], summary["blank_lines"]) == (4, 4, 1)
+    named = [line.split(":")[0] for line in errors.splitlines()]
+    assert named == ["skipped line 3", "skipped line 5", "skipped line 6", "skipped line 9"]
+    assert "no UTF-8 at byte 2" in errors
+    assert values(tmp_path / "out", "t-0") == ["1,a", "3,c", "6,f", "8,h"]
+    code, output, _ = pushrep(*run, "--json")
+    assert (code, json.loads(output)["appended"]) == (0, 0)
+
+
+def test_a_line_above_the_limit_is_named(pushrep, tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_bytes(b"short\n" + b"x" * (2 << 20) + b"\n" + b"y" * ((1 << 20) - 80) + b"\nend\n")
+    code, _, errors = pushrep("append", tmp_path / "out", "t", file, "--on-bad-line", "skip")
+    assert code == 0
+    assert "skipped line 2: is longer than" in errors
+    assert "skipped line 3: the record may take" in errors
+    assert values(tmp_path / "out", "t-0") == ["short", "end"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code", "why"),
+    [
+        ("", ["--format", "csv"], 1, "the input is empty"),
+        ("a,a\n", ["--format", "csv"], 1, "names a twice"),
+        ('a,"b\n', ["--format", "csv"], 1, "the CSV's header, can't be read"),
+        ("a,b\n1,2\n", ["--format", "csv", "--partition-by", "c"], 1, "--partition-by c: the CSV has no such column"),
+        ("a\nsoon\n", ["--format", "csv", "--timestamp-column", "a"], 1, "line 2: column a: 'soon' is neither"),
+        ("a\n", ["--partition-by", "a"], 2, "add --format csv"),
+        ("a\n", ["--partition", "0", "--partition-by", "a", "--format", "csv"], 2, "exclude each other"),
+        ("a\n", ["--partition", "1"], 2, "1 is not one of the 1 partitions"),
+        ("a\n", ["--delimiter", "::"], 2, "is not one character"),
+    ],
+)
+def test_refusals_name_the_option_or_the_line(pushrep, tmp_path, text, options, code, why):  # noqa: PLR0917
+    file = tmp_path / "in"
+    file.write_text(text)
+    answer, output, errors = pushrep("append", tmp_path / "out", "t", file, *options)
+    assert (answer, output) == (code, "")
+    assert why in errors
+    assert "Traceback" not in errors
+
+
+def test_a_missing_file_and_a_directory_are_named(pushrep, tmp_path):
+    code, _, errors = pushrep("append", tmp_path / "out", "t", tmp_path / "nothing")
+    assert (code, errors) == (1, f"error: {tmp_path / 'nothing'}: No such file or directory\n")
+    code, _, errors = pushrep("append", tmp_path / "out", "t", tmp_path)
+    assert code == 2
+    assert "is a directory" in errors
+    assert not (tmp_path / "out").exists(), "nothing half-made remains"
+
+
+def test_what_the_log_was_made_with_is_kept(pushrep, tmp_path):
+    file = tmp_path / "in"
+    file.write_text("a\n")
+    pushrep("append", tmp_path / "out", "t", file, "--producer", "shop", "--carrier", "header", "--partitions", 2)
+    code, _, errors = pushrep("append", tmp_path / "out", "t", file)
+    assert code == 0, errors
+    code, _, errors = pushrep("append", tmp_path / "out", "t", file, "--partitions", 3)
+    assert code == 1
+    assert "partitions: this outbox was made with partitions=2" in errors
+
+
+def until(condition):
+    """Wait for another process; whoever reads on then sees what is missing."""
+    pause = threading.Event()
+    for _ in range(30_000):
+        if condition():
+            return
+        pause.wait(0.002)
+
+
+def command(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "pushrep.cli.main", *map(str, arguments)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_standard_input_is_appended_anew_unless_it_has_a_name(tmp_path):
+    for _ in range(2):
+        output, errors = command("append", tmp_path / "out", "t", "--json").communicate(b"a\nb\n", timeout=60)
+        assert json.loads(output)["appended"] == 2, errors
+    for appended in (2, 0):
+        run = command("append", tmp_path / "out", "t", "-", "--source", "feed", "--json")
+        output, errors = run.communicate(b"a\nb\n", timeout=60)
+        assert json.loads(output)["appended"] == appended, errors
+    assert values(tmp_path / "out", "t-0") == ["a", "b"] * 3
+
+
+def test_killed_in_the_middle_it_goes_on_where_the_log_ends(tmp_path):
+    lines = [f"{n} {'x' * 80}" for n in range(200_000)]
+    file = tmp_path / "in.txt"
+    file.write_text("\n".join(lines) + "\n")
+    arguments = ("append", tmp_path / "out", "t", file, "--partitions", 2, "--json")
+    run = command(*arguments)
+    log = tmp_path / "out" / "t-0" / f"{0:020}.log"
+    until(lambda: run.poll() is not None or (log.exists() and log.stat().st_size > 1_000_000))
+    run.kill()
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == -signal.SIGKILL, f"it was to be killed under way: {errors}"
+    output, errors = command(*arguments).communicate(timeout=120)
+    summary = json.loads(output)
+    assert summary["already_there"] > 0, errors
+    assert summary["appended"] + summary["already_there"] == len(lines)
+    assert values(tmp_path / "out", "t-1") == lines[0::2], "each line once, in order"
+    assert values(tmp_path / "out", "t-0") == lines[1::2]
+
+
+def test_an_interrupt_ends_it_cleanly_with_all_it_read(tmp_path):
+    run = command("append", tmp_path / "out", "t", "-")
+    run.stdin.write(b"a\nb\n")
+    run.stdin.flush()
+    # It waits for more lines; what it has read lingers a moment and is then written.
+    written = tmp_path / "out" / "t-0" / f"{0:020}.log"
+    until(lambda: written.exists() and written.stat().st_size > 0)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert errors.decode().strip().endswith("interrupted")
+    assert b"Traceback" not in errors
+    with Outbox.open(tmp_path / "out", "t", 1, "pushrep-append") as outbox:
+        assert [record.value for record in outbox.log(0).records(0)] == [b"a", b"b"]
+        assert outbox.log(0).recovery.opening.name == "NORMAL", "closed clean"
+
+
+# -- read --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orders(tmp_path):
+    """An outbox, still open: the commands read beside it."""
+    with Outbox.open(tmp_path / "out", "orders", 2, "billing") as outbox:
+        for n in range(30):
+            outbox.append(0, b"order %d" % n, timestamp_ms=1000 * n)
+        outbox.append(1, b"\xff\x00", headers=[("trace", b"7")], metadata=StreamMetadata(9, 3, 44))
+        outbox.append(1, None)
+        outbox.flush()
+        yield outbox
+
+
+def test_a_table_shows_the_first_records_with_their_sources(pushrep, orders):
+    code, output, _ = pushrep("read", orders.directory, "orders")
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    assert len(rows) == 22, "twenty of a partition, and all of the other"
+    assert rows[0] == ["0", "0", "1970-01-01 00:00:00.000", f"{orders.pid} 0 0", "", "order 0", ""]
+    assert rows[20][3:] == ["9 3 44", "", "ff00", "trace=7"]
+
+
+def test_json_has_every_field(pushrep, orders):
+    code, output, _ = pushrep("read", orders.directory, "orders-1", "--json")
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert code == 0
+    for row in rows:
+        row.pop("timestamp_ms")
+    assert rows == [
+        {"partition": 1, "offset": 0, "source": {"pid": 9, "partition": 3, "offset": 44}, "value_base64": "/wA=",
+         "headers": [{"name": "trace", "value": "7"}]},
+        {"partition": 1, "offset": 1, "source": {"pid": orders.pid, "partition": 1, "offset": 1}, "value": None},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "count"),
+    [
+        ([], 0, 30),
+        (["--count", "3"], 0, 3),
+        (["--from", "7", "--count", "2"], 7, 2),
+        (["--from", "30"], 30, 0),
+        (["--from", "latest"], 20, 10),
+        (["--from", "latest", "--count", "4"], 26, 4),
+        (["--from", "1970-01-01T00:00:12Z"], 12, 18),
+        (["--from", "1970-01-01T00:00:11.5"], 12, 18),
+        (["--from", "1971-01-01"], 30, 0),
+        (["--isolation", "written"], 0, 30),
+    ],
+)
+def test_where_reading_begins_and_ends(pushrep, orders, options, first, count):
+    code, output, errors = pushrep("read", orders.directory, "orders", "--partition", 0, "--format", "raw", *options)
+    assert code == 0, errors
+    assert output.splitlines() == [f"order {n}" for n in range(first, first + count)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        (["invoices"], 1, "holds no log of invoices; it holds orders"),
+        (["orders-7"], 1, "holds no log of orders-7"),
+        (["orders", "--partition", "7"], 1, "--partition 7: orders has the partitions 0, 1"),
+        (["orders", "--from", "31"], 1, "--from 31: orders-0 holds the offsets [0, 30)"),
+        (["orders", "--from", "3"], 1, "--from 3: orders-1 holds the offsets [0, 2)"),
+        (["orders", "--from", "soon"], 2, "'soon' is neither earliest, latest, an offset nor"),
+    ],
+)
+def test_a_refused_read_shows_nothing_else(pushrep, orders, arguments, code, why):
+    answer, output, errors = pushrep("read", orders.directory, *arguments)
+    assert (answer, output) == (code, "")
+    assert why in " ".join(errors.replace("│", " ").split())
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
+    with Outbox.open(tmp_path / "out", "orders", 1, "billing") as outbox:
+        outbox.append_many(0, [b"%d" % n + bytes(200) for n in range(20_000)])
+    run = command("read", tmp_path / "out", "orders", "--format", "raw")
+    assert run.stdout.readline().startswith(b"0")
+    run.stdout.close()
+    errors = run.stderr.read()
+    run.stderr.close()
+    run.stdin.close()
+    assert (run.wait(60), errors) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("0", 0),
+        ("1357016400000", 1357016400000),
+        ("2013-01-01", 1356998400000),
+        ("2013-01-01T05:00:00", 1357016400000),
+        ("2013-01-01 05:00:00.250+00:00", 1357016400250),
+        ("2013-01-01T00:00:00-05:00", 1357016400000),
+    ],
+)
+def test_times_are_read_as_utc(text, time_ms):
+    assert parse_time_ms(text) == time_ms
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1969-12-31", "9" * 30, "٣", "2013-13-01"])
+def test_other_times_are_refused(text):
+    with pytest.raises(ValueError, match=r"neither an ISO 8601|before 1970"):
+        parse_time_ms(text)
