@@ -114,9 +114,9 @@ def test_a_pair_that_comes_twice_is_merged():
 
 
 def test_merge_takes_the_larger_offset_and_its_time():
-    merged = marks_of((1, 0, 5, 0, 900), (2, 0, 5, 0, 900)).merge(marks_of((1, 0, 6, 0, 100), (3, 0, 1, 4, -1)))
+    merged = marks_of((1, 0, 5, 0, 900), (2, 0, 5, 0, 900)).merge(marks_of((1, 0, 6, 0, 1_000), (3, 0, 1, 4, -1)))
     assert [(pair, entry.offset, entry.advanced_ms) for pair, entry in merged.items()] == [
-        ((1, 0), 6, 100),
+        ((1, 0), 6, 1_000),
         ((2, 0), 5, 900),
         ((3, 0), 1, None),
     ]

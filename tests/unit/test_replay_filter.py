@@ -171,6 +171,16 @@ def test_marks_expire_at_the_commit_only(window):
     assert ReplayFilter(committed, ttl_s=5, window=window).admit(key(20, 2))
 
 
+def test_what_expired_does_not_come_back_from_the_marks_given():
+    given = HighwaterMarks.from_columns([1], [0], [10])  # nobody told when it rose, so by itself it stays
+    replay_filter = ReplayFilter(given, ttl_s=5)
+    replay_filter.admit(key(11))
+    assert replay_filter.marks(1_000).get(1, 0).advanced_ms == 1_000
+    assert replay_filter.marks(7_000) == HighwaterMarks()
+    assert replay_filter.admit(key(4))
+    assert replay_filter.marks(8_000).get(1, 0) == MarkEntry(4, None, 8_000, b"")
+
+
 def test_a_pair_whose_every_row_was_dropped_is_named_and_logged_once(caplog):
     replay_filter = ReplayFilter()
     with caplog.at_level(logging.WARNING, logger="filtering"):

@@ -185,6 +185,16 @@ def test_a_column_without_any_metadata_is_all_invalid(column):
     assert parse_keys(column).valid.tolist() == [False] * 3
 
 
+@pytest.mark.parametrize("offset_type", [np.int32, np.int64])
+def test_a_null_is_no_key_even_if_twenty_bytes_lie_under_it(offset_type):
+    kind = pa.binary() if offset_type is np.int32 else pa.large_binary()
+    buffers = [bytes([0b101]), np.array([0, 20, 40, 60], offset_type).tobytes(), PACKED * 3]
+    column = pa.Array.from_buffers(kind, 3, [pa.py_buffer(buffer) for buffer in buffers])
+    assert column.to_pylist() == [PACKED, None, PACKED]
+    assert parse_keys(column).valid.tolist() == [True, False, True]
+    assert parse_keys(column[1:]).valid.tolist() == [False, True]
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
