@@ -177,7 +177,8 @@ class LogWriter:
                 return None
             self.flush()
             with self._own_turn():
-                self._active.seal()
+                self._active.finish()
+                self._active.sync()
             self.checkpoint()
             return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
         finally:
@@ -233,8 +234,9 @@ class LogWriter:
     def _roll(self) -> None:
         """Close the newest segment and begin the next. What is in the old one is on disk before the new name is."""
         old, view = self._active, self._around.view
+        old.finish()
         try:
-            old.seal()
+            old.sync()
         except OSError as error:
             self._poison = error
             raise

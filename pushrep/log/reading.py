@@ -192,7 +192,7 @@ class BatchReader:
             return _Place(base, 0, base)
         file = self._open(base, offset)
         try:
-            what = ScanRange(position=entry[1], next_offset=base)
+            what = ScanRange(base_offset=base, position=entry[1])
             step = next(scan(file, what, window_bytes=_PAGE_BYTES))
         finally:
             file.close()
@@ -233,4 +233,4 @@ class BatchReader:
 
 
 def _range(place: _Place) -> ScanRange:
-    return ScanRange(position=place.position, next_offset=place.next_offset)
+    return ScanRange(base_offset=place.base, position=place.position, next_offset=place.next_offset)

@@ -103,7 +103,7 @@ class Recovery:
     def _first_batch_is_whole(self, base: int) -> bool:
         file = self._filesystem.open(segment_path(self._directory, base), writable=False)
         try:
-            return isinstance(next(scan(file, ScanRange(next_offset=base))), WholeBatch)
+            return isinstance(next(scan(file, ScanRange(base_offset=base))), WholeBatch)
         finally:
             file.close()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pushrep.log.config import BATCH_BYTES_LIMIT
+from pushrep.log.config import BATCH_BYTES_LIMIT, POSITION_MAX
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.seams import File
 
@@ -69,14 +69,16 @@ ScanStep: TypeAlias = WholeBatch | ScanEnd
 class ScanRange:
     """What is to be scanned, and what is known about it.
 
-    position, next_offset: where a batch begins, and the lowest offset that it may have.
+    base_offset: of the segment; no offset in it is further away than Kafka's indexes can say.
+    position, next_offset: where a batch begins, and the lowest offset that it may have (None: the base offset).
     end_offset: base offset of the next segment; None if this is the newest one.
     recovery_point: everything below was on disk.
     leader_epoch: of the batch before; epochs never fall.
     """
 
+    base_offset: int
     position: int = 0
-    next_offset: int
+    next_offset: int | None = None
     end_offset: int | None = None
     recovery_point: int = 0
     leader_epoch: int = -1
@@ -85,11 +87,12 @@ class ScanRange:
 def scan(file: File, what: ScanRange, *, window_bytes: int = WINDOW_BYTES) -> Iterator[ScanStep]:
     """Every whole batch in order, then exactly one CleanEnd, TornTail or Damage."""
     window = _Window(file, window_bytes)
-    position, next_offset, epoch = what.position, what.next_offset, what.leader_epoch
+    position, epoch = what.position, what.leader_epoch
+    next_offset = what.base_offset if what.next_offset is None else what.next_offset
     while True:
         found = _batch_at(window, position)
         if isinstance(found, RecordBatch):
-            found = _misplaced(found.header, what.end_offset, next_offset, epoch) or found
+            found = _misplaced(found.header, what, next_offset, epoch) or found
         if not isinstance(found, RecordBatch):
             yield _end(window, what, CleanEnd(position, next_offset), found)
             return
@@ -115,13 +118,16 @@ def _batch_at(window: "_Window", position: int) -> RecordBatch | str:
         return error.reason
 
 
-def _misplaced(header: BatchHeader, end_offset: int | None, next_offset: int, epoch: int) -> str | None:
+def _misplaced(header: BatchHeader, what: ScanRange, next_offset: int, epoch: int) -> str | None:
     """Why a whole batch can't stand here; offset and epoch lie outside of the CRC: only their order can be judged."""
     if header.base_offset < next_offset:
         return f"base offset {header.base_offset} where at least {next_offset} is expected"
+    if header.last_offset - what.base_offset > POSITION_MAX:
+        return f"base offset {header.base_offset} is too far from the segment's {what.base_offset}"
     # In sequence it is no broken number but an overlap of two segments, which is the opener's to refuse by their names.
-    if end_offset is not None and header.next_offset > end_offset and header.base_offset != next_offset:
-        return f"offsets up to {header.last_offset} reach into the next segment at {end_offset}"
+    end = what.end_offset
+    if end is not None and header.next_offset > end and header.base_offset != next_offset:
+        return f"offsets up to {header.last_offset} reach into the next segment at {end}"
     if header.leader_epoch < epoch:
         return f"leader epoch falls from {epoch} to {header.leader_epoch}"
     return None

@@ -171,8 +171,12 @@ class Segment:
         return SegmentMark(replace(self._tail), len(self.index), len(self.time_index))
 
     def rewind(self, mark: SegmentMark) -> None:
-        """Go back to `mark`: what was written since is cut from the files. Raises OSError."""
+        """Go back to `mark`: what was written since is cut from the files. Raises OSError.
+
+        Synced, because a cut that is not on disk comes undone with the power: refused records would come to life.
+        """
         self.file.truncate(mark.tail.size_bytes)
+        self.file.sync()
         self._allocated = mark.tail.size_bytes
         self.index.keep(mark.index_entries)
         self.time_index.keep(mark.time_entries)
@@ -187,7 +191,11 @@ class Segment:
         self._begin_walk(start_offset)
         tail = self._tail
         range_ = ScanRange(
-            position=tail.size_bytes, next_offset=tail.next_offset, end_offset=end_offset, recovery_point=recovery_point
+            base_offset=self.base_offset,
+            position=tail.size_bytes,
+            next_offset=tail.next_offset,
+            end_offset=end_offset,
+            recovery_point=recovery_point,
         )
         for step in scan(self.file, range_):
             if isinstance(step, WholeBatch):
@@ -219,7 +227,7 @@ class Segment:
 
     def _batch_at(self, position: int, relative_last: int | None) -> BatchHeader | None:
         """Header of the whole batch at `position`, if it ends with the offset that an index promised."""
-        step = next(scan(self.file, ScanRange(position=position, next_offset=self.base_offset)))
+        step = next(scan(self.file, ScanRange(base_offset=self.base_offset, position=position)))
         if not isinstance(step, WholeBatch):
             return None
         header = step.batch.header
@@ -233,12 +241,19 @@ class Segment:
             self.file.truncate(self._tail.size_bytes)
         self._allocated = self._tail.size_bytes
 
-    def seal(self) -> None:
-        """Bring everything to disk in its final form: nothing allocated ahead, the last time in the index."""
+    def finish(self) -> None:
+        """Give the files their final form: nothing allocated ahead, every entry and the last time in the indexes.
+
+        Raises OSError: nothing is lost then, it can be done another time.
+        """
         self.trim()
         self.note_time()
+        self.write_indexes()
+
+    def sync(self) -> None:
+        """Bring the files to the disk. Raises OSError: then nobody knows what the disk holds."""
         self.file.sync()
-        self.sync_indexes()
+        self.sync_written_indexes()
 
     def sync_indexes(self) -> None:
         """The entries so far are on disk when this returns: a recovery point may then rise over them."""
@@ -250,7 +265,7 @@ class Segment:
         entry = self.index.floor(offset - self.base_offset)
         batch = self._batch_at(entry[1], entry[0]) if entry else None
         start = entry[1] if entry and batch else 0
-        for step in scan(self.file, ScanRange(position=start, next_offset=self.base_offset)):
+        for step in scan(self.file, ScanRange(base_offset=self.base_offset, position=start)):
             if not isinstance(step, WholeBatch):
                 reason = "the segment ends there" if isinstance(step, CleanEnd) else step.reason
                 raise CorruptBatch(step.next_offset, self.path, step.position, reason)

@@ -1,0 +1,197 @@
+"""A list of values beside the real log, on a disk that forgets what was never synced: the model is always right."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, SegmentLog
+from pushrep.log import directory as log_directory
+from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+
+PATH = Path("/logs/orders-0")
+VALUES = st.lists(st.binary(max_size=120), min_size=1, max_size=12)
+
+
+def end_process(disk):
+    """What a kill leaves: the disk frees locks and descriptors, the memory of the process is gone."""
+    held = log_directory._REGISTRY.held
+    for key in [key for key in held if key[0] == id(disk)]:
+        del held[key]
+    disk.crash()
+
+
+class LogBesideAList(RuleBasedStateMachine):
+    """`values[n]` is the value at offset n; the first `promised` of them were said to be on disk."""
+
+    @initialize(
+        seed=st.integers(0, 2**32),
+        segment_bytes=st.integers(300, 2000),
+        index_interval_bytes=st.sampled_from([0, 100, 4096]),
+        preallocate_bytes=st.sampled_from([0, 700]),
+        flush_bytes=st.integers(200, 3000),
+    )
+    def make(self, seed, segment_bytes, index_interval_bytes, preallocate_bytes, flush_bytes):
+        self.clock = SimulatedClock()
+        self.disk = SimulatedDisk(seed, clock=self.clock)
+        self.config = LogConfig(
+            segment_bytes=segment_bytes,
+            batch_bytes=250,
+            index_interval_bytes=index_interval_bytes,
+            preallocate_bytes=preallocate_bytes,
+            flush_bytes=flush_bytes,
+            flush_ms=50,
+        )
+        self.values, self.promised = [], 0
+        self.log = None
+        self.open()
+
+    def open(self):
+        self.log = SegmentLog.open(PATH, self.config, filesystem=self.disk, clock=self.clock)
+        self.promised = max(self.promised, self.log.flushed_offset)
+
+    def reopen_after(self, *, possible, at_least):
+        """Open after an accident: the log holds a prefix of `possible`, at least so many of them."""
+        self.log = None
+        self.open()
+        assert self.log.recovery.damaged_from is None, f"nothing was flipped: {self.log.recovery}"
+        found = [record.value for record in self.log.records(0)]
+        assert found == possible[: len(found)], "a prefix, never a gap"
+        assert len(found) >= at_least, f"{at_least} were safe, {len(found)} are there: {self.log.recovery}"
+        assert self.log.flushed_offset == self.log.log_end_offset == len(found)
+        self.values = found
+
+    @precondition(lambda self: self.log is not None)
+    @rule(values=VALUES, durability=st.sampled_from(Durability), ms=st.integers(0, 30))
+    def append(self, values, durability, ms):
+        self.clock.advance(ms)
+        result = self.log.append(values, durability=durability)
+        assert result == (len(self.values), len(self.values) + len(values) - 1)
+        self.values += values
+        if durability is Durability.FLUSHED:
+            self.promised = len(self.values)
+        assert self.log.flushed_offset >= self.promised
+        self.promised = self.log.flushed_offset
+
+    @rule()
+    def close_and_reopen(self):
+        self.log.close()
+        self.promised = len(self.values)
+        self.reopen_after(possible=self.values, at_least=len(self.values))
+        assert self.log.recovery.opening.value == "normal", self.log.recovery
+
+    @rule()
+    def kill(self):
+        end_process(self.disk)
+        self.reopen_after(possible=self.values, at_least=len(self.values))
+        assert self.log.recovery.cut is None
+
+    @rule()
+    def lose_power(self):
+        self.disk.lose_power()
+        end_process(self.disk)
+        self.reopen_after(possible=self.values, at_least=self.promised)
+
+    @rule(steps=st.integers(1, 40), values=VALUES, durability=st.sampled_from(Durability), appends=st.integers(1, 6))
+    def lose_power_in_the_middle(self, steps, values, durability, appends):
+        self.disk.power_after(steps)
+        possible, promised = list(self.values), self.promised
+        try:
+            for _ in range(appends):
+                possible += values
+                self.log.append(values, durability=durability)
+                promised = self.log.flushed_offset
+            self.log.close()
+            promised = len(possible)
+        except PowerLost:
+            pass
+        self.disk.lose_power()
+        end_process(self.disk)
+        self.promised = promised
+        self.reopen_after(possible=possible, at_least=promised)
+
+    @rule(steps=st.integers(1, 25))
+    def lose_power_during_recovery(self, steps):
+        end_process(self.disk)
+        self.disk.power_after(steps)
+        with suppress(PowerLost):
+            self.open()
+        self.disk.lose_power()
+        end_process(self.disk)
+        self.reopen_after(possible=self.values, at_least=self.promised)
+
+    @rule(values=VALUES)
+    def a_write_fails(self, values):
+        self.disk.fail_write()
+        try:
+            self.log.append(values, durability=Durability.BUFFERED)
+            self.values += values  # what failed was to allocate ahead, or an index: both can be done without
+        except AppendFailed:
+            assert self.log.log_end_offset == len(self.values), "its offsets were given back"
+        self.disk.fail_write(0)
+
+    @rule(room=st.integers(0, 600), values=VALUES)
+    def the_disk_is_full(self, room, values):
+        self.disk.capacity_bytes = self.disk._used_bytes() + room
+        try:
+            self.log.append(values, durability=Durability.BUFFERED)
+            self.values += values
+        except AppendFailed:
+            assert self.log.log_end_offset == len(self.values), "its offsets were given back"
+        except OSError:  # a checkpoint found no room: the records are in
+            self.values += values
+        finally:
+            self.disk.capacity_bytes = None
+
+    @rule(values=VALUES)
+    def a_sync_fails(self, values):
+        self.disk.fail_sync()
+        with pytest.raises(LogPoisoned):
+            self.log.append(values, durability=Durability.FLUSHED)
+        with pytest.raises(LogPoisoned):
+            self.log.append(values)
+        self.disk.fail_sync(0)
+        self.log.close()
+        self.disk.lose_power()
+        end_process(self.disk)
+        self.reopen_after(possible=self.values + values, at_least=self.promised)
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data())
+    def truncate(self, data):
+        offset = data.draw(st.integers(0, len(self.values)))
+        end = self.log.truncate_to(offset, force=True)
+        assert end <= offset
+        assert self.log.log_end_offset == end
+        del self.values[end:]
+        self.promised = self.log.flushed_offset
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), max_bytes=st.integers(1, 2000))
+    def read_somewhere(self, data, max_bytes):
+        start = data.draw(st.integers(0, len(self.values) - 1))
+        end = data.draw(st.integers(start, len(self.values)))
+        assert [(r.offset, r.value) for r in self.log.records(start, end)] == [
+            (n, self.values[n]) for n in range(start, end)
+        ]
+        assert self.log.read(start, max_bytes), "at least one batch"
+
+    @invariant()
+    def everything_is_there(self):
+        if self.log is not None:
+            assert [record.value for record in self.log.records(0)] == self.values
+
+    def teardown(self):
+        if self.log is not None:
+            self.log.close()
+        end_process(self.disk)
+
+
+# Without shrinking: a run of a machine over a whole log is slow to trace, and the seed replays it anyway.
+LogBesideAList.TestCase.settings = settings(
+    phases=[Phase.explicit, Phase.generate], max_examples=60, stateful_step_count=25, deadline=None
+)
+TestLog = LogBesideAList.TestCase
