@@ -26,7 +26,7 @@ class Appending:
         self._killed, self._doomed_at_s = 0, float("inf")
         self.records, self.flights = 0, 0
         self.log_ends: list[int] = []
-        self.done = False
+        self.opened, self.done = False, False
         self.child = start()
 
     def step(self, now_s: float) -> None:
@@ -43,6 +43,7 @@ class Appending:
     def _hear(self, told: dict[str, Any]) -> None:
         match told["event"]:
             case "opened":
+                self.opened = True
                 if kills := self._history.kills_of(PRODUCER):
                     kill = kills[-1]
                     kill.in_log, kill.resumes_at = told["in_log"], told["resumes_at"]

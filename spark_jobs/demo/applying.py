@@ -8,7 +8,9 @@ The freeze (SIGSTOP to every process) makes "in the middle of a batch" a fact: w
 nothing moves is what the kill leaves behind.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,26 @@ STOP_WAIT_S: Final = 20.0
 """How long a stream may take to end its batch and its JVM after SIGTERM."""
 FIRST_GUESS_S: Final = 1.0
 """Length of a batch before one was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the job told of a batch: records read, and records passed on.
+
+    `passed` is None where the job didn't count: it was killed between storing the batch and telling of it, and its
+    successor found it done.
+    """
+
+    rows: int
+    passed: int | None
+
+
+def count_dropped(batches: Mapping[int, Batch], in_table: Mapping[int, int]) -> int:
+    """Records that the filter dropped over all batches; where it didn't count, the table tells what passed."""
+    return sum(
+        batch.rows - (in_table.get(number, 0) if batch.passed is None else batch.passed)
+        for number, batch in batches.items()
+    )
 
 
 class Applying:
@@ -44,6 +66,7 @@ class Applying:
         self._inside_since_s, self._batch_s = 0.0, FIRST_GUESS_S
         self._committed: int | None = None
         self.ends: dict[int, int] = {}
+        self.batches: dict[int, Batch] = {}
         self.done = False
         self.child = start()
 
@@ -58,8 +81,7 @@ class Applying:
         """
         if self.done:
             return
-        for _ in self.child.lines():
-            pass  # the job's own progress is for people; the checkpoint is what counts
+        self._hear()
         if (code := self.child.exit_code()) is not None:
             raise ProgramFailed(STREAM, code, self.child.errors)
         self._look(now_s)
@@ -67,7 +89,16 @@ class Applying:
             self._kill(now_s)
         elif self._killed and final_ends is not None and self.ends == dict(enumerate(final_ends)):
             self.child.stop(STOP_WAIT_S)
+            self._hear()
             self.done = True
+
+    def _hear(self) -> None:
+        """What the job tells of its batches; where it stands is the checkpoint's to say."""
+        for line in self.child.lines():
+            told = json.loads(line)
+            if told["event"] == "batch" and not (told["skipped"] and told["batch"] in self.batches):
+                known = None if told["kept"] is None else told["kept"] + told["unkeyed"]
+                self.batches[told["batch"]] = Batch(told["rows"], known)
 
     def _look(self, now_s: float) -> None:
         if (batch := committed_batch(self._checkpoint)) is not None and batch != self._committed:
@@ -90,6 +121,7 @@ class Applying:
             self.child.thaw()  # it committed while the signal was on its way: the next batch, then
             return
         dead = self.child.kill()
+        self._hear()  # of batches that it committed before
         self.child.close()
         ends = [self.ends.get(partition, 0) for partition in range(max(self.ends, default=-1) + 1)]
         kill = Kill(STREAM, now_s, [(p.pid, p.name) for p in dead], batch=self._inside, in_log=ends)

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from spark_jobs.columns import stream_metadata_columns
 from spark_jobs.demo.findings import Findings
+from spark_jobs.sinks.table import BATCH_COLUMN
 from spark_jobs.sources import register_sources
 
 ORIGINAL_COLUMNS: Final = (
@@ -85,6 +86,12 @@ def count_days(spark: SparkSession) -> list[tuple[str, int, int, int]]:
     return [(str(r["day"]), int(r["appended"]), int(r["replayed"]), int(r["kept"])) for r in rows]
 
 
+def count_batches(spark: SparkSession) -> dict[int, int]:
+    """Rows of the table by the batch that wrote them."""
+    rows = spark.table("with_batches").groupBy(BATCH_COLUMN).count().collect()
+    return {int(r[BATCH_COLUMN]): int(r["count"]) for r in rows}
+
+
 def event_times(logged: DataFrame, moments: list[list[int]], column: str) -> list[int | None]:
     """For each moment (next offset per partition) the event time of the latest record before it, ms since 1970 UTC.
 
@@ -108,14 +115,16 @@ def event_times(logged: DataFrame, moments: list[list[int]], column: str) -> lis
 
 
 def name_views(spark: SparkSession, original: Path, table: Path) -> list[str]:
-    """Make the views `original` and `applied`; returns their columns."""
+    """Make the views `original`, `applied` (the same columns, returned) and `with_batches` (one more)."""
     rows = (
         spark.read.schema(ORIGINAL_COLUMNS)
         .options(header=True, nullValue="NA", mode="FAILFAST", enforceSchema=False)
         .csv(str(original))
     )
     rows.createOrReplaceTempView("original")
-    spark.read.parquet(str(table)).select(rows.columns).createOrReplaceTempView("applied")
+    applied = spark.read.parquet(str(table))
+    applied.createOrReplaceTempView("with_batches")
+    applied.select(rows.columns).createOrReplaceTempView("applied")
     return rows.columns
 
 
@@ -136,6 +145,7 @@ def find(spark: SparkSession, columns: list[str], logged: DataFrame, moments: di
         replayed=sum(day[2] for day in days),
         carriers=compare_carriers(spark),
         days=days,
+        batches=count_batches(spark),
         moments_ms=[ms for column, asked in moments.items() for ms in event_times(logged, asked, column)],
     )
 

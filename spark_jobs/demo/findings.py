@@ -10,7 +10,7 @@ class Findings:
 
     `twice` counts the copies too many, `foreign` rows that the file doesn't have. `carriers` are rows (carrier, miles
     in the file, miles in the table); `days` rows (day, appended, replayed, kept) by event time; `moments_ms` the event
-    times of the asked log positions.
+    times of the asked log positions; `batches` the table's rows by the stream's batch.
     """
 
     flights: int
@@ -23,6 +23,7 @@ class Findings:
     carriers: list[tuple[str, int | None, int | None]]
     days: list[tuple[str, int, int, int]]
     moments_ms: list[int | None]
+    batches: dict[int, int]
 
     @property
     def wrong_carriers(self) -> list[str]:
@@ -40,4 +41,5 @@ class Findings:
         facts = json.loads(text)
         facts["carriers"] = [tuple(row) for row in facts["carriers"]]
         facts["days"] = [tuple(row) for row in facts["days"]]
+        facts["batches"] = {int(batch): rows for batch, rows in facts["batches"].items()}  # JSON has text for keys
         return cls(**facts)

@@ -6,7 +6,8 @@ demo-out/
   log/                  the outbox: flights-0 flights-1 flights-2
   flights.avsc          Avro schema of the records' values
   position.json         the producer's saved position
-  checkpoint/ table/    the stream's checkpoint with its marks, and the Parquet table
+  checkpoint/ marks/    the stream's, and its replay filter's
+  table/                the Parquet table
   producer.err stream.err check.err      what the programs said
   summary.json report.html
   scratch/              temporary files of Spark; gone at the end
@@ -31,6 +32,7 @@ _OURS: Final = (
     "flights.avsc",
     "position.json",
     "checkpoint",
+    "marks",
     "table",
     "producer.err",
     "stream.err",
@@ -59,6 +61,7 @@ class Output:
         self.schema = root / "flights.avsc"
         self.position = root / "position.json"
         self.checkpoint = root / "checkpoint"
+        self.marks = root / "marks"
         self.table = root / "table"
         self.summary = root / "summary.json"
         self.report = root / "report.html"

@@ -3,12 +3,12 @@
 import datetime as dt
 
 import pytest
-from pyspark.errors import PythonException
 from pyspark.sql.functions import lit
 
 from pushrep.demo.flights import COLUMNS, encode, parse_row, schema_json
-from spark_jobs.demo.avro_columns import SchemaUnusable, avro_columns, spark_schema
-from spark_jobs.demo.check import compare_carriers, compare_rows, count_days, event_times, name_views
+from spark_jobs.demo.check import compare_carriers, compare_rows, count_batches, count_days, event_times, name_views
+from spark_jobs.sinks.table import BATCH_COLUMN
+from spark_jobs.values import ValueDecoder
 
 pytestmark = pytest.mark.spark
 
@@ -29,7 +29,8 @@ def views(spark, tmp_path):
         original = tmp_path / "flights.csv"
         original.write_text("\n".join([",".join(COLUMNS), *file_lines]) + "\n")
         values = [(encode(parse_row(line.split(","))),) for line in table_lines]
-        rows = avro_columns(spark.createDataFrame(values, "value BINARY"), schema_json())
+        decode = ValueDecoder("avro", schema_json(), keep=())
+        rows = decode(spark.createDataFrame(values, "value BINARY")).withColumn(BATCH_COLUMN, lit(7))
         rows.write.mode("overwrite").parquet(str(tmp_path / "table"))
         return name_views(spark, original, tmp_path / "table")
 
@@ -41,6 +42,7 @@ def test_a_table_that_went_through_avro_equals_the_file(spark, views):
     assert tuple(columns) == COLUMNS
     assert compare_rows(spark, columns) == {"flights": 4, "kept": 4, "missing": 0, "twice": 0, "foreign": 0}
     assert compare_carriers(spark) == [("AA", 1389, 1389), ("B6", 1598, 1598), ("UA", 2816, 2816)]
+    assert count_batches(spark) == {7: 4}
 
 
 @pytest.mark.parametrize(
@@ -81,25 +83,3 @@ def test_days_count_the_log_by_first_sight_and_the_table_by_departure(spark, vie
     assert event_times(logged, [[1, 0, 1], [1, 1, 1], [0, 0, 0]], "source_offset") == [first, second, None]
     assert event_times(logged, [[2, 0, 0]], "offset") == [first]
     assert event_times(logged, [], "offset") == []
-
-
-def test_a_value_of_another_schema_fails_the_query(spark):
-    frame = spark.createDataFrame([(b"\x00",)], "value BINARY")
-    with pytest.raises(PythonException):
-        avro_columns(frame, schema_json()).collect()
-    nothing = spark.range(1).select(lit(None).cast("binary").alias("value"))
-    with pytest.raises(PythonException, match="null is no Avro"):
-        avro_columns(nothing, schema_json()).collect()
-
-
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ({"type": "string"}, "expected a record"),
-        ({"type": "record", "fields": [{"name": "a", "type": ["int", "string"]}]}, "avro schema: a: a union"),
-        ({"type": "record", "fields": [{"name": "b", "type": {"type": "map"}}]}, "avro schema: b: 'map'"),
-    ],
-)
-def test_a_schema_without_columns_is_refused(schema, said):
-    with pytest.raises(SchemaUnusable, match=said):
-        spark_schema(schema)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jobs.demo.applying import Batch, count_dropped
 from spark_jobs.demo.checkpoint import batch_inside, committed_batch, end_offsets
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import PRODUCER, STREAM, History, Kill, Sample
@@ -159,7 +160,7 @@ def test_an_old_java_is_named(monkeypatch, tmp_path):
 def found(**changes):
     right = Findings(
         flights=100, kept=100, missing=0, twice=0, foreign=0, appended=130, replayed=30,
-        carriers=[("AA", 10, 10), ("UA", 20, 20)], days=[("2013-01-01", 130, 30, 100)], moments_ms=[],
+        carriers=[("AA", 10, 10), ("UA", 20, 20)], days=[("2013-01-01", 130, 30, 100)], moments_ms=[], batches={3: 100},
     )  # fmt: skip
     return replace(right, **changes)
 
@@ -222,3 +223,9 @@ def test_the_archive_is_unpacked_as_it_is(tmp_path, monkeypatch):
     assert module.unpack_flights(tmp_path / "x" / "all.csv", None) == 3
     assert module.unpack_flights(tmp_path / "x" / "two.csv", 2) == 2
     assert (tmp_path / "x" / "two.csv").read_text() == "header\na\nb\n"
+
+
+def test_what_the_filter_dropped_is_told_by_the_job_or_seen_in_the_table():
+    told = {0: Batch(10, 10), 1: Batch(10, 7), 2: Batch(10, None)}
+    assert count_dropped(told, {0: 10, 1: 7, 2: 6}) == 0 + 3 + 4
+    assert count_dropped({4: Batch(5, None)}, {}) == 5, "a batch of which nothing passed has no rows in the table"
