@@ -16,8 +16,3 @@ def crc32c(data: Buffer, start: int = 0, end: int | None = None) -> int:
     if count <= 0:
         return 0
     return int(google_crc32c.value(np.frombuffer(data, np.uint8, count, start)))
-
-
-def extend_crc32c(crc: int, data: bytes) -> int:
-    """CRC-32C of what gave `crc`, followed by `data`."""
-    return int(google_crc32c.extend(crc, data))

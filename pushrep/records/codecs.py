@@ -27,7 +27,7 @@ _XERIAL_BLOCK_BYTES = 32 << 10  # the default of xerial's library, and so of eve
 _ZSTD_LEVEL = 3  # as Kafka's compression.zstd.level
 _GZIP_LEVEL = 6  # as zlib's, and so Kafka's default
 _GUESS_BYTES_MIN = 64 << 10
-_GUESS_RATIO = 8  # text and JSON compress 3-6 times
+_GROWTH = 8  # text and JSON compress 3-6 times
 
 
 def compress(codec: Codec, data: memoryview) -> Buffer:
@@ -57,20 +57,20 @@ def decompress(codec: Codec, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_M
 
 
 def _decompress_frame(codec: Codec, module: Any, view: memoryview, bytes_max: int) -> memoryview:
-    """Into a guess first, into the bound only if that was too small: the size is nowhere to be had reliably."""
-    guess = min(bytes_max, max(_GUESS_BYTES_MIN, _GUESS_RATIO * len(view)))
-    for size in (guess, bytes_max):
+    """Into a guess first, into more if that fails: a frame need not tell its size, nor tell it truly."""
+    size = min(bytes_max, max(_GUESS_BYTES_MIN, _GROWTH * len(view)))
+    while True:
         out = np.empty(size, np.uint8)  # not zeroed: pages that are never written are never there
         try:
             written = module.decompress_into(view, out)
         except cramjam.DecompressionError as error:
-            if size == bytes_max:
+            if size == bytes_max:  # cramjam has no error of its own for "too small": only the bound decides
                 raise CorruptRecordBatch(
                     f"{codec.name} records do not decompress into {bytes_max} bytes (decompressed_bytes_max): {error}"
                 ) from error
+            size = min(bytes_max, size * _GROWTH)
         else:
             return out.data[:written]
-    raise AssertionError("the second size is the bound")
 
 
 def _compress_xerial(data: memoryview) -> bytes:
