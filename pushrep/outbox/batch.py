@@ -75,22 +75,34 @@ class Batch:
             self.timestamps_ms += columns.timestamps_ms[start:end]
         metadata = columns.metadata
         if isinstance(metadata, StreamMetadata):
-            self._add_run(index, end - start, metadata.pid, metadata.partition, metadata.offset + start)
+            first = metadata
+            if start:
+                first = StreamMetadata(metadata.pid, metadata.partition, metadata.offset + start)
+            self._add_run(index, end - start, first)
         elif metadata is not None:
             for at, position in enumerate(metadata[start:end], start=index):
-                self._add_run(at, 1, position.pid, position.partition, position.offset)
+                self._add_run(at, 1, position)
         self.values += columns.values[start:end]
         return index
 
-    def _add_run(self, start: int, count: int, pid: int, partition: int, offset: int) -> None:
-        if self.runs:
-            last = self.runs[-1]
-            if (last.pid, last.partition, last.start + last.records, last.offset + last.records) == (
-                pid, partition, start, offset
-            ):  # fmt: skip
-                self.runs[-1] = Run(last.start, last.records + count, pid, partition, last.offset)
-                return
-        self.runs.append(Run(start, count, pid, partition, offset))
+    def add(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> int:
+        """Add one record without key and headers; answers its index. `extend` for one, in half the time."""
+        index = len(self.values)
+        if timestamp_ms is not None:
+            times = self.timestamps_ms
+            if len(times) != index:
+                _pad(times, index, self.opened_ms)
+            times.append(timestamp_ms)
+        if metadata is not None:
+            self._add_run(index, 1, metadata)
+        self.values.append(value)
+        return index
+
+    def _add_run(self, start: int, records: int, metadata: StreamMetadata) -> None:
+        if self.runs and self.runs[-1].goes_on(start, metadata):
+            self.runs[-1].records += records
+        else:
+            self.runs.append(Run(start, records, metadata))
 
     def seal(self, base_offset: int, *, pid: int, partition: int, carrier: str, codec: Codec) -> RecordBatch:
         """The record batch with `base_offset`, where the log ends now; the batch itself can be sealed again."""

@@ -67,8 +67,7 @@ class RecordRules:
         metadata: StreamMetadata | None,
     ) -> Columns:
         """One record's columns."""
-        if metadata is not None and not isinstance(metadata, StreamMetadata):
-            raise RecordRefused("metadata", f"give a StreamMetadata, not {type(metadata).__name__}")
+        self.check_position(timestamp_ms, metadata)
         value = _as_bytes("value", value)
         size = self.overhead_bytes + (len(value) if value is not None else 0)
         keys: tuple[bytes | None] | None = None
@@ -79,9 +78,17 @@ class RecordRules:
         if headers:
             kept, header_bytes = self._headers("headers", headers)
             all_headers, size = (kept,), size + header_bytes
-        times = None if timestamp_ms is None else (_timestamp("timestamp_ms", timestamp_ms),)
+        times = None if timestamp_ms is None else (timestamp_ms,)
         self._check_size("value", size)
         return Columns((value,), (size,), keys, all_headers, times, metadata)
+
+    @staticmethod
+    def check_position(timestamp_ms: int | None, metadata: StreamMetadata | None) -> None:
+        """Refuse what is no time, or no metadata."""
+        if timestamp_ms is not None and (timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < _TIME_END_MS):
+            _timestamp("timestamp_ms", timestamp_ms)
+        if metadata is not None and not isinstance(metadata, StreamMetadata):
+            raise RecordRefused("metadata", f"give a StreamMetadata, not {type(metadata).__name__}")
 
     def many(
         self,

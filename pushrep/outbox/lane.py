@@ -77,6 +77,14 @@ class Lane:
         self.room -= record.size_bytes
         return Receipt(batch, batch.extend(record, 0, 1))
 
+    def add_within_room(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> Receipt:
+        """Take a record that fits into `room`, which the caller then lowers. Raises `RecordRefused`."""
+        batch = self.open
+        assert batch is not None, "room is room of the open batch"
+        if metadata is not None:
+            self._order.take(metadata)
+        return Receipt(batch, batch.add(value, timestamp_ms, metadata))
+
     def add_many(self, columns: Columns) -> ManyReceipt:
         """Take all records; the caller took their `size_bytes` of the budget for them. Raises, and takes none."""
         if self._refusal is not None:

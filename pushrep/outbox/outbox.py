@@ -11,8 +11,7 @@ Every record carries where it first lived as a 20-byte key or header, so that a 
 
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
@@ -30,6 +29,7 @@ from pushrep.outbox.errors import BufferFull, CloseTimedOut, OutboxClosed, Recei
 from pushrep.outbox.identity import OutboxIdentity, new_identity, settle_identity
 from pushrep.outbox.lane import Lane, Shared
 from pushrep.outbox.positions import positions_in
+from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
 from pushrep.outbox.settings import BATCH_BYTES, BUFFER_BYTES, OutboxSettings, refuse_for_now
 from pushrep.outbox.threads import Sealer, Writers
 from pushrep.records import Codec
@@ -68,7 +68,7 @@ class Outbox:
         self._closed = False
         self._sealer.start()
         self._writers.start()
-        _OPEN.add(self)
+        refuse_in_forks(self)
 
     @classmethod
     def open(  # noqa: PLR0913 - the settings of an outbox, all by name
@@ -152,20 +152,29 @@ class Outbox:
         Raises `RecordRefused` (the argument is named, nothing was taken), `BufferFull`, `PartitionStopped`,
         `OutboxClosed`, `ForkedProcess`.
         """
-        # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
         try:
             lane = self._lanes[partition]
         except KeyError:
             self._no_partition(partition)
-        if value.__class__ is bytes and metadata is None and key is None and timestamp_ms is None and not headers:
+        # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
+        # The next one: the same with a time or a position of its own. Whatever else there is goes the slow road.
+        if value.__class__ is bytes and key is None and not headers:
             size = len(value) + self._overhead  # bytes, by its class
-            with lane.lock:
-                if lane.room >= size:
-                    lane.room -= size
-                    batch = lane.open
-                    values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
-                    values.append(value)
-                    return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
+            if metadata is None and timestamp_ms is None:
+                with lane.lock:
+                    if lane.room >= size:
+                        lane.room -= size
+                        batch = lane.open
+                        values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
+                        values.append(value)
+                        return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
+            else:
+                self._rules.check_position(timestamp_ms, metadata)
+                with lane.lock:
+                    if lane.room >= size:
+                        receipt = lane.add_within_room(value, timestamp_ms, metadata)
+                        lane.room -= size
+                        return receipt
         return self._append_slowly(lane, value, key, headers, timestamp_ms, metadata)
 
     def append_many(  # noqa: PLR0913 - the records' columns
@@ -244,9 +253,8 @@ class Outbox:
             if self._closed:
                 return
             self._closed = True
-        _OPEN.discard(self)
         closed = OutboxClosed(self.directory)
-        self._lanes = _Refusing(lambda: OutboxClosed(self.directory))
+        self._lanes = RefusingLanes(lambda: OutboxClosed(self.directory))
         for lane in self._all_lanes:
             lane.refuse(lambda: OutboxClosed(self.directory))
         deadline = monotonic() + self._settings.close_timeout_s
@@ -264,7 +272,7 @@ class Outbox:
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
-        self._lanes = _Refusing(self._forked)
+        self._lanes = RefusingLanes(self._forked)
 
     def _forked(self) -> ForkedProcess:
         return ForkedProcess(f"the outbox in {self.directory}", owner_pid=self._owner_pid, pid=os.getpid())
@@ -329,29 +337,3 @@ class Outbox:
         raise RecordRefused(
             "partition", f"{partition!r} is not one of the {self.identity.partitions}, counted from 0"
         ) from None
-
-
-class _Refusing(dict[int, Lane]):
-    """Stands for the lanes of an outbox that is closed or was forked: every look-up raises, before any lock."""
-
-    def __init__(self, refusal: Callable[[], Exception]) -> None:
-        super().__init__()
-        self._refusal = refusal
-
-    def __getitem__(self, partition: int) -> Lane:
-        raise self._refusal()
-
-    def values(self) -> NoReturn:
-        raise self._refusal()
-
-
-_OPEN: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
-
-
-def _disown_after_fork() -> None:
-    """In a forked child there are no writers, and any lock may have been held: no outbox of the parent is usable."""
-    for outbox in list(_OPEN):
-        outbox.disown()
-
-
-os.register_at_fork(after_in_child=_disown_after_fork)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from filtering import KEY_BYTES, METADATA_HEADER, parse_keys
 from filtering.pair_groups import group_pairs
@@ -48,8 +49,7 @@ def packed_metadata(columns: RecordColumns, carrier: str) -> npt.NDArray[np.uint
     is_key = columns.key_length == KEY_BYTES
     starts = columns.key_start[is_key] if carrier == "key" else _last_header_starts(columns)
     payload = np.frombuffer(columns.payload, np.uint8)
-    rows: npt.NDArray[np.uint8] = payload[starts[:, None].astype(np.int64) + np.arange(KEY_BYTES)]
-    return rows
+    return _pieces(payload, starts, KEY_BYTES)
 
 
 def _last_header_starts(columns: RecordColumns) -> npt.NDArray[np.int32]:
@@ -57,7 +57,7 @@ def _last_header_starts(columns: RecordColumns) -> npt.NDArray[np.int32]:
     headers = columns.headers
     payload = np.frombuffer(columns.payload, np.uint8)
     rows = np.flatnonzero(headers.name_length == len(_NAME))
-    names = payload[headers.name_start[rows, None].astype(np.int64) + np.arange(len(_NAME))]
+    names = _pieces(payload, headers.name_start[rows], len(_NAME))
     rows = rows[(names == _NAME).all(axis=1)]
     record = headers.record[rows]
     if not len(rows):
@@ -65,3 +65,13 @@ def _last_header_starts(columns: RecordColumns) -> npt.NDArray[np.int32]:
     rows = rows[np.append(record[1:] != record[:-1], True)]
     starts: npt.NDArray[np.int32] = headers.value_start[rows[headers.value_length[rows] == KEY_BYTES]]
     return starts
+
+
+def _pieces(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.uint8]:
+    """`width` bytes from each of `starts` on, as rows; the positions were checked when the batch was decoded."""
+    if not len(starts):
+        return np.empty((0, width), np.uint8)
+    # Overlapping windows cost nothing until rows of them are taken; twice as fast as a matrix of positions.
+    windows = as_strided(data, (len(data) - width + 1, width), (1, 1), writeable=False)
+    rows: npt.NDArray[np.uint8] = windows[starts]
+    return rows

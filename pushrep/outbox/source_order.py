@@ -10,7 +10,6 @@ the second copies); from there on it rises again.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from filtering import StreamMetadata
 from pushrep.outbox.errors import MetadataGap, MetadataNotRising, RecordRefused
@@ -19,18 +18,27 @@ Pair = tuple[int, int]
 _OFFSETS = 1 << 63
 
 
-class Run(NamedTuple):
+class Run:
     """Records `start` to `start + records` of a batch carry source offsets `offset`, `offset + 1`, ... of one pair."""
 
-    start: int
-    records: int
-    pid: int
-    partition: int
-    offset: int
+    __slots__ = ("offset", "partition", "pid", "records", "start")
+
+    def __init__(self, start: int, records: int, metadata: StreamMetadata) -> None:
+        self.start, self.records = start, records
+        self.pid, self.partition, self.offset = metadata.pid, metadata.partition, metadata.offset
 
     @property
     def last_offset(self) -> int:
         return self.offset + self.records - 1
+
+    def goes_on(self, start: int, metadata: StreamMetadata) -> bool:
+        """Whether a record at `start` with this position is the run's next."""
+        return (
+            start == self.start + self.records
+            and metadata.offset == self.offset + self.records
+            and metadata.pid == self.pid
+            and metadata.partition == self.partition
+        )
 
 
 class SourceOrder:
