@@ -1,0 +1,244 @@
+"""ReplayFilteredBatches: marks by batch, re-runs, rollbacks, owners; a batch frame inside a pretended query."""
+
+import logging
+
+import pytest
+
+from filtering import StreamMetadata
+from spark_jobs import LocalMarks, ReplayFilteredBatches
+from spark_jobs.batch_marks import BatchMarks
+from spark_jobs.replay_filter import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
+
+pytestmark = pytest.mark.spark
+
+
+class Table:
+    """An idempotent handler in memory."""
+
+    def __init__(self):
+        self.batches, self.calls, self.fail = {}, [], False
+
+    def __call__(self, rows, batch_id):
+        self.calls.append(batch_id)
+        self.batches[batch_id] = sorted(row["value"] for row in rows.select("value").collect())
+        if self.fail:
+            raise RuntimeError("killed here")
+
+    def drop_from(self, batch_id):
+        self.batches = {n: rows for n, rows in self.batches.items() if n < batch_id}
+
+    @property
+    def ids(self):
+        found = [i for rows in self.batches.values() for i in rows]
+        assert len(found) == len(set(found)), "a row stands twice in the table"
+        return set(found)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with LocalMarks(tmp_path / "marks") as marks:
+        yield marks
+
+
+@pytest.fixture
+def table():
+    return Table()
+
+
+@pytest.fixture
+def topics(logs):
+    return [row for seed in range(100, 112) for row in logs.random_topic(seed)]
+
+
+@pytest.mark.parametrize(("carrier", "window"), [("key", 0), ("header", 4)])
+def test_a_stream_of_batches_with_failures_gives_what_the_rule_says(
+    frames, logs, topics, store, table, inside_query, carrier, window
+):
+    inside_query("q")
+    once = ReplayFilteredBatches(table, store, carrier=carrier, window=window)
+    batches = logs.in_batches(topics, 4, seed=2)
+    for n, batch in enumerate(batches):
+        frame = frames.split(batch, 3, carrier, seed=n)
+        if n == 2:  # the handler wrote and died before its marks were stored
+            table.fail = True
+            with pytest.raises(RuntimeError):
+                once(frame, n)
+            table.fail, first = False, table.batches[n]
+            once = ReplayFilteredBatches(table, store, carrier=carrier, window=window)
+            once(frame.repartition(3), n)
+            assert table.batches[n] == first, "a re-run hands over the same rows, however they lie"
+        else:
+            once(frame, n)
+    assert table.ids == logs.Model(window).kept(topics)
+
+
+def test_a_batch_that_is_stored_is_skipped(frames, logs, store, table, inside_query):
+    inside_query("q")
+    rows = logs.random_topic(3)
+    once = ReplayFilteredBatches(table, store)
+    once(frames.split(rows, 2), 0)
+    once(frames.split(rows, 3), 0)
+    assert (table.calls, once.last_counts.skipped) == ([0], True)
+    once(frames.split([], 1), 1)
+    assert table.calls == [0, 1], "an empty batch is handed on"
+    assert store.batches("q") == [0, 1], "and its marks are stored"
+    once(frames.split([], 1), 1)
+    assert table.calls == [0, 1]
+
+
+def test_a_checkpoint_that_was_rolled_back(frames, logs, store, table, inside_query):
+    inside_query("q")
+    rows = sorted(logs.random_topic(6, rows=120), key=lambda r: (r.partition, r.offset))
+    once = ReplayFilteredBatches(table, store)
+    for n, batch in enumerate(logs.in_batches(rows, 4, seed=1)):
+        once(frames.split(batch, 2), n)
+    expected = table.ids
+    done = logs.in_batches(rows, 4, seed=1)[0]
+    rest = [row for row in rows if row not in done]
+    for n, batch in enumerate(logs.in_batches(rest, 2, seed=9), start=1):  # Spark planned 1 and 2 anew; 3 is no more
+        once(frames.split(batch, 2), n)
+    assert table.ids == expected == logs.Model().kept(rows)
+    assert (sorted(table.batches), store.batches("q")) == ([0, 1, 2], [0, 1, 2])
+
+
+def test_a_rollback_needs_a_handler_that_can_take_back(frames, logs, store, inside_query):
+    inside_query("q")
+    rows = logs.random_topic(6)
+    once = ReplayFilteredBatches(lambda batch, _: batch.count(), store)
+    once(frames.split(rows, 1), 0)
+    with pytest.raises(CheckpointWentBack, match="drop_from"):
+        once(frames.split(rows[:9], 1), 0)
+    assert store.batches("q") == [0], "nothing was dropped"
+
+
+def test_a_batch_without_its_predecessor_is_an_error(frames, logs, store, table, inside_query):
+    inside_query("q")
+    once = ReplayFilteredBatches(table, store)
+    with pytest.raises(MarksMissing, match=r"lack batch 4 .*it has none"):
+        once(frames.split(logs.random_topic(1), 1), 5)
+    store.write(BatchMarks("q", 2), keep=9)
+    with pytest.raises(MarksMissing, match="it has batches 2 to 2"):
+        once(frames.split(logs.random_topic(1), 1), 5)
+    assert table.calls == []
+
+
+def test_a_store_of_another_query_is_refused_or_adopted(frames, logs, store, table, inside_query):
+    rows = logs.random_topic(7, rows=200)
+    first, second, third = logs.in_batches(rows, 3, seed=3)
+    inside_query("old")
+    for n, batch in enumerate([first, second]):
+        ReplayFilteredBatches(table, store)(frames.split(batch, 1), n)
+    expected = logs.Model()
+    kept = [expected.kept(batch) for batch in (first, second, third)]
+
+    inside_query("new")
+    with pytest.raises(MarksOfAnotherQuery, match=r"adopt=\('old', 1\)"):
+        ReplayFilteredBatches(table, store)(frames.split(third, 1), 0)
+    with pytest.raises(MarksMissing, match="lack batch 7 of query old"):
+        ReplayFilteredBatches(table, store, adopt=("old", 7))(frames.split(third, 1), 0)
+    assert store.owner() == "old", "a refusal changes nothing"
+
+    successor = Table()
+    adopting = ReplayFilteredBatches(successor, store, adopt=("old", 1))
+    successor.fail = True
+    with pytest.raises(RuntimeError):
+        adopting(frames.split(third, 1), 0)
+    successor.fail = False
+    adopting(frames.split(third, 1), 0)
+    adopting(frames.split(first, 1), 1)
+    assert successor.batches == {0: sorted(kept[2]), 1: sorted(r.id for r in first if r.metadata is None)}
+    inside_query("old")
+    with pytest.raises(MarksOfAnotherQuery, match="belong to query new"):
+        ReplayFilteredBatches(table, store)(frames.split(third, 1), 2)
+
+
+def test_adopting_from_an_empty_store_is_an_error(frames, logs, store, table, inside_query):
+    inside_query("new")
+    with pytest.raises(MarksMissing, match="query old"):
+        ReplayFilteredBatches(table, store, adopt=("old", 1))(frames.split(logs.random_topic(1), 1), 0)
+
+
+def test_old_versions_go_and_as_many_as_spark_keeps_stay(frames, logs, store, table, inside_query, spark):
+    inside_query("q")
+    name = "spark.sql.streaming.minBatchesToRetain"
+    once = ReplayFilteredBatches(table, store)
+    spark.conf.set(name, 3)
+    try:
+        for n in range(6):
+            once(frames.split([], 1), n)
+    finally:
+        spark.conf.unset(name)
+    assert store.batches("q") == [2, 3, 4, 5], "batches 3, 4, 5 can be run again: each with the marks before it"
+
+
+def test_counts_callback_and_dropped_rows(frames, logs, store, inside_query, caplog):
+    inside_query("q")
+    rows = [logs.Row("t", 0, n, StreamMetadata(5, 1, o), None, f"a{n}") for n, o in enumerate([0, 1, 2, 5, 1, 2])]
+    rows += [logs.Row("t", 1, 0, StreamMetadata(6, 2, 9), None, "b0"), logs.Row("t", 1, 1, None, b"k", "c")]
+    told, audited = [], {}
+
+    def audit(dropped, batch_id):
+        audited[batch_id] = logs.ids(dropped)
+
+    once = ReplayFilteredBatches(
+        lambda batch, _: batch.count(), store, window=2, on_counts=told.append, on_dropped=audit
+    )
+    once(frames.split(rows, 1), 0)
+    counts = once.last_counts
+    assert (counts.rows, counts.kept, counts.dropped, counts.unkeyed) == (8, 5, 2, 1)
+    assert (counts.late, counts.jumped, counts.pairs, counts.all_dropped) == (2, 2, 2, ())
+    again = [logs.Row("t", 1, 5, StreamMetadata(6, 2, 9), None, "b1")]
+    with caplog.at_level(logging.WARNING, logger="spark_jobs.replay_filter"):
+        once(frames.split(again, 1), 1)
+    assert once.last_counts.all_dropped == (("t", 6, 2),)
+    assert "every row of 1 (topic, pid, source partition)" in caplog.text
+    assert audited == {0: {"a4", "a5"}, 1: {"b1"}}
+    assert told == [counts, once.last_counts]
+
+
+def test_a_handler_without_an_action_leaves_the_counts_open(frames, logs, store, inside_query):
+    inside_query("q")
+    once = ReplayFilteredBatches(lambda batch, _: None, store)
+    once(frames.split(logs.random_topic(2), 1), 0)
+    assert (once.last_counts.rows, once.last_counts.kept) == (80, None)
+
+
+def test_rows_without_order_in_one_task_are_found_out_and_run_again_sorted(
+    frames, logs, store, table, inside_query, caplog
+):
+    inside_query("q")
+    rows = logs.random_topic(9, rows=150)
+    once = ReplayFilteredBatches(table, store)
+    with caplog.at_level(logging.WARNING, logger="spark_jobs.replay_filter"):
+        once(frames.unordered(rows), 0)
+    assert "not in log order" in caplog.text
+    assert table.ids == logs.Model().kept(rows)
+
+
+def test_marks_expire_at_the_commit_and_only_there(frames, logs, store, inside_query):
+    class Hands:
+        now = 1_000_000
+
+        def wall_ms(self):
+            return self.now
+
+        def monotonic_ms(self):
+            return self.now
+
+    inside_query("q")
+    clock, table = Hands(), Table()
+    once = ReplayFilteredBatches(table, store, ttl_s=10, clock=clock)
+    rows = [logs.Row("t", 0, n, StreamMetadata(5, 1, o), None, f"a{n}") for n, o in enumerate([3, 3, 3, 3])]
+    for n, row in enumerate(rows):
+        once(frames.split([row], 1), n)
+        clock.now += 6_000
+    # Advanced at 0 s; commits at 0, 6 and 12 s: gone at the third, so the fourth batch sees it for the first time.
+    assert table.batches == {0: ["a0"], 1: [], 2: [], 3: ["a3"]}
+
+
+def test_outside_of_a_query_it_says_what_to_use(frames, logs, store, table):
+    once = ReplayFilteredBatches(table, store)
+    frame = frames.split(logs.random_topic(2), 1)
+    with pytest.raises(NotInForeachBatch, match="filter_frame"):
+        once(frame, 0)
+    assert logs.ids(once.filter_frame(frame).rows) == logs.Model().kept(logs.random_topic(2))

@@ -1,0 +1,163 @@
+"""Batch frames against the rule by brute force: many random topics in one frame, so that few Spark jobs decide."""
+
+import pytest
+
+from filtering import HighwaterMarks, PairSplit, StreamMetadata
+from spark_jobs import filter_frame, filter_replays
+from spark_jobs.batch_marks import MarksKey
+from spark_jobs.columns import CarrierUnusable
+from spark_jobs.slices import FrameUnusable
+
+pytestmark = pytest.mark.spark
+
+RULES = {
+    "plain": {},
+    "window": {"window": 7},
+    "only-pids": {"only_pids": [5, -7]},
+    "window-only-pids": {"window": 3, "only_pids": [2**62]},
+}
+
+
+@pytest.fixture
+def topics(logs):
+    return [row for seed in range(40) for row in logs.random_topic(seed)]
+
+
+@pytest.mark.parametrize("carrier", ["key", "header"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_splits_and_shuffles_change_nothing(frames, logs, topics, rule, carrier):
+    only = rule.get("only_pids")
+    model = logs.Model(rule.get("window", 0), None if only is None else frozenset(only))
+    expected = model.kept(topics)
+    split = filter_frame(frames.split(topics, 7, carrier), carrier=carrier, now_ms=1, **rule)
+    assert not split.plan.must_sort, "contiguous ranges need no sort"
+    assert logs.ids(split.rows) == expected
+    assert logs.ids(split.dropped) == {row.id for row in topics} - expected
+
+    counts = split.counts()
+    assert (counts.rows, counts.dropped) == (len(topics), len(topics) - len(expected))
+    assert counts.kept + counts.unkeyed == len(expected)
+
+    shuffled = filter_frame(frames.split(topics, 3, carrier).repartition(4), carrier=carrier, now_ms=1, **rule)
+    assert shuffled.plan.must_sort, "a shuffled frame has no order to rely on"
+    assert logs.ids(shuffled.rows) == expected
+    assert shuffled.marks == split.marks, "the same rows leave the same marks"
+    assert shuffled.ranges == split.ranges
+
+
+@pytest.mark.parametrize("carrier", ["key", "header"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_operator_form_on_a_batch_frame(frames, logs, topics, rule, carrier):
+    only = rule.get("only_pids")
+    model = logs.Model(rule.get("window", 0), None if only is None else frozenset(only))
+    kept = filter_replays(frames.unordered(topics, carrier), carrier=carrier, **rule)
+    assert logs.ids(kept) == model.kept(topics)
+
+
+def test_counts_of_late_rows_and_gaps_as_the_plain_filter_counts_them(frames, logs):
+    from filtering import ReplayFilter
+
+    rows = logs.random_topic(4, rows=400)
+    filters = {}
+    for row in sorted(rows, key=lambda r: (r.partition, r.offset)):
+        filters.setdefault(row.partition, ReplayFilter(window=3)).admit(
+            row.metadata.pack() if row.metadata else row.other_key, row.partition
+        )
+    counts = [f.counts for f in filters.values()]
+    result = filter_frame(frames.split(rows, 4), window=3)
+    result.rows.write.format("noop").mode("overwrite").save()
+    ours = result.counts()
+    for name in ("kept", "dropped", "unkeyed", "late", "pairs", "jumped"):
+        assert getattr(ours, name) == sum(getattr(c, name) for c in counts), name
+
+
+def test_marks_carry_from_frame_to_frame(frames, logs, topics):
+    model, marks = logs.Model(window=5), {}
+    for batch in logs.in_batches(topics, 3, seed=1):
+        result = filter_frame(frames.split(batch, 3), marks, window=5)
+        assert logs.ids(result.rows) == model.kept(batch)
+        by_operator = filter_replays(frames.split(batch, 3), window=5, marks=marks)
+        assert logs.ids(by_operator) == logs.ids(result.rows)
+        marks = result.marks
+
+
+def test_unordered_rows_in_one_piece_are_refused_unless_sorted(frames, logs):
+    rows = logs.random_topic(3, rows=200)
+    with pytest.raises(Exception, match=r"LogOrderBroken: log offset .*sort=True"):
+        filter_frame(frames.unordered(rows)).rows.collect()
+    assert logs.ids(filter_frame(frames.unordered(rows), sort=True).rows) == logs.Model().kept(rows)
+
+
+def test_a_consumer_that_stops_early_is_no_error_and_counts_nothing(frames, logs):
+    result = filter_frame(frames.split(logs.random_topic(3, rows=200), 1))
+    assert len(result.rows.limit(3).collect()) == 3
+    assert result.counts().kept is None
+
+
+def test_a_frame_that_changes_between_the_passes_is_found_out(frames, logs, spark, tmp_path):
+    flag = tmp_path / "fewer"
+    frame = frames.split(logs.random_topic(5, rows=300), 2)
+    changing = frame.rdd.filter(lambda row: row.offset % 2 or not flag.exists())
+    result = filter_frame(spark.createDataFrame(changing, frame.schema))
+    flag.touch()
+    with pytest.raises(Exception, match=r"FrameChanged: .*persist"):
+        result.rows.collect()
+
+
+def test_a_pair_in_two_log_partitions_stops_it(frames, logs):
+    rows = [logs.Row("t", p, 0, StreamMetadata(5, 1, p), None, str(p)) for p in range(2)]
+    with pytest.raises(Exception, match="pid 5, source partition 1 was in destination partition 0"):
+        filter_frame(frames.split(rows, 1))
+    with pytest.raises(Exception, match="pid 5, source partition 1 was in destination partition"):
+        filter_replays(frames.split(rows, 2)).collect()
+    before = {MarksKey("t"): HighwaterMarks.from_columns([5], [1], [9], [3])}
+    with pytest.raises(PairSplit, match="source partition 1"):
+        filter_frame(frames.split(rows[:1], 1), before)
+
+
+def test_an_empty_frame(frames, logs):
+    before = {MarksKey("t"): HighwaterMarks.from_columns([5], [1], [9], [3])}
+    for rule in ({}, {"window": 4}):
+        result = filter_frame(frames.split([], 1), before, **rule)
+        assert result.rows.collect() == []
+        assert (result.ranges, result.counts().kept) == ((), 0)
+        assert result.marks[MarksKey("t")].get(5, 1).offset == 9
+    assert filter_replays(frames.split([], 1)).collect() == []
+
+
+def test_other_columns_come_through_as_they_are(frames, logs, spark):
+    rows = logs.random_topic(8, rows=60)
+    frame = frames.split(rows, 2).selectExpr(
+        "*",
+        "cast(offset as timestamp) as timestamp",
+        "cast(offset as decimal(20, 3)) as price",
+        "map('a', array(offset, null)) as nested",
+        "cast(null as date) as nothing",
+        "cast(cast(offset as timestamp) as timestamp_ntz) as wall",
+    )
+    for kept in (filter_frame(frame).rows, filter_replays(frame)):
+        assert kept.schema == frame.schema
+        wanted = {row["value"]: row for row in frame.collect()}
+        for row in kept.collect():
+            assert row == wanted[row["value"]]
+
+
+def test_settings_and_frames_that_cannot_work_are_refused_by_name(frames, logs):
+    frame = frames.split(logs.random_topic(1, rows=5), 1)
+    with pytest.raises(FrameUnusable, match="'offset'"):
+        filter_frame(frame.drop("offset"))
+    with pytest.raises(FrameUnusable, match="'topic'"):
+        filter_replays(frame.drop("topic"))
+    with pytest.raises(CarrierUnusable, match="includeHeaders"):
+        filter_frame(frame.drop("headers"), carrier="header")
+    with pytest.raises(CarrierUnusable, match="'value'"):
+        filter_frame(frame, carrier="value")
+    with pytest.raises(ValueError, match="window=-1"):
+        filter_replays(frame, window=-1)
+    for column in ("topic", "partition", "offset"):
+        kind = dict(frame.dtypes)[column]
+        holed = frame.selectExpr(*[c for c in frame.columns if c != column], f"cast(null as {kind}) as {column}")
+        with pytest.raises(Exception, match=f"column '{column}': a row has none"):
+            filter_frame(holed)
+        with pytest.raises(Exception, match=f"column '{column}': a row has none"):
+            filter_frame(holed, window=2)
