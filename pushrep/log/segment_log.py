@@ -10,6 +10,7 @@ open ─▶ lock ─▶ marker and checkpoints ─▶ recovery (recovery.py) ─
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -78,7 +79,8 @@ class SegmentLog:
                 view.close_unclean()
                 raise
         except BaseException:
-            shared.release()
+            with suppress(OSError):  # what went wrong first is what the caller has to know
+                shared.release()
             raise
 
     @classmethod

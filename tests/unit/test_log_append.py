@@ -1,0 +1,368 @@
+"""Appending: what can be given, where it goes, what is refused, and what is left of a write that failed."""
+
+import errno
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import (
+    AppendFailed,
+    Durability,
+    InvalidLogName,
+    LogClosed,
+    LogConfig,
+    LogLocked,
+    LogPoisoned,
+    NotALog,
+    NotALogDirectory,
+    SegmentLog,
+)
+from pushrep.log import directory as log_directory
+from pushrep.records import Codec, HeaderColumn, RecordTooLarge, encode_batch
+from pushrep.seams import RealFilesystem
+from pushrep.testing import SimulatedClock, SimulatedDisk
+
+BUFFERED = Durability.BUFFERED
+PATH = Path("/logs/orders-0")
+
+
+@pytest.fixture
+def log(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-7") as opened:
+        yield opened
+
+
+def test_one_value_a_list_and_a_ready_batch(log):
+    assert log.append(b"one") == (0, 0)
+    assert log.append([b"two", None, b""], keys=[b"k", None, b""], timestamps_ms=[5, 6, 4]) == (1, 3)
+    ready = encode_batch([b"x", b"y"], timestamps_ms=9, base_offset=77)
+    assert log.append(ready) == (4, 5)
+    assert (ready.header.base_offset, ready.header.leader_epoch) == (4, 0), "stamped"
+    records = list(log.records(0))
+    assert [r.offset for r in records] == list(range(6))
+    assert [r.value for r in records] == [b"one", b"two", None, b"", b"x", b"y"]
+    assert [r.key for r in records[1:4]] == [b"k", None, b""]
+    assert [r.timestamp_ms for r in records[1:]] == [5, 6, 4, 9, 9]
+    assert (log.topic, log.partition) == ("orders", 7)
+    assert log.log_end_offset == log.flushed_offset == log.high_watermark == log.stable_offset == 6
+
+
+def test_a_long_list_becomes_batches_of_the_wanted_size(tmp_path):
+    config = LogConfig(batch_bytes=5000)
+    values = [b"%05d" % n * (n % 40) for n in range(3000)]
+    keys = b"".join(b"%020d" % n for n in range(3000))
+    headers = HeaderColumn("n", [b"%d" % n for n in range(3000)])
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        assert log.append(values, keys=keys, headers=headers, timestamps_ms=range(3000)) == (0, 2999)
+        sizes = [batch.header.size_bytes for batch in log.batches(0)]
+        assert max(sizes) <= 5000
+        assert min(sizes[:-1]) > 2500, "no needlessly small ones"
+        for n, record in enumerate(log.records(0)):
+            assert record == (n, n, 0, b"%020d" % n, values[n], (("n", b"%d" % n),))
+
+
+def test_headers_per_record_may_be_iterators(log):
+    log.append([b"a", b"b"], headers=[iter([("x", b"1")]), []])
+    assert [record.headers for record in log.records(0)] == [(("x", b"1"),), ()]
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_record_that_is_too_large_is_refused_with_its_size_and_nothing_is_written(tmp_path, codec):
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(batch_bytes_max=10_000, codec=codec)) as log:
+        with pytest.raises(RecordTooLarge) as refused:
+            log.append([b"small", os.urandom(20_000), b"small"])
+        assert refused.value.size >= 20_000
+        assert (refused.value.limit, refused.value.setting) == (10_000, "batch_bytes_max")
+        with pytest.raises(RecordTooLarge):
+            log.append(encode_batch([os.urandom(20_000)], timestamps_ms=0))
+        assert log.log_end_offset == 0
+        assert log.append(b"small") == (0, 0)
+
+
+def test_the_segment_limits_a_record_too(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=1000)) as log:
+        with pytest.raises(RecordTooLarge, match="segment_bytes"):
+            log.append(b"x" * 1000)
+        log.append(b"x" * 900)
+
+
+@pytest.mark.parametrize(
+    ("data", "columns", "error", "message"),
+    [
+        ([], {}, ValueError, "empty"),
+        ("text", {}, TypeError, "encode"),
+        ([b"a", b"b"], {"keys": [b"k"]}, ValueError, "keys has 1 entries for 2 values"),
+        ([b"a", b"b"], {"keys": b"123"}, ValueError, "keys"),
+        ([b"a", b"b"], {"timestamps_ms": [1]}, ValueError, "timestamps_ms"),
+        ([b"a"], {"headers": [[], []]}, ValueError, "headers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(log, data, columns, error, message):
+    with pytest.raises(error, match=message):
+        log.append(data, **columns)
+    assert log.log_end_offset == 0
+
+
+def test_segments_roll_by_size_and_never_exceed_it(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=5000, batch_bytes=1000)) as log:
+        for _ in range(30):
+            log.append([b"v" * 90] * 20, durability=BUFFERED)
+    files = sorted((tmp_path / "orders-0").glob("*.log"))
+    assert len(files) > 5
+    assert all(file.stat().st_size <= 5000 for file in files)
+    assert all(file.with_suffix(".index").exists() and file.with_suffix(".timeindex").exists() for file in files)
+
+
+def test_segments_roll_by_the_time_of_their_records(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_ms=1000)) as log:
+        for time in (5000, 5999, 5000, 6000, 6500, 7000):
+            log.append(b"v", timestamps_ms=time, durability=BUFFERED)
+    assert [int(f.stem) for f in sorted((tmp_path / "orders-0").glob("*.log"))] == [0, 3, 5]
+
+
+def test_space_allocated_ahead_is_cut_off_at_roll_and_close(tmp_path):
+    path = tmp_path / "orders-0"
+    config = LogConfig(segment_bytes=20_000, preallocate_bytes=8192)
+    with SegmentLog.open(path, config) as log:
+        log.append([b"v" * 100] * 10)
+        file = path / f"{0:020d}.log"
+        assert file.stat().st_size > 8192
+        for _ in range(20):
+            log.append([b"v" * 100] * 20)
+        assert file.stat().st_size <= 20_000
+        size = sum(batch.header.size_bytes for batch in log.batches(0))
+    assert sum(f.stat().st_size for f in path.glob("*.log")) == size
+
+
+def test_many_threads_append_without_mixing(log):
+    def work(number):
+        for n in range(20):
+            result = log.append([b"%d %d %d" % (number, n, i) for i in range(5)], durability=list(Durability)[n % 2])
+            assert result.last_offset - result.base_offset == 4
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rows = [tuple(map(int, record.value.split())) for record in log.records(0)]
+    assert len(rows) == 8 * 20 * 5
+    for start in range(0, len(rows), 5):
+        assert [row[2] for row in rows[start : start + 5]] == list(range(5)), "a list stays in one piece"
+        assert len({row[:2] for row in rows[start : start + 5]}) == 1
+    for number in range(8):
+        mine = [row[1] for row in rows if row[0] == number]
+        assert mine == sorted(mine), "each thread's appends keep their order"
+
+
+def test_a_full_disk_refuses_leaves_nothing_and_works_again():
+    disk, clock = SimulatedDisk(), SimulatedClock()
+    with SegmentLog.open(PATH, LogConfig(batch_bytes=300), filesystem=disk, clock=clock) as log:
+        log.append([b"safe"] * 3)
+        disk.capacity_bytes = disk._used_bytes() + 700
+        with pytest.raises(AppendFailed) as refused:
+            log.append([b"%d" % n * 50 for n in range(20)])
+        assert refused.value.errno == errno.ENOSPC
+        assert "free space" in str(refused.value)
+        assert log.log_end_offset == 3
+        assert len(list(log.records(0))) == 3
+        disk.capacity_bytes = None
+        assert log.append([b"more"]) == (3, 3)
+        assert [r.value for r in log.records(2)] == [b"safe", b"more"]
+
+
+def test_a_full_disk_in_the_middle_of_a_roll_takes_the_new_segment_back():
+    disk, clock = SimulatedDisk(), SimulatedClock()
+    config = LogConfig(segment_bytes=600, batch_bytes=300)
+    with SegmentLog.open(PATH, config, filesystem=disk, clock=clock) as log:
+        log.append([b"safe" * 10] * 3)
+        names = disk.list(PATH)
+        for room in range(0, 3000, 150):
+            disk.capacity_bytes = disk._used_bytes() + room
+            try:
+                log.append([b"%03d" % n * 20 for n in range(25)])
+            except AppendFailed:
+                assert [name for name in disk.list(PATH) if name.endswith(".log")] == [
+                    name for name in names if name.endswith(".log")
+                ], room
+                assert log.log_end_offset == 3
+            else:
+                break
+            finally:
+                disk.capacity_bytes = None
+        assert log.log_end_offset == 28
+        assert [r.offset for r in log.records(0)] == list(range(28))
+
+
+def test_the_file_size_limit_of_the_process_is_a_refusal_too(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append([b"safe"])
+        size = (tmp_path / "orders-0" / f"{0:020d}.log").stat().st_size
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+            with pytest.raises(AppendFailed, match="ulimit") as refused:
+                log.append([b"x" * 100_000], durability=BUFFERED)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+        assert refused.value.errno == errno.EFBIG
+        assert (tmp_path / "orders-0" / f"{0:020d}.log").stat().st_size == size, "cut back to where it was"
+        assert log.append([b"x" * 100_000]) == (1, 1)
+
+
+def test_a_failed_sync_poisons_until_the_log_is_opened_again():
+    disk, clock = SimulatedDisk(), SimulatedClock()
+    log = SegmentLog.open(PATH, filesystem=disk, clock=clock)
+    log.append([b"safe"])
+    disk.fail_sync()
+    with pytest.raises(LogPoisoned):
+        log.append([b"doubtful"])
+    for again in (lambda: log.append([b"no"]), lambda: log.append([b"no"], durability=BUFFERED), log.flush):
+        with pytest.raises(LogPoisoned):
+            again()
+    assert log.flushed_offset == log.stable_offset == 1
+    log.close()
+    with SegmentLog.open(PATH, filesystem=disk, clock=clock) as log:
+        assert log.recovery.opening.value == "abnormal", "its close wrote no marker"
+        log.append([b"works"])
+
+
+def test_a_closed_log_says_so(tmp_path):
+    log = SegmentLog.open(tmp_path / "orders-0")
+    log.append(b"x")
+    log.close()
+    log.close()
+    for use in (lambda: log.append(b"y"), lambda: log.log_end_offset, lambda: log.read(0, 1), log.flush):
+        with pytest.raises(LogClosed):
+            use()
+
+
+def test_what_can_not_be_a_log_is_refused(tmp_path):
+    with pytest.raises(InvalidLogName, match="orders"):
+        SegmentLog.open(tmp_path / "orders")
+    with pytest.raises(InvalidLogName):
+        SegmentLog.open(tmp_path / "or ders-0")
+    (tmp_path / "file-0").touch()
+    with pytest.raises(NotALog, match="it is a file"):
+        SegmentLog.open(tmp_path / "file-0")
+    with pytest.raises(NotALogDirectory, match="file"):
+        SegmentLog.open(tmp_path / "file-0" / "orders-0")
+    with SegmentLog.open(tmp_path / "orders-0"), pytest.raises(LogLocked) as refused:
+        SegmentLog.open(tmp_path / "orders-0")
+    assert refused.value.pid == os.getpid()
+    assert not log_directory._REGISTRY.held, "no refusal keeps the lock"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_write_permission_is_refused(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(NotALogDirectory, match="may not be written"):
+        SegmentLog.open(tmp_path / "closed" / "orders-0")
+    (tmp_path / "orders-0").mkdir(mode=0o500)
+    with pytest.raises(NotALog, match="may not be written"):
+        SegmentLog.open(tmp_path / "orders-0")
+
+
+class Forbidding(RealFilesystem):
+    """Refuses to make or open what lies below one path, as the system does for a user without rights."""
+
+    def __init__(self, below):
+        self.below = below
+
+    def open(self, path, *, create=False, writable=True):
+        self.check(path, writable=writable)
+        return super().open(path, create=create, writable=writable)
+
+    def lock(self, path):
+        self.check(path, writable=True)
+        return super().lock(path)
+
+    def check(self, path, *, writable):
+        if writable and path.is_relative_to(self.below):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+@pytest.mark.parametrize("below", ["orders-0", "."])
+def test_missing_rights_are_named_with_the_path(tmp_path, below):
+    with pytest.raises((NotALog, NotALogDirectory), match="may not be written") as refused:
+        SegmentLog.open(tmp_path / "orders-0", filesystem=Forbidding(tmp_path / below))
+    assert str(tmp_path / below) in str(refused.value)
+    SegmentLog.open(tmp_path / "orders-0").close()
+
+
+class Gated(RealFilesystem):
+    """Counts the syncs of one kind of file, and lets them wait at a gate."""
+
+    def __init__(self):
+        self.gate, self.begun, self.syncs = threading.Event(), threading.Event(), 0
+
+    def open(self, path, *, create=False, writable=True):
+        file = super().open(path, create=create, writable=writable)
+        return GatedFile(file, self) if path.suffix == ".log" else file
+
+
+class GatedFile:
+    def __init__(self, file, owner):
+        self._file, self._owner = file, owner
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def sync(self):
+        self._owner.syncs += 1
+        self._owner.begun.set()
+        assert self._owner.gate.wait(60)
+        self._file.sync()
+
+
+def test_one_sync_serves_all_who_wait_and_appends_go_on_beside_it(tmp_path):
+    filesystem = Gated()
+    log = SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=600_000), filesystem=filesystem)
+    ends = []
+
+    def append():
+        ends.append(log.append(b"x").last_offset)
+        assert log.flushed_offset > ends[-1]
+
+    threads = [threading.Thread(target=append) for _ in range(40)]
+    threads[0].start()
+    assert filesystem.begun.wait(60)
+    for thread in threads[1:]:
+        thread.start()
+    grown = threading.Event()
+    while log.log_end_offset < 40:  # a sync is running: appends don't wait for it
+        grown.wait(0.001)
+    filesystem.gate.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(ends) == list(range(40))
+    assert filesystem.syncs == 2, "the first one, and one for the 39 who came while it ran"
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("segment_bytes", 10),
+        ("segment_bytes", 1 << 31),
+        ("batch_bytes_max", 65 << 20),
+        ("flush_ms", 0),
+        ("segment_ms", 0),
+        ("preallocate_bytes", -1),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(setting, value):
+    with pytest.raises(ValueError, match=setting):
+        LogConfig(**{setting: value})
+
+
+@pytest.mark.parametrize(("setting", "value"), [("flush_ms", "1"), ("segment_bytes", 1e6), ("codec", "zstd")])
+def test_a_setting_of_another_type_is_refused_by_name(setting, value):
+    with pytest.raises(TypeError, match=setting):
+        LogConfig(**{setting: value})

@@ -1,0 +1,194 @@
+"""Reading by offset and by time, in the writing process and beside it, and cutting."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+
+from pushrep.log import (
+    BelowHighWatermark,
+    Durability,
+    LogClosed,
+    LogConfig,
+    NotALog,
+    OffsetOutOfRange,
+    SegmentLog,
+    list_logs,
+)
+from pushrep.log import flusher as log_flusher
+from pushrep.log.published import PUBLISHED_NAME
+from pushrep.records import RecordBatch
+
+BUFFERED = Durability.BUFFERED
+CONFIG = LogConfig(segment_bytes=3000, batch_bytes=400, index_interval_bytes=500, flush_ms=600_000)
+TIMES = [1000 + n * 10 - (35 if n % 5 == 4 else 0) for n in range(500)]  # every fifth is late
+
+
+@pytest.fixture
+def log(tmp_path):
+    """500 records over many segments, the last 50 of them not flushed."""
+    with SegmentLog.open(tmp_path / "orders-0", CONFIG) as opened:
+        for first in range(0, 500, 50):
+            values = [b"value %d" % n for n in range(first, first + 50)]
+            opened.append(values, timestamps_ms=TIMES[first : first + 50], durability=BUFFERED)
+            if first == 400:
+                opened.flush()
+        yield opened
+
+
+@pytest.fixture(params=["writer", "written"])
+def readable(request, log):
+    """What reads to the log end: the log itself, and a reader beside it."""
+    if request.param == "writer":
+        return log
+    return SegmentLog.open_reader(log.path, isolation="written")
+
+
+def test_any_range_of_records(readable):
+    for start, end in [(0, 500), (0, 0), (500, 500), (17, 18), (49, 51), (123, 456)]:
+        assert [(r.offset, r.value) for r in readable.records(start, end)] == [
+            (n, b"value %d" % n) for n in range(start, end)
+        ]
+    assert len(list(readable.records(450))) == 50
+
+
+def test_read_gives_whole_batches_within_the_limit(readable):
+    offset, reads = 0, 0
+    while data := readable.read(offset, 1000):
+        assert len(data) <= 1000
+        position = 0
+        while position < len(data):
+            size = 12 + int.from_bytes(data[position + 8 : position + 12])
+            batch = RecordBatch.check(data[position : position + size])
+            assert batch.header.base_offset <= offset < batch.header.next_offset
+            offset, position = batch.header.next_offset, position + size
+        reads += 1
+    assert offset == 500
+    assert reads > 10
+    assert len(readable.read(3, 1)) > 61, "at least one batch, whatever the limit"
+
+
+def test_batches_cover_the_range(readable):
+    headers = [batch.header for batch in readable.batches(60, 333)]
+    assert headers[0].base_offset <= 60 < headers[0].next_offset
+    assert headers[-1].base_offset < 333 <= headers[-1].next_offset
+    assert all(a.next_offset == b.base_offset for a, b in pairwise(headers))
+
+
+@pytest.mark.parametrize(("start", "end"), [(501, None), (-1, None), (0, 501), (10, 5)])
+def test_out_of_range_says_the_range(readable, start, end):
+    with pytest.raises(OffsetOutOfRange) as refused:
+        readable.records(start, end)
+    assert (refused.value.start, refused.value.end) == (0, 500)
+
+
+def test_the_first_record_at_or_after_a_time(readable):
+    for time in [0, 999, 1000, 1001, 1234, 2500, 3333, 5980]:
+        wanted = next((n for n in range(500) if TIMES[n] >= time), None)
+        assert readable.offset_for_timestamp(time) == wanted, time
+    assert readable.offset_for_timestamp(max(TIMES)) == TIMES.index(max(TIMES))
+    assert readable.offset_for_timestamp(max(TIMES) + 1) is None
+
+
+def test_a_stable_reader_stops_at_what_is_flushed(log):
+    with SegmentLog.open_reader(log.path) as reader:
+        assert (reader.log_start_offset, reader.stable_offset, reader.log_end_offset) == (0, 450, 500)
+        assert (reader.flushed_offset, reader.high_watermark) == (450, 500)
+        assert len(list(reader.records(0))) == 450
+        assert reader.read(450, 1000) == b""
+        assert reader.offset_for_timestamp(TIMES[480]) is None
+        log.flush()
+        assert len(list(reader.records(450))) == 50
+        assert reader.log_id == log.log_id
+        before = reader
+    for use in (lambda: before.stable_offset, lambda: before.records(0)):
+        with pytest.raises(LogClosed):
+            use()
+
+
+def test_a_reader_follows_rolls(log):
+    with SegmentLog.open_reader(log.path, isolation="written") as reader:
+        for n in range(500, 700):
+            log.append([b"value %d" % n], durability=BUFFERED)
+            assert [r.value for r in reader.records(n)] == [b"value %d" % n]
+
+
+def test_without_a_published_state_the_checkpoints_say_how_far(log):
+    path = log.path
+    log.close()
+    (path.parent / PUBLISHED_NAME).unlink()
+    with SegmentLog.open_reader(path) as reader:
+        assert reader.stable_offset == reader.log_end_offset == 500
+        assert len(list(reader.records(0))) == 500
+
+
+def test_a_reader_writes_nothing_and_needs_a_log(tmp_path, log):
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    with SegmentLog.open_reader(log.path) as reader:
+        list(reader.records(0))
+        reader.offset_for_timestamp(3000)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+    with pytest.raises(NotALog):
+        SegmentLog.open_reader(tmp_path / "orders-1")
+    assert not (tmp_path / "orders-1").exists()
+    with pytest.raises(ValueError, match="isolation"):
+        SegmentLog.open_reader(log.path, isolation="dirty")
+    assert list_logs(tmp_path) == [("orders", 0)]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 49, 50, 123, 499])
+def test_a_cut_goes_to_the_base_of_the_batch_and_stays_after_reopening(tmp_path, log, offset):
+    bases = [batch.header.base_offset for batch in log.batches(0)]
+    end = log.truncate_to(offset, force=True)
+    assert end == max(base for base in bases if base <= offset)
+    assert log.log_end_offset == log.flushed_offset == log.stable_offset == end
+    assert [r.offset for r in log.records(0)] == list(range(end))
+    assert log.append([b"new"], timestamps_ms=9_999_999) == (end, end)
+    assert log.offset_for_timestamp(9_000_000) == end
+    log.close()
+    with SegmentLog.open(tmp_path / "orders-0", CONFIG) as again:
+        assert again.recovery.opening.value == "normal"
+        assert [r.offset for r in again.records(0)] == list(range(end + 1))
+
+
+def test_a_cut_below_the_high_watermark_has_to_be_meant(log):
+    with pytest.raises(BelowHighWatermark) as refused:
+        log.truncate_to(100)
+    assert (refused.value.offset, refused.value.high_watermark) == (100, 500)
+    assert log.truncate_to(500) == log.truncate_to(10_000) == log.log_end_offset == 500
+    with pytest.raises(OffsetOutOfRange):
+        log.truncate_to(-1, force=True)
+
+
+def test_buffered_appends_reach_the_disk_in_the_background(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=1)) as log:
+        log.append([b"x"], durability=BUFFERED)
+        flushed = threading.Event()
+        log_flusher.process_flusher().attach(watcher := _Watcher(log, flushed))
+        log_flusher.process_flusher().soon(watcher, 1)
+        assert flushed.wait(30), "the flusher did not come"
+        log_flusher.process_flusher().detach(watcher)
+        assert log.flushed_offset == 1
+    names = [thread.name for thread in threading.enumerate()]
+    assert "pushrep-flusher" not in names, "the last log that closes ends the thread"
+
+
+class _Watcher:
+    """Looks each millisecond, on the flusher's own thread, whether the log was flushed."""
+
+    def __init__(self, log, flushed):
+        self.log, self.flushed = log, flushed
+
+    def flush_in_background(self):
+        if self.log.flushed_offset == 1:
+            self.flushed.set()
+        else:
+            log_flusher.process_flusher().soon(self, 1)
+
+
+def test_flush_bytes_bound_what_is_not_on_disk(tmp_path):
+    config = LogConfig(flush_bytes=10_000, flush_ms=600_000)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        for _ in range(200):
+            log.append([b"v" * 1000], durability=BUFFERED)
+            assert log.log_end_offset - log.flushed_offset <= 2 * 10, "appends wait when the disk is behind"
