@@ -1,0 +1,183 @@
+"""The local marks store: what was written is there after anything, and damage is never taken for emptiness."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from filtering import HighwaterMarks
+from pushrep.log import LogLocked
+from spark_jobs import marks as marks_module
+from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
+from spark_jobs.marks import LocalMarks, MarksStoreDamaged
+
+
+def batch(number: int, query: str = "q", pairs: int = 3) -> BatchMarks:
+    marks = HighwaterMarks.from_columns(range(pairs), [0] * pairs, [number + 1] * pairs, 0)
+    return BatchMarks(query, number, (LogRange("t", 0, number, number + 1),), {MarksKey("t"): marks})
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "marks"
+
+
+def test_written_batches_are_there_again_after_a_restart(path):
+    with LocalMarks(path) as store:
+        assert (store.owner(), store.batches("q"), store.read("q", 0)) == (None, [], None)
+        for n in range(3):
+            store.write(batch(n), keep=9)
+            assert store.read("q", n) == batch(n)
+        assert store.read("q", 0) == batch(0)
+    with LocalMarks(path) as store:
+        assert (store.owner(), store.batches("q")) == ("q", [0, 1, 2])
+        assert [store.read("q", n) for n in range(4)] == [batch(0), batch(1), batch(2), None]
+        assert store.read("other", 1) is None
+
+
+def test_the_last_word_on_a_batch_counts(path):
+    with LocalMarks(path) as store:
+        store.write(batch(0, pairs=1), keep=9)
+        store.write(batch(0, pairs=2), keep=9)
+        assert store.read("q", 0) == batch(0, pairs=2)
+    with LocalMarks(path) as store:
+        assert store.read("q", 0) == batch(0, pairs=2)
+
+
+def test_dropped_batches_stay_dropped(path):
+    with LocalMarks(path) as store:
+        for n in range(4):
+            store.write(batch(n), keep=9)
+        store.drop_from("q", 2)
+        store.drop_from("q", 3)
+        store.write(batch(0, "other"), keep=9)
+        assert (store.batches("q"), store.read("q", 3)) == ([0, 1], None)
+    with LocalMarks(path) as store:
+        assert (store.batches("q"), store.batches("other"), store.owner()) == ([0, 1], [0], "other")
+        store.write(batch(2, pairs=5), keep=9)
+    with LocalMarks(path) as store:
+        assert store.read("q", 2) == batch(2, pairs=5)
+
+
+def test_keep_counts_versions_and_what_was_adopted_stays(path):
+    with LocalMarks(path) as store:
+        store.write(batch(0, "old"), keep=9)
+        store.write(batch(ADOPTED), keep=2)
+        assert store.batches("old") == [0], "not gone before the successor has marks of its own"
+        for n in range(5):
+            store.write(batch(n), keep=2)
+        assert store.batches("q") == [ADOPTED, 3, 4]
+        assert store.batches("old") == []
+
+
+def test_large_marks_travel_in_parts(path, monkeypatch):
+    monkeypatch.setattr(marks_module, "PART_BYTES", 1000)
+    big = batch(0, pairs=500)
+    with LocalMarks(path) as store:
+        store.write(big, keep=9)
+        store.write(batch(1), keep=9)
+        assert store.read("q", 0) == big
+    with LocalMarks(path) as store:
+        assert (store.read("q", 0), store.read("q", 1)) == (big, batch(1))
+
+
+def test_the_log_is_rewritten_when_most_of_it_is_old(path, monkeypatch):
+    monkeypatch.setattr(marks_module, "REWRITE_AT_LEAST_BYTES", 4000)
+    with LocalMarks(path) as store:
+        for n in range(200):
+            store.write(batch(n), keep=3)
+            size = sum(f.stat().st_size for f in path.rglob("*.log"))
+            assert size < 20_000, f"{size} bytes of log after {n} batches"
+        assert store.batches("q")[-3:] == [197, 198, 199]
+    assert len(list(path.glob("marks-*"))) == 1, "only the newest generation stays"
+    with LocalMarks(path) as store:
+        assert store.read("q", 199) == batch(199)
+
+
+def test_a_half_written_generation_does_not_count(path, monkeypatch):
+    with LocalMarks(path) as store:
+        store.write(batch(0), keep=9)
+        store.write(batch(1), keep=9)
+    monkeypatch.setattr(marks_module, "_COMPLETE", b'{"almost": true}')
+    monkeypatch.setattr(marks_module, "REWRITE_AT_LEAST_BYTES", 1)
+    kept = path.with_name("kept")
+    shutil.copytree(path, kept)
+    with LocalMarks(path) as store:
+        for n in range(2, 12):
+            store.write(batch(n), keep=1)
+    generation = max(path.glob("marks-*"), key=lambda p: int(p.name[6:]))
+    shutil.copytree(generation, kept / "marks-1")  # a copy that a kill left without its last record
+    monkeypatch.undo()
+    with LocalMarks(kept) as store:
+        assert store.read("q", 1) == batch(1)
+        assert store.batches("q") == [0, 1]
+        monkeypatch.setattr(marks_module, "REWRITE_AT_LEAST_BYTES", 1)
+        for n in range(2, 12):
+            store.write(batch(n), keep=2)
+    assert [p.name for p in kept.glob("marks-*")] != ["marks-1"], "a number is never used for two logs"
+    with LocalMarks(kept) as store:
+        assert store.read("q", 11) == batch(11)
+
+
+def test_parts_without_their_rest_do_not_count(path, monkeypatch):
+    monkeypatch.setattr(marks_module, "PART_BYTES", 500)
+    with LocalMarks(path) as store:
+        store.write(batch(0), keep=9)
+        log = store._opened()
+        log.append([b"x" * 500], keys=[marks_module._PART.pack(0, 2)])
+    with LocalMarks(path) as store:
+        assert (store.owner(), store.batches("q")) == ("q", [0])
+        store.write(batch(1), keep=9)
+    with LocalMarks(path) as store:
+        assert store.read("q", 1) == batch(1)
+
+
+def test_a_flipped_bit_is_refused_by_name_and_nothing_is_cut(path):
+    with LocalMarks(path) as store:
+        for n in range(3):
+            store.write(batch(n), keep=9)
+    (file,) = path.rglob("*.log")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with LocalMarks(path) as store, pytest.raises(MarksStoreDamaged, match=str(path)):
+        store.batches("q")
+    assert file.read_bytes() == bytes(data), "the evidence stays"
+
+
+def test_marks_of_another_version_are_refused_by_name(path):
+    with LocalMarks(path) as store:
+        body = bytearray(batch(0).to_bytes()[:-4])
+        body[7] = 2
+        import struct
+        import zlib
+
+        data = bytes(body) + struct.pack(">I", zlib.crc32(body))
+        store._opened().append([data], keys=[marks_module._PART.pack(0, 1)])
+    with LocalMarks(path) as store, pytest.raises(MarksStoreDamaged, match="version 2, this release reads version 1"):
+        store.owner()
+
+
+def test_another_process_is_named(path):
+    with LocalMarks(path) as store:
+        store.write(batch(0), keep=9)
+        code = (
+            "import sys\nfrom pushrep.log import LogLocked\nfrom spark_jobs.marks import LocalMarks\n"
+            "try:\n    LocalMarks(sys.argv[1]).owner()\n"
+            "except LogLocked as error:\n    print(error.pid)\n"
+        )
+        answer = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+        assert answer.stdout.strip() == str(os.getpid())
+        with pytest.raises(LogLocked):
+            LocalMarks(path).owner()
+
+
+def test_a_closed_store_opens_again(path):
+    store = LocalMarks(path)
+    store.write(batch(0), keep=9)
+    store.close()
+    store.close()
+    assert store.read("q", 0) == batch(0)
+    store.close()
