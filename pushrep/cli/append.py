@@ -1,6 +1,8 @@
 """`pushrep append`: lines or CSV into a log; the work is appending.py's."""
 
 import json
+import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from typing import BinaryIO
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from pushrep.cli.appending import Appender
 from pushrep.cli.input_lines import BadHeader, BadLine, Choices, LineRules, numbered_lines
@@ -158,12 +160,12 @@ def _take_header(lines: Iterator[tuple[int, bytes | BadLine]], appender: Appende
 
 
 def _append_all(
-    lines: Iterator[tuple[int, bytes | BadLine]], appender: Appender, advance: Callable[[], None], *, stop: bool
+    lines: Iterator[tuple[int, bytes | BadLine]], appender: Appender, advance: Callable[[int], None], *, stop: bool
 ) -> None:
     counts = appender.counts
     for number, line in lines:
         if number % _PROGRESS_EVERY == 0:
-            advance()
+            advance(number)
         try:
             if isinstance(line, BadLine):
                 raise line
@@ -179,16 +181,31 @@ def _append_all(
 
 
 @contextmanager
-def _progress(stream: BinaryIO) -> Iterator[Callable[[], None]]:
-    """A bar on standard error while it is a terminal; call what is yielded now and then."""
+def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error while it is a terminal; call what is yielded now and then with the line's number."""
     if not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda _: None
         return
-    total = Path(stream.name).stat().st_size if isinstance(stream.name, str) and stream.seekable() else None
-    columns = (TextColumn("appending"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    total = _size_bytes(stream)
+    columns: list[ProgressColumn] = [TextColumn("appending"), TextColumn("{task.fields[lines]:,} lines")]
+    if total is not None:
+        columns[1:1] = [BarColumn(), DownloadColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("append", total=total)
-        yield lambda: progress.update(task, completed=stream.tell() if total is not None else None, advance=None)
+        task = progress.add_task("append", total=total, lines=0)
+
+        def advance(number: int) -> None:
+            progress.update(task, completed=stream.tell() if total is not None else None, lines=number)
+
+        yield advance
+
+
+def _size_bytes(stream: BinaryIO) -> int | None:
+    """None for a pipe, and for what is no file of the system's."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _tell(topic: str, appender: Appender, ends: list[int], seconds: float, *, as_json: bool) -> None:
@@ -201,9 +218,13 @@ def _tell(topic: str, appender: Appender, ends: list[int], seconds: float, *, as
         }  # fmt: skip
         click.echo(json.dumps(summary))
         return
-    words = [f"appended {counts.appended:,} records to {topic} in {seconds:.1f} s"]
+    words = [f"appended {_many(counts.appended, 'record')} to {topic} in {seconds:.1f} s"]
     if counts.present:
-        words.append(f"{counts.present:,} lines were there already")
+        words.append(f"already there: {_many(counts.present, 'line')}")
     if counts.bad:
-        words.append(f"{counts.bad:,} bad lines skipped")
+        words.append(f"skipped: {_many(counts.bad, 'bad line')}")
     click.echo("; ".join(words) + "; log ends at " + ", ".join(f"{end:,}" for end in ends))
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

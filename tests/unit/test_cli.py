@@ -1,6 +1,8 @@
 """The commands `pushrep`, `pushrep append` and `pushrep read`: what they print, where they stop, how they end."""
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -221,7 +223,7 @@ def test_a_line_above_the_limit_is_named(pushrep, tmp_path):
         ("a\n", ["--delimiter", "::"], 2, "is not one character"),
     ],
 )
-def test_refusals_name_the_option_or_the_line(pushrep, tmp_path, text, options, code, why):  # noqa: PLR0917
+def test_refusals_name_the_option_or_the_line(pushrep, tmp_path, text, options, code, why):
     file = tmp_path / "in"
     file.write_text(text)
     answer, output, errors = pushrep("append", tmp_path / "out", "t", file, *options)
@@ -311,6 +313,31 @@ def test_an_interrupt_ends_it_cleanly_with_all_it_read(tmp_path):
     with Outbox.open(tmp_path / "out", "t", 1, "pushrep-append") as outbox:
         assert [record.value for record in outbox.log(0).records(0)] == [b"a", b"b"]
         assert outbox.log(0).recovery.opening.name == "NORMAL", "closed clean"
+
+
+@pytest.mark.parametrize("from_pipe", [False, True])
+def test_progress_is_shown_on_a_terminal_only(tmp_path, from_pipe):
+    (tmp_path / "in.txt").write_bytes(b"line\n" * 20_000)
+    ours, theirs = os.openpty()
+    arguments = ["append", str(tmp_path / "out"), "t", "-" if from_pipe else str(tmp_path / "in.txt")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pushrep.cli.main", *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"},
+    ) as run:  # fmt: skip
+        os.close(theirs)
+        if from_pipe:
+            run.stdin.write(b"line\n" * 20_000)
+        run.stdin.close()
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the other side was closed
+            while part := os.read(ours, 4096):
+                shown += part
+        os.close(ours)
+        output = run.stdout.read()
+    assert run.returncode == 0, shown
+    assert b"appending" in shown
+    assert b" lines" in shown
+    assert output.startswith(b"appended 20,000 records"), "standard output stays clean"
 
 
 # -- read --------------------------------------------------------------------------------------------------------------
