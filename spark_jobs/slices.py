@@ -11,7 +11,6 @@ order of its own, and the rows must be sorted first. `plan_batch` is pure; `scan
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,13 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.highwater import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import carrier_key, is_stream_metadata
 from spark_jobs.errors import SparkJobError
+from spark_jobs.settings import setting
 from spark_jobs.slice_filter import FilterRule, scan_batches
 
 KEY = "_pushrep_key"
@@ -132,25 +132,14 @@ def _scan_marks(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
             F.count("offset").alias("offsets"),
         )
     )
-    with _few_shuffle_partitions(keyed.sparkSession):
+    # The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default,
+    # since adaptive execution, which would join them, is off in a stream.
+    spark = keyed.sparkSession
+    few = min(spark.sparkContext.defaultParallelism, int(spark.conf.get(_SHUFFLE) or 200))
+    with setting(spark, _SHUFFLE, few):
         found = summary.toArrow()
     _refuse_nulls(found)
     return list(_slices_of(found.sort_by([("slice", "ascending"), ("topic", "ascending"), ("partition", "ascending")])))
-
-
-@contextmanager
-def _few_shuffle_partitions(spark: SparkSession) -> Iterator[None]:
-    """The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default.
-
-    Adaptive execution, which would join them, is off in a stream.
-    """
-    before = spark.conf.get(_SHUFFLE) or ""
-    few = spark.sparkContext.defaultParallelism
-    spark.conf.set(_SHUFFLE, min(few, int(before or few)))
-    try:
-        yield
-    finally:
-        spark.conf.set(_SHUFFLE, before)
 
 
 def _slices_of(found: Any) -> Iterator[Slice]:

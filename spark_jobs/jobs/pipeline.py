@@ -106,8 +106,16 @@ class ApplyOptions:
 def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> None:
     """Run the query until it has read all (available-now), a signal comes, or it fails: then what failed is raised."""
     spark = _session(options)
-    if not debug:
-        spark.sparkContext.setLogLevel("OFF")
+    try:
+        if not debug:
+            spark.sparkContext.setLogLevel("OFF")
+        apply_in(spark, options, reporter)
+    finally:
+        spark.stop()  # its JVM must not outlive the job
+
+
+def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> None:
+    """As `apply`, in a session that stays."""
     register_sources(spark)
     sink = idempotent_table(
         options.sink,
@@ -117,7 +125,7 @@ def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> 
         adopt=options.adopt,
     )
     handler = DecodedBatches(options.decoder(), sink)
-    with LocalMarks(options.marks) as marks, _ended(spark):
+    with LocalMarks(options.marks) as marks:
         filtered = ReplayFilteredBatches(
             handler,
             marks,
@@ -200,15 +208,6 @@ def _session(options: ApplyOptions) -> SparkSession:
     for name, value in {"spark.ui.showConsoleProgress": "false", **options.conf}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
-
-
-@contextlib.contextmanager
-def _ended(spark: SparkSession) -> Iterator[None]:
-    """Stop Spark whatever happens: its JVM must not outlive the job."""
-    try:
-        yield
-    finally:
-        spark.stop()
 
 
 @contextlib.contextmanager

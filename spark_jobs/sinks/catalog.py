@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
+from spark_jobs.settings import setting
 from spark_jobs.sinks.owners import Owners, TableNotOurs
 from spark_jobs.sinks.table import BATCH_COLUMN, FILE_FORMATS, BadSink, query_of, settle, with_batch_id
 
@@ -46,8 +47,9 @@ class CatalogTable:
         self._drop(session, [first + batch_id])
         # insertInto goes by position, and partition columns stand last in a table of files.
         columns = session.table(self._name).columns
-        writer = numbered.select(*columns).write.mode("overwrite")
-        writer.option("partitionOverwriteMode", "dynamic").insertInto(self._name)
+        # As an option of the writer it is not heard by insertInto, which would then empty the whole table.
+        with setting(session, "spark.sql.sources.partitionOverwriteMode", "dynamic"):
+            numbered.select(*columns).write.insertInto(self._name, overwrite=True)
 
     def drop_from(self, batch_id: int) -> None:
         session = SparkSession.getActiveSession()

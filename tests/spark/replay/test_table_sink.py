@@ -1,0 +1,132 @@
+"""The idempotent table: a batch may be written any number of times, by the query that owns the table and no other."""
+
+import json
+
+import pyarrow.dataset as ds
+import pytest
+
+from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
+from spark_jobs.sinks.table import BadSink, idempotent_table
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(params=["parquet", "orc", "catalog"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def table(spark, tmp_path, kind):
+    """(make(adopt=None) -> sink, read() -> {batch_id: ids})"""
+    if kind == "catalog":
+        name = f"t{abs(hash(tmp_path))}"
+        yield (
+            lambda **more: idempotent_table(name, **more),
+            lambda: _grouped(spark.sql(f"select batch_id, id from {name}").collect()),
+        )
+        spark.sql(f"drop table if exists {name}")
+    else:
+        path = str(tmp_path / "table")
+        yield (
+            lambda **more: idempotent_table(path, kind, **more),
+            lambda: _grouped(spark.read.schema("id long, batch_id long").format(kind).load(path).collect()),
+        )
+
+
+def _grouped(rows):
+    found = {}
+    for row in rows:
+        found.setdefault(row["batch_id"], []).append(row["id"])
+    return {batch: sorted(values) for batch, values in found.items()}
+
+
+def test_batches_are_replaced_and_taken_back(spark, table, inside_query):
+    make, read = table
+    inside_query("q")
+    sink = make()
+    for n in range(3):
+        sink(spark.range(n * 10, n * 10 + 3), n)
+    sink(spark.range(10, 12), 1)
+    assert read() == {0: [0, 1, 2], 1: [10, 11], 2: [20, 21, 22]}
+    make()(spark.range(0), 1)
+    assert read() == {0: [0, 1, 2], 2: [20, 21, 22]}, "a batch without rows replaces too, also after a restart"
+    sink.drop_from(1)
+    assert read() == {0: [0, 1, 2]}
+    make().drop_from(0)
+    assert read() == {}
+
+
+def test_a_table_belongs_to_one_query_until_another_adopts_it(spark, table, inside_query):
+    make, read = table
+    inside_query("old")
+    for n in range(4):
+        make()(spark.range(n, n + 1), n)
+    inside_query("new")
+    with pytest.raises(TableOfAnotherQuery, match=r"written by query old, this is query new.*adopt=\('old'"):
+        make()(spark.range(5), 0)
+    with pytest.raises(TableOfAnotherQuery):
+        make(adopt=("stranger", 1))(spark.range(5), 0)
+    assert read() == {0: [0], 1: [1], 2: [2], 3: [3]}, "a refusal changes nothing"
+    make(adopt=("old", 1))(spark.range(7, 8), 0)
+    assert read() == {0: [0], 1: [1], 2: [7]}, "what came after the adopted batch went, the new batch 0 follows"
+    make(adopt=("old", 1))(spark.range(8, 9), 1)
+    make(adopt=("old", 1)).drop_from(1)
+    assert read() == {0: [0], 1: [1], 2: [7]}
+    inside_query("old")
+    with pytest.raises(TableOfAnotherQuery, match="by query new"):
+        make()(spark.range(5), 4)
+
+
+def test_what_a_kill_left_aside_is_never_seen(spark, tmp_path, inside_query):
+    inside_query("q")
+    path = tmp_path / "table"
+    sink = idempotent_table(str(path))
+    sink(spark.range(3), 0)
+    aside = path / "_pushrep" / "writing" / "batch_id=1"
+    aside.parent.mkdir(exist_ok=True)
+    (path / "batch_id=0").rename(aside)  # killed after a whole write, before the rename
+    (path / "_pushrep" / "owners-2.json.writing").write_text("{")
+    idempotent_table(str(path))(spark.range(5), 1)
+    assert _grouped(spark.read.parquet(str(path)).select("batch_id", "id").collect()) == {1: [0, 1, 2, 3, 4]}
+    assert ds.dataset(path, format="parquet", partitioning="hive").count_rows() == 5, "so do other readers"
+    assert not list((path / "_pushrep").glob("writing/*"))
+
+
+def test_partition_columns_of_the_user(spark, tmp_path, inside_query):
+    inside_query("q")
+    for target in (str(tmp_path / "table"), "by_parity"):
+        sink = idempotent_table(target, partition_by=["odd"])
+        for _ in range(2):
+            sink(spark.range(6).selectExpr("id", "id % 2 as odd"), 0)
+        read = spark.read.parquet(target) if "/" in target else spark.table(target)
+        assert sorted((r["id"], r["odd"], r["batch_id"]) for r in read.collect()) == [(i, i % 2, 0) for i in range(6)]
+    assert (tmp_path / "table" / "batch_id=0" / "odd=1").is_dir()
+    spark.sql("drop table by_parity")
+
+
+def test_data_of_others_is_left_alone(spark, tmp_path, inside_query):
+    inside_query("q")
+    path = tmp_path / "table"
+    spark.range(3).write.parquet(str(path))
+    with pytest.raises(TableNotOurs, match="did not write"):
+        idempotent_table(str(path))(spark.range(1), 0)
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(TableNotOurs, match="is a file"):
+        idempotent_table(str(file))(spark.range(1), 0)
+    spark.range(3).write.saveAsTable("theirs")
+    with pytest.raises(TableNotOurs, match="no column batch_id"):
+        idempotent_table("theirs")(spark.range(1), 0)
+    spark.sql("drop table theirs")
+    with pytest.raises(BadSink, match="name a catalog table"):
+        idempotent_table(str(path), "delta")
+
+
+def test_the_record_of_queries_is_checked():
+    owners = Owners().with_first("a").with_successor("b", ("a", 17)).with_successor("c", ("b", 1))
+    assert [owners.first_batch_id(query) for query in "abc"] == [0, 18, 20]
+    assert Owners.from_text(owners.to_text(), "t") == owners
+    for bad in ("", "[]", "{}", json.dumps({"version": 2, "queries": []}), '{"version": 1, "queries": [1]}'):
+        with pytest.raises(TableNotOurs, match="table t"):
+            Owners.from_text(bad, "t")
