@@ -121,7 +121,9 @@ def settle_identity(
     stored = read_identity(filesystem, directory)
     if stored is None:
         if logs_exist:
-            raise CorruptOutboxFile(path, f"is missing beside logs of topic {wanted.topic!r}; restore it from a copy")
+            raise CorruptOutboxFile(
+                path, f"is missing beside logs of topic {wanted.topic!r}; restore it, or take another directory"
+            )
         write_atomic(filesystem, path, [encode(wanted)])
         return wanted
     for setting in ("topic", "producer", "partitions", "carrier"):

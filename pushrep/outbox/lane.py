@@ -62,6 +62,8 @@ class Lane:
         self._seal_wanted = False
         self._refusal: Callable[[], Exception] | None = None
         self._first_failed: Batch | None = None
+        if (damaged_from := log.recovery.damaged_from) is not None:
+            self._stop_for(f"its log is damaged from offset {damaged_from} on, repair it")
 
     # -- adding ----------------------------------------------------------------------------------------------------
 
@@ -200,6 +202,10 @@ class Lane:
             self._refusal = refusal
             self._close_open()
 
+    def _stop_for(self, reason: str) -> None:
+        if self._refusal is None:
+            self._refusal = lambda: PartitionStopped(self.topic, self.partition, reason)
+
     def give_up(self, failure: Exception) -> None:
         """Fail whatever is not decided: what a writer holds may still be delivered, the rest will not be."""
         with self.lock:
@@ -277,9 +283,8 @@ class Lane:
                 done = [*round_, *self._take_waiting()]
                 for at, batch in enumerate(done[len(bases) :], start=len(bases)):
                     self._fail(batch, failure, may_be_delivered=at < in_log)
-                if isinstance(failure, LogPoisoned | LogDamaged | LogClosed | OffsetsMoved) and self._refusal is None:
-                    reason = str(failure)
-                    self._refusal = lambda: PartitionStopped(self.topic, self.partition, reason)
+                if isinstance(failure, LogPoisoned | LogDamaged | LogClosed | OffsetsMoved):
+                    self._stop_for(str(failure))
         self._release(done)
 
     def _take_waiting(self) -> list[Batch]:

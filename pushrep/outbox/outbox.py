@@ -41,7 +41,7 @@ _GRACE_S = 1.0  # a writer that is not stuck ends its round in that time
 class Outbox:
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
 
-    def __init__(  # noqa: PLR0913 - built by `open` alone
+    def __init__(
         self,
         directory: Path,
         identity: OutboxIdentity,
@@ -49,12 +49,11 @@ class Outbox:
         *,
         logs: Sequence[SegmentLog],
         clock: Clock,
-        resources: ExitStack,
     ) -> None:
         self.directory, self.identity = directory, identity
         self.pid = identity.pid
         """The PID of records appended without metadata."""
-        self._settings, self._clock, self._resources = settings, clock, resources
+        self._settings, self._clock, self._resources = settings, clock, ExitStack()
         self._budget = Budget(settings.buffer_bytes, clock)
         self._writers = Writers(len(logs), identity.topic)
         self._sealer = Sealer(settings.linger_ms, clock, identity.topic)
@@ -133,7 +132,9 @@ class Outbox:
                 )
                 for n in range(partitions)
             ]
-            return cls(directory, identity, settings, logs=logs, clock=clock, resources=resources.pop_all())
+            outbox = cls(directory, identity, settings, logs=logs, clock=clock)
+            outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
+            return outbox
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
         self,

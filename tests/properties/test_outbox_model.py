@@ -37,7 +37,7 @@ class OutboxModel(RuleBasedStateMachine):
         self.open()
 
     def open(self):
-        config = LogConfig(segment_bytes=120_000)
+        config = LogConfig(segment_bytes=120_000, preallocate_bytes=0)
         self.outbox = Outbox.open(
             Path("/outbox"), "orders", PARTITIONS, "billing", filesystem=self.disk, log_config=config, **self.options
         )

@@ -7,7 +7,7 @@ import pytest
 
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.errors import ForkedProcess
-from pushrep.log import Durability, LogConfig, LogLocked, NotALogDirectory, SegmentLog
+from pushrep.log import CorruptBatch, Durability, LogConfig, LogLocked, NotALogDirectory, SegmentLog
 from pushrep.outbox import (
     Acks,
     CorruptOutboxFile,
@@ -15,6 +15,7 @@ from pushrep.outbox import (
     Outbox,
     OutboxClosed,
     OutboxDiffers,
+    PartitionStopped,
     RecordRefused,
     SettingRefused,
     read_identity,
@@ -270,6 +271,36 @@ def test_a_damaged_identity_is_never_made_anew(tmp_path, damage, why):
     with pytest.raises(CorruptOutboxFile, match=why) as refused:
         open_outbox(tmp_path)
     assert refused.value.path == path
+
+
+def flip_bit(log, position):
+    (file,) = log.glob("*.log")
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_damaged_log_stops_its_partition_only(tmp_path):
+    with open_outbox(tmp_path) as outbox:
+        outbox.append(0, b"whole").result(10)
+        outbox.append_many(0, [b"value"] * 20)
+    flip_bit(tmp_path / "orders-0", 300)
+    with open_outbox(tmp_path) as outbox:
+        with pytest.raises(PartitionStopped, match="damaged from offset 1 on"):
+            outbox.append(0, b"never")
+        assert [record.value for record in outbox.log(0).records(0)] == [b"whole"]
+        assert outbox.append(1, b"goes on").result(10) == 0
+
+
+@pytest.mark.parametrize("carrier", ["key", "header"])
+def test_a_log_that_cant_be_read_refuses_the_open_and_frees_the_directory(tmp_path, carrier):
+    with open_outbox(tmp_path, carrier=carrier, batch_bytes=2000) as outbox:
+        outbox.append_many(0, [b"value"] * 2000)
+    flip_bit(tmp_path / "orders-0", 100)  # far before the end, which is all that a clean open scans
+    with pytest.raises(CorruptBatch):
+        open_outbox(tmp_path, carrier=carrier)
+    with SegmentLog.open(tmp_path / "orders-1") as log:
+        assert log.log_end_offset == 0, "the lock is free"
 
 
 def test_the_directory_may_not_be_a_file_or_held(tmp_path):

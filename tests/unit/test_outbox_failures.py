@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from filtering import StreamMetadata
-from pushrep.log import Durability
+from pushrep.log import Durability, LogConfig
 from pushrep.outbox import (
     BufferFull,
     CloseTimedOut,
@@ -47,6 +47,7 @@ class GatedFile:
 
 def open_outbox(path, filesystem, **settings):
     wanted = {"topic": "orders", "partitions": 1, "producer": "billing", "filesystem": filesystem, **settings}
+    wanted["log_config"] = LogConfig(preallocate_bytes=0)  # so that a full disk is full at once
     return Outbox.open(path, **wanted)
 
 
