@@ -3,6 +3,7 @@
     recovery-point-offset-checkpoint    first offset not known to be on disk when it was written
     log-start-offset-checkpoint         first readable offset
     replication-offset-checkpoint       high watermark
+    cleaner-offset-checkpoint           Kafka's cleaner went over everything below: offsets may be missing there
 
     0                          version
     3                          lines that follow
@@ -40,11 +41,13 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Checkpoint(Enum):
-    """The three files, by what their number is."""
+    """The files, by what their number is."""
 
     RECOVERY_POINT = "recovery-point-offset-checkpoint"
     LOG_START_OFFSET = "log-start-offset-checkpoint"
     HIGH_WATERMARK = "replication-offset-checkpoint"
+    CLEANED_OFFSET = "cleaner-offset-checkpoint"
+    """Made by brokers only; we read it, and lower its number when a log is cut below it."""
 
 
 class BadCheckpoint(ValueError):
@@ -53,11 +56,12 @@ class BadCheckpoint(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """What a directory's three files say, by name of the log; a log that a file does not list is not in its map."""
+    """What a directory's files say, by name of the log; a log that a file does not list is not in its map."""
 
     recovery_points: Mapping[str, int] = field(default_factory=dict)
     log_start_offsets: Mapping[str, int] = field(default_factory=dict)
     high_watermarks: Mapping[str, int] = field(default_factory=dict)
+    cleaned_offsets: Mapping[str, int] = field(default_factory=dict)
 
 
 def encode_checkpoint(offsets: Mapping[str, int]) -> bytes:
@@ -99,12 +103,13 @@ def read_checkpoint(
 
 
 def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Checkpoints:
-    """All three files, for readers beside a writer: no lock, and each file is a whole one, old or new."""
+    """All of the files, for readers beside a writer: no lock, and each file is a whole one, old or new."""
     directory = Path(directory)
     return Checkpoints(
         recovery_points=read_checkpoint(directory, Checkpoint.RECOVERY_POINT, filesystem),
         log_start_offsets=read_checkpoint(directory, Checkpoint.LOG_START_OFFSET, filesystem),
         high_watermarks=read_checkpoint(directory, Checkpoint.HIGH_WATERMARK, filesystem),
+        cleaned_offsets=read_checkpoint(directory, Checkpoint.CLEANED_OFFSET, filesystem),
     )
 
 

@@ -2,7 +2,7 @@
 
     <directory>/.lock                       flock, our pid in it; never removed
                /.pushrep_cleanshutdown      clean marker       (clean_marker.py)
-               /*-offset-checkpoint         three checkpoints  (checkpoints.py)
+               /*-offset-checkpoint         checkpoints        (checkpoints.py)
                /.pushrep_published          for readers        (published.py)
                /<topic>-<n>/                a log
 
@@ -243,6 +243,11 @@ class DirectoryView:
         """The high watermark, as remembered; None if the log has none."""
         return self._directory.checkpointed(Checkpoint.HIGH_WATERMARK, self.name)
 
+    @property
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
+        return self._directory.checkpointed(Checkpoint.CLEANED_OFFSET, self.name) or 0
+
     def publish(
         self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
     ) -> None:
@@ -257,6 +262,7 @@ class DirectoryView:
         recovery_point: int | None = None,
         high_watermark: int | None = None,
         log_start_offset: int | None = None,
+        cleaned_offset: int | None = None,
     ) -> None:
         """Remember these; on disk after the next `sync_checkpoints` of any log here, or the directory's last close."""
         self._check_open()
@@ -264,6 +270,7 @@ class DirectoryView:
             Checkpoint.RECOVERY_POINT: recovery_point,
             Checkpoint.HIGH_WATERMARK: high_watermark,
             Checkpoint.LOG_START_OFFSET: log_start_offset,
+            Checkpoint.CLEANED_OFFSET: cleaned_offset,
         }
         self._directory.remember(self.name, {at: offset for at, offset in given.items() if offset is not None})
 

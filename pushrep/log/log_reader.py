@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 from uuid import UUID
 
 from pushrep.errors import ForkedProcess
-from pushrep.log.checkpoints import read_checkpoints
+from pushrep.log.checkpoints import Checkpoint, read_checkpoint, read_checkpoints
 from pushrep.log.errors import LogClosed, NotALog
 from pushrep.log.log_names import parse_log_name
 from pushrep.log.partition_metadata import read_partition_metadata
@@ -129,6 +129,11 @@ class LogReader:
         if fresh or not self._bases:
             self._bases = list_segments(self._filesystem, self.path)
         return self._bases
+
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
+        cleaned = read_checkpoint(self.path.parent, Checkpoint.CLEANED_OFFSET, self._filesystem)
+        return cleaned.get(self.path.name, 0)
 
     def close(self) -> None:
         """Let go; closing twice is fine."""

@@ -89,6 +89,10 @@ class LogWriter:
         """Base offsets of the segments."""
         return self._bases
 
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have left holes between segments."""
+        return self._around.view.cleaned_offset
+
     def append(self, batches: Sequence[RecordBatch]) -> AppendResult:
         """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged."""
         with self._lock:
@@ -275,7 +279,9 @@ class LogWriter:
         if number + 1 < len(self._bases):
             self._active.close()
             segment = Segment(around.filesystem, around.view.path, base, self._config)
-        position, end = segment.locate(offset)
+        following = self._bases[number + 1] if number + 1 < len(self._bases) else None
+        in_hole = following is not None and following <= around.view.cleaned_offset
+        position, end = segment.locate(offset, may_end_before=in_hole)
         around.view.checkpoint(recovery_point=min(end, self.flushed_offset), high_watermark=end)
         around.view.sync_checkpoints()
         move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
@@ -284,6 +290,9 @@ class LogWriter:
         self._active, self._bases = segment, self._bases[: number + 1]
         self.log_end_offset = self.flushed_offset = end
         self._unflushed_bytes = 0
+        if around.view.cleaned_offset > end:  # after the cut: until then the holes have to be accounted for
+            around.view.checkpoint(cleaned_offset=end)
+            around.view.sync_checkpoints()
         epochs = self._epochs.cut_from(end)
         if epochs is not self._epochs:
             self._epochs = epochs if epochs.entries else epochs.assigned(0, end)

@@ -40,7 +40,7 @@ class _Place(NamedTuple):
 
 
 class Readable(Protocol):
-    """A log as its reader needs it; both answers may change between two calls."""
+    """A log as its reader needs it; every answer may change between two calls."""
 
     def bounds(self) -> Bounds:
         """The range that can be read now."""
@@ -48,6 +48,10 @@ class Readable(Protocol):
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
         """Base offsets of the segments, ascending; `fresh` if what was told before did not suffice."""
+        ...
+
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
         ...
 
 
@@ -152,6 +156,8 @@ class BatchReader:
                         return
             finally:
                 file.close()
+            if isinstance(step, CleanEnd) and step.next_offset >= end:
+                return  # the last batches were compacted away
             if step is not None:
                 place = self._following(place.base, step, start)
 
@@ -162,8 +168,10 @@ class BatchReader:
         if bases[-1] <= base:
             bases = self._log.bases(fresh=True)
         at = bisect_right(bases, base)
-        if isinstance(end, CleanEnd) and at < len(bases) and bases[at] == end.next_offset:
-            return _Place(bases[at], 0, bases[at])
+        if isinstance(end, CleanEnd) and at < len(bases):
+            next_base = bases[at]
+            if next_base == end.next_offset or end.next_offset < next_base <= self._log.cleaned_offset():
+                return _Place(next_base, 0, next_base)
         bounds = self._log.bounds()
         if not bounds.start <= offset < bounds.end:  # cut while we read
             raise OffsetOutOfRange(offset, *bounds)

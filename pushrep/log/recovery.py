@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pushrep.log.checkpoints import Checkpoint
 from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import keep_tail, move_aside
@@ -20,7 +21,7 @@ from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_
 from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scan import Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
-from pushrep.log.segment_files import list_orphan_indexes, list_segments, segment_path
+from pushrep.log.segment_files import list_orphan_indexes, list_segments, list_swaps, segment_path
 from pushrep.seams import Clock, Filesystem
 
 
@@ -57,10 +58,22 @@ class Recovery:
         self._started_ms = clock.monotonic_ms()
         self._segments_scanned = self._bytes_scanned = 0
         self._epochs: list[tuple[int, int]] = []
+        self._cleaned_offset = 0
 
-    def run(self, recovery_point: int | None, log_start_offset: int | None, clean: CleanLog | None) -> Recovered:
-        """Bring the log into a state that can be trusted. Raises CorruptLog, LogPoisoned, OSError."""
+    def run(
+        self,
+        recovery_point: int | None,
+        log_start_offset: int | None,
+        clean: CleanLog | None,
+        cleaned_offset: int = 0,
+    ) -> Recovered:
+        """Bring the log into a state that can be trusted. Raises CorruptLog, LogPoisoned, OSError.
+
+        Between segments below `cleaned_offset` there may be holes: Kafka's cleaner took what was there.
+        """
+        self._cleaned_offset = cleaned_offset
         bases = list_segments(self._filesystem, self._directory)
+        self._refuse_half_replaced()
         for name in list_orphan_indexes(self._filesystem, self._directory):
             self._filesystem.remove(self._directory / name)
         if not bases:
@@ -76,7 +89,7 @@ class Recovery:
         end = recovered.active.next_offset
         if plan.opening is Opening.NORMAL and clean is not None and end != clean.end_offset:
             recovered.active.close()  # the marker does not tell of this log after all
-            return self.run(recovery_point, log_start_offset, None)
+            return self.run(recovery_point, log_start_offset, None, cleaned_offset)
         return recovered
 
     def _new(self, recovery_point: int | None, log_start_offset: int | None) -> Recovered:
@@ -172,12 +185,16 @@ class Recovery:
         raise AssertionError("a scan ends with an answer")
 
     def _check_joint(self, base: int, end: int, next_base: int | None) -> None:
-        if next_base is not None and end != next_base:
-            names = (segment_path(Path(), base).name, segment_path(Path(), next_base).name)
-            kind = "a gap" if end < next_base else "an overlap"
-            raise CorruptLog(
-                self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}"
-            )
+        if next_base is None or end == next_base or end < next_base <= self._cleaned_offset:
+            return
+        names = (segment_path(Path(), base).name, segment_path(Path(), next_base).name)
+        kind = f"a gap that {Checkpoint.CLEANED_OFFSET.value} does not account for" if end < next_base else "an overlap"
+        raise CorruptLog(self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}")
+
+    def _refuse_half_replaced(self) -> None:
+        if names := list_swaps(self._filesystem, self._directory):
+            why = "a broker was stopped while it replaced segments by these: start that broker once, or restore"
+            raise CorruptLog(self._directory, tuple(names), why)
 
     def _settle_sealed(self, segment: Segment, *, proven: bool) -> None:
         segment.note_time()

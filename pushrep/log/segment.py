@@ -260,17 +260,26 @@ class Segment:
         self.time_index.sync()
         self.index.sync()
 
-    def locate(self, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch that holds `offset`. Raises CorruptBatch if a walk does not reach it."""
-        entry = self.index.floor(offset - self.base_offset)
+    def locate(self, offset: int, *, may_end_before: bool = False) -> tuple[int, int]:
+        """Where to cut so that `offset` goes: (position of the batch that holds it, the offset behind the one before).
+
+        The second is that batch's base offset, but in a compacted log there may be a hole before it. There `offset`
+        itself may lie in a hole: it is the next batch then, or with `may_end_before` the end of the segment.
+        Raises CorruptBatch if a walk does not reach it.
+        """
+        entry = self.index.floor(offset - self.base_offset - 1)  # not the batch itself: we want to know what is before
         batch = self._batch_at(entry[1], entry[0]) if entry else None
         start = entry[1] if entry and batch else 0
+        before = self.base_offset
         for step in scan(self.file, ScanRange(base_offset=self.base_offset, position=start)):
             if not isinstance(step, WholeBatch):
+                if isinstance(step, CleanEnd) and may_end_before:
+                    return step.position, before
                 reason = "the segment ends there" if isinstance(step, CleanEnd) else step.reason
                 raise CorruptBatch(step.next_offset, self.path, step.position, reason)
             if step.batch.header.next_offset > offset:
-                return step.position, step.batch.header.base_offset
+                return step.position, before
+            before = step.batch.header.next_offset
         raise AssertionError("a scan ends with an answer")
 
     def cut(self, position: int, next_offset: int) -> None:

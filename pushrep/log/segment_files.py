@@ -3,6 +3,9 @@
 00000000000000001042.log             batches; the number is the base offset of the first, 20 digits
 00000000000000001042.index           .timeindex, both rebuilt from the .log at need
 00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
+00000000000000001042.log.swap        a broker's, which was to replace this segment and perhaps the next ones
+
+What else a broker leaves there (.snapshot, .txnindex, .deleted, .cleaned) is neither read nor removed.
 """
 
 import re
@@ -13,6 +16,7 @@ from pushrep.seams import Filesystem
 LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, CUT_SUFFIX = ".log", ".index", ".timeindex", ".cut"
 
 _SEGMENT = re.compile(r"([0-9]{20})\.log")
+_SWAP = re.compile(r"[0-9]{20}\.log\.swap")
 _OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex)")
 
 
@@ -31,6 +35,11 @@ def list_orphan_indexes(filesystem: Filesystem, directory: Path) -> list[str]:
     bases = set(list_segments(filesystem, directory))
     names = filesystem.list(directory)
     return [name for name in names if (match := _OF_A_SEGMENT.fullmatch(name)) and int(match[1]) not in bases]
+
+
+def list_swaps(filesystem: Filesystem, directory: Path) -> list[str]:
+    """Names of segments that a broker had compacted and was about to put in the place of others when it was stopped."""
+    return [name for name in filesystem.list(directory) if _SWAP.fullmatch(name)]
 
 
 def free_name(filesystem: Filesystem, path: Path) -> Path:

@@ -235,8 +235,8 @@ class SegmentLog:
 class _Found:
     """A log as recovery found it, to be read before it is in use."""
 
-    def __init__(self, recovered: Recovered) -> None:
-        self._recovered = recovered
+    def __init__(self, recovered: Recovered, cleaned_offset: int) -> None:
+        self._recovered, self._cleaned_offset = recovered, cleaned_offset
 
     def bounds(self) -> Bounds:
         report = self._recovered.report
@@ -244,6 +244,9 @@ class _Found:
 
     def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - nobody writes meanwhile
         return self._recovered.bases
+
+    def cleaned_offset(self) -> int:
+        return self._cleaned_offset
 
 
 class _Checkpoints:
@@ -281,11 +284,16 @@ def _load(around: Surroundings) -> tuple[Recovered, UUID]:
             log_id = uuid4()
             write_partition_metadata(view.path, log_id, filesystem)
         recovery = Recovery(filesystem, view.path, around.config, around.clock, _Checkpoints(view))
-        return recovery.run(view.recovery_point, view.log_start_offset, view.clean), log_id
+        recovered = recovery.run(view.recovery_point, view.log_start_offset, view.clean, view.cleaned_offset)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotALog(view.path, "it is a file; a log is a directory") from error
     except PermissionError as error:
         raise NotALog(view.path, f"{error.filename or view.path} may not be written by this user") from error
+    report = recovered.report
+    if report.damaged_from is None and view.cleaned_offset > report.log_end_offset:  # the log was cut, now or before
+        view.checkpoint(cleaned_offset=report.log_end_offset)
+        view.sync_checkpoints()
+    return recovered, log_id
 
 
 def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
@@ -294,7 +302,7 @@ def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
     kept = read_leader_epochs(path, filesystem)
     epochs = LeaderEpochs() if kept is None else kept.cut_from(recovered.report.log_end_offset + 1)
     if kept is None:
-        reader = BatchReader(filesystem, path, _Found(recovered))
+        reader = BatchReader(filesystem, path, _Found(recovered, around.view.cleaned_offset))
         for batch in reader.batches(recovered.report.log_start_offset):
             epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
     for epoch, start in recovered.epochs_seen:

@@ -1,0 +1,148 @@
+"""Logs that Kafka's cleaner went over: holes inside of segments and between them, as far as its checkpoint says."""
+
+from itertools import pairwise
+
+import pytest
+
+from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, SegmentLog
+from pushrep.log.checkpoints import Checkpoint, decode_checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.segment_files import segment_path
+from pushrep.records import BatchHeader, RecordBatch, encode_batch
+
+NAME = "compact-0"
+# base of the segment -> the first offsets of its batches of three records; 40 was emptied, 60 is where it is written
+CLEANED = {0: [6, 12], 20: [20, 30], 40: [], 50: [53], 60: [60, 63]}
+CLEANED_OFFSET, END = 60, 66
+OFFSETS = [first + n for batches in CLEANED.values() for first in batches for n in range(3)]
+
+
+def batch(first):
+    """Three records, of which a cleaner took the middle one: what is left keeps its offsets."""
+    return encode_batch(
+        [b"value %d" % n for n in range(first, first + 3)],
+        keys=[b"%d" % n for n in range(first, first + 3)],
+        timestamps_ms=1_700_000_000_000 + first,
+        base_offset=first,
+    )
+
+
+@pytest.fixture
+def log_path(tmp_path):
+    path = tmp_path / NAME
+    path.mkdir()
+    (tmp_path / "other-3").mkdir()
+    for base, batches in CLEANED.items():
+        segment_path(path, base).write_bytes(b"".join(bytes(batch(first).data) for first in batches))
+    write_checkpoint(tmp_path, Checkpoint.CLEANED_OFFSET, {NAME: CLEANED_OFFSET, "other-3": 7})
+    write_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT, {NAME: END})
+    write_checkpoint(tmp_path, Checkpoint.HIGH_WATERMARK, {NAME: END})
+    return path
+
+
+def first_batch(data):
+    return RecordBatch.check(data[: BatchHeader.parse(data).size_bytes])
+
+
+def offsets(log, start=0, end=None):
+    return [record.offset for record in log.records(start, end)]
+
+
+def test_a_compacted_log_is_read_from_every_offset(log_path):
+    with SegmentLog.open(log_path) as log, SegmentLog.open_reader(log_path) as reader:
+        assert (log.log_start_offset, log.log_end_offset, log.recovery.damaged_from) == (0, END, None)
+        for each in (log, reader):
+            for start in range(END + 1):
+                expected = [offset for offset in OFFSETS if offset >= start]
+                assert offsets(each, start) == expected, f"from {start}"
+                data = each.read(start, 1 << 20)
+                assert bool(data) == bool(expected), f"from {start}"
+                assert not data or first_batch(data).header.next_offset > expected[0] >= start
+            for start, end in pairwise(range(0, END, 7)):
+                assert offsets(each, start, end) == [offset for offset in OFFSETS if start <= offset < end]
+        assert log.offset_for_timestamp(1_700_000_000_000 + 31) == 53
+    for opening in range(2):  # the second is a normal one
+        with SegmentLog.open(log_path) as log:
+            assert log.append([b"next"]).base_offset == END + opening
+            assert offsets(log) == [*OFFSETS, *range(END, END + 1 + opening)]
+
+
+def test_without_the_cleaners_word_the_hole_is_named(log_path):
+    (log_path.parent / Checkpoint.CLEANED_OFFSET.value).unlink()
+    with pytest.raises(CorruptLog, match=r"a gap.*cleaner-offset-checkpoint") as refused:
+        SegmentLog.open(log_path)
+    assert refused.value.names == ("00000000000000000000.log", "00000000000000000020.log")
+
+
+def test_a_hole_above_the_cleaned_offset_is_named(log_path):
+    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 50})
+    with pytest.raises(CorruptLog, match="a gap") as refused:
+        SegmentLog.open(log_path)
+    assert refused.value.names == ("00000000000000000050.log", "00000000000000000060.log")
+
+
+def test_a_file_that_shrinks_above_the_cleaned_offset_is_found_by_reading(log_path):
+    with SegmentLog.open(log_path, LogConfig(segment_bytes=200)) as log:
+        for _ in range(4):
+            log.append([b"x" * 100])
+        path = segment_path(log_path, 67)
+        assert path.exists()
+        path.write_bytes(b"")
+        with pytest.raises(CorruptBatch) as refused:
+            offsets(log, END)
+        assert (refused.value.segment, refused.value.offset) == (path, 67)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 6, 8, 9, 14, 16, 20, 21, 24, 31, 36, 40, 44, 50, 51, 55, 58, 60, 62, 64, 65])
+def test_a_cut_in_a_hole_leaves_a_log_that_goes_on_behind_its_last_batch(log_path, cut):
+    firsts = [first for batches in CLEANED.values() for first in batches]
+    kept = [first for first in firsts if first + 3 <= cut]
+    holder_base = max(base for base in CLEANED if base <= cut)
+    in_file = [first for first in CLEANED[holder_base] if first + 3 <= cut]
+    expected_end = in_file[-1] + 3 if in_file else holder_base
+    with SegmentLog.open(log_path) as log:
+        assert log.truncate_to(cut, force=True) == expected_end == log.log_end_offset
+        assert offsets(log) == [first + n for first in kept for n in range(3)]
+        base = log.append([b"a"] * 3, durability=Durability.BUFFERED).base_offset
+        assert base == expected_end
+    cleaned = read_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET)
+    assert cleaned == {NAME: min(CLEANED_OFFSET, expected_end), "other-3": 7}, "nothing written since was cleaned"
+    with SegmentLog.open(log_path) as log:
+        assert log.recovery.damaged_from is None
+        assert offsets(log)[-3:] == [base, base + 1, base + 2]
+
+
+def test_a_torn_tail_below_the_cleaned_offset_lowers_it(log_path):
+    write_checkpoint(log_path.parent, Checkpoint.RECOVERY_POINT, {})
+    path = segment_path(log_path, 20)
+    path.write_bytes(path.read_bytes()[:-1])
+    with SegmentLog.open(log_path) as log:
+        assert log.recovery.cut is not None
+        assert log.log_end_offset == 23
+    assert read_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET) == {NAME: 23, "other-3": 7}
+
+
+def test_a_broker_that_was_stopped_while_it_replaced_segments_has_to_finish(log_path):
+    segment_path(log_path, 0).rename(segment_path(log_path, 0, ".log.swap"))
+    before = sorted(log_path.iterdir())
+    with pytest.raises(CorruptLog, match="start that broker once") as refused:
+        SegmentLog.open(log_path)
+    assert refused.value.names == ("00000000000000000000.log.swap",)
+    assert sorted(log_path.iterdir()) == before or len(before) + 1 == len(list(log_path.iterdir()))
+
+
+def test_kafkas_own_file_is_read_and_never_made(tmp_path):
+    (tmp_path / "cleaner-offset-checkpoint").write_text("0\n2\ncompact 0 5100\n__consumer_offsets 12 3\n")
+    assert read_checkpoint(tmp_path, Checkpoint.CLEANED_OFFSET) == {"compact-0": 5100, "__consumer_offsets-12": 3}
+    other = tmp_path / "never"
+    with SegmentLog.open(other / "orders-0") as log:
+        log.append([b"x"] * 10)
+        log.truncate_to(0, force=True)
+    assert not (other / "cleaner-offset-checkpoint").exists()
+
+
+def test_a_lowered_offset_is_written_as_kafka_reads_it(log_path):
+    with SegmentLog.open(log_path) as log:
+        log.truncate_to(25, force=True)
+    data = (log_path.parent / "cleaner-offset-checkpoint").read_bytes()
+    assert decode_checkpoint(data) == {NAME: 23, "other-3": 7}
+    assert data.startswith(b"0\n3\ncompact 0 23\n")
