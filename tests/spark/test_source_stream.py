@@ -100,23 +100,13 @@ def test_limits_are_kept_and_a_restart_goes_on_exactly(run, append):
     assert run(maxRecordsPerTrigger="40") == {}, "nothing new is no batch"
 
 
-def test_a_limit_in_bytes_cuts_at_record_batches(run, append):
-    append(0, 400, per_batch=20)
-    batches = run(maxBytesPerTrigger="1500")
-    assert everything(batches) == records(0, 0, 400)
-    assert len(batches) > 3
-    assert all(rows[0][1] % 20 == 0 for rows in batches.values())
-
-
 @pytest.mark.parametrize(
     ("words", "in_batch_0"),
     [
-        ({"startingOffsets": "earliest"}, records(0, 0, 30) + records(1, 0, 10)),
         ({"startingOffsets": "latest"}, []),
         ({"startingOffsets": '{"orders": {"0": 12, "1": -1}}'}, records(0, 12, 30)),
-        ({"startingTimestamp": "4102444800000"}, []),
     ],
-    ids=["earliest", "latest", "offsets", "timestamp"],
+    ids=["latest", "offsets"],
 )
 def test_batch_0_killed_before_its_commit_is_the_same_batch(run, append, words, in_batch_0):
     append(0, 30)
@@ -185,26 +175,6 @@ def test_a_log_made_anew_is_data_loss(run, append, directory):
         run()
     assert everything(run(failOnDataLoss="false")) == records(0, 0, 40)
     assert run(failOnDataLoss="false") == {}
-
-
-def test_a_log_that_was_cut_is_data_loss(run, append, directory):
-    append(0, 30)
-    run()
-    with SegmentLog.open(directory / "orders-0") as log:
-        log.truncate_to(20, force=True)
-    with pytest.raises(PySparkException, match=r"orders-0: offsets \[20, 30\) are gone: the log ends at 20"):
-        run()
-    assert run(failOnDataLoss="false") == {1: []}
-    append(0, 3)
-    assert everything(run(failOnDataLoss="false")) == records(0, 20, 23)
-
-
-def test_the_checkpoint_of_another_topic_is_refused(run, append):
-    append(0, 3)
-    append(0, 3, topic="other")
-    run()
-    with pytest.raises(PySparkException, match="topic='orders'"):
-        run(topic="other")
 
 
 @pytest.mark.parametrize(
