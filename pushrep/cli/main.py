@@ -24,6 +24,7 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
     "demo": "Watch real records go through crashes and replays and come out exactly once.",
+    "log": "Look into the files of logs, check and mend them.",
     "read": "Show what lies in a log, beside a running writer.",
 }
 

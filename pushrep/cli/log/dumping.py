@@ -1,0 +1,205 @@
+"""`pushrep log dump`: the lines of Kafka's DumpLogSegments, so that the two can be compared with diff."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pushrep.cli.log.showing import show_json
+from pushrep.log.dump import (
+    OFFSET_LIMIT,
+    BadFile,
+    Dumped,
+    DumpedBatch,
+    DumpedEnd,
+    DumpedEntry,
+    OffsetWindow,
+    control_type,
+    dump_file,
+    files_to_dump,
+)
+from pushrep.records import CorruptRecordBatch, Record, UnsupportedCodec
+
+
+@click.command()
+@click.argument("path", metavar="LOG|FILE", type=click.Path(path_type=Path))
+@click.option("--records", is_flag=True, help="Every record below its batch.")
+@click.option("--indexes", is_flag=True, help="The .index and .timeindex of each segment, too.")
+@click.option("--from", "from_", type=click.IntRange(0), default=0, help="Only what holds this offset or later ones.")
+@click.option("--to", type=click.IntRange(0), default=OFFSET_LIMIT, show_default=False, help="Up to this one, without.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object an entry.")
+def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
+    path: Path, records: bool, indexes: bool, from_: int, to: int, as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Show the batches of a LOG, or what stands in one FILE of it: .log, .index, .timeindex, a checkpoint, a marker.
+
+    The lines are those of Kafka's DumpLogSegments. Unlike Kafka's tool this one stops at bytes that are no whole
+    batch, says where and why, and ends with exit code 1.
+    """
+    if from_ > to:
+        raise click.BadParameter(f"{to} lies before --from {from_}", param_hint="--to")
+    window, good = OffsetWindow(from_, to), True
+    for file in files_to_dump(path, window, indexes=indexes):
+        if not as_json:
+            click.echo(f"Dumping {file}")
+            if file.suffix == ".log":
+                click.echo(f"Log starting offset: {int(file.stem)}")
+        for entry in dump_file(file, window):
+            good = good and not _is_bad(entry)
+            if as_json:
+                show_json({"file": str(file)} | _as_json(entry, records=records))
+            else:
+                for line in _lines(file, entry, records=records):
+                    click.echo(line)
+    if not good:
+        click.get_current_context().exit(1)
+
+
+def _is_bad(entry: Dumped) -> bool:
+    return isinstance(entry, BadFile) or (isinstance(entry, DumpedEnd) and not entry.is_clean)
+
+
+def _lines(file: Path, entry: Dumped, *, records: bool) -> Iterator[str]:
+    if isinstance(entry, DumpedBatch):
+        yield _batch_line(entry)
+        if records:
+            yield from _record_lines(entry)
+    elif isinstance(entry, DumpedEnd):
+        if not entry.is_clean:
+            reason = getattr(entry.end, "reason", "")
+            yield (
+                f"Found {entry.rest_bytes} invalid bytes at the end of {file.name}: position: {entry.end.position} "
+                f"expectedOffset: {entry.end.next_offset} isvalid: false reason: {reason}"
+            )
+    elif isinstance(entry, DumpedEntry):
+        if entry.timestamp_ms is None:
+            yield f"offset: {entry.offset} position: {entry.position}"
+        else:
+            yield f"timestamp: {entry.timestamp_ms} offset: {entry.offset}"
+    elif isinstance(entry, BadFile):
+        yield f"{file.name} isvalid: false reason: {entry.reason}"
+    else:
+        yield entry.text
+
+
+def _batch_line(entry: DumpedBatch) -> str:
+    header = entry.batch.header
+    horizon = "OptionalLong.empty" if entry.delete_horizon_ms is None else f"OptionalLong[{entry.delete_horizon_ms}]"
+    time_type = "LogAppendTime" if header.timestamp_type else "CreateTime"
+    return (
+        f"baseOffset: {header.base_offset} lastOffset: {header.last_offset} count: {header.record_count} "
+        f"baseSequence: {header.base_sequence} lastSequence: {entry.last_sequence} "
+        f"producerId: {header.producer_id} producerEpoch: {header.producer_epoch} "
+        f"partitionLeaderEpoch: {header.leader_epoch} isTransactional: {_bool(header.is_transactional)} "
+        f"isControl: {_bool(header.is_control)} deleteHorizonMs: {horizon} position: {entry.position} "
+        f"{time_type}: {header.max_timestamp_ms} size: {header.size_bytes} magic: {header.magic} "
+        f"compresscodec: {entry.codec} crc: {header.crc} isvalid: true"
+    )
+
+
+def _record_lines(entry: DumpedBatch) -> Iterator[str]:
+    header = entry.batch.header
+    try:
+        found = entry.batch.records()
+    except (CorruptRecordBatch, UnsupportedCodec) as error:
+        yield f"| records can't be decoded: {error}"
+        return
+    for record in found:
+        sequence = header.base_sequence + record.offset - header.base_offset if header.base_sequence >= 0 else -1
+        time_type = "LogAppendTime" if record.timestamp_type else "CreateTime"
+        line = (
+            f"| offset: {record.offset} {time_type}: {record.timestamp_ms} keySize: {_length(record.key)} "
+            f"valueSize: {_length(record.value)} sequence: {sequence & 0x7FFFFFFF if sequence >= 0 else -1} "
+            f"headerKeys: [{','.join(name for name, _ in record.headers)}]"
+        )
+        yield line + (_marker(record) if header.is_control else _payload(record))
+
+
+def _marker(record: Record) -> str:
+    kind, epoch = control_type(record.key, record.value)
+    if epoch is None:
+        return f" controlType: {kind}"
+    return f" endTxnMarker: {kind} coordinatorEpoch: {epoch}"
+
+
+def _payload(record: Record) -> str:
+    key = "" if record.key is None else f" key: {_text(record.key)}"
+    return key + ("" if record.value is None else f" payload: {_text(record.value)}")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _length(data: bytes | None) -> int:
+    return -1 if data is None else len(data)
+
+
+def _bool(value: bool) -> str:  # noqa: FBT001 - what it spells
+    return "true" if value else "false"
+
+
+def _as_json(entry: Dumped, *, records: bool) -> dict[str, Any]:
+    if isinstance(entry, DumpedBatch):
+        return _batch_json(entry, records=records)
+    if isinstance(entry, DumpedEnd):
+        return {
+            "end_position": entry.end.position,
+            "next_offset": entry.end.next_offset,
+            "rest_bytes": entry.rest_bytes,
+            "isvalid": entry.is_clean,
+            "reason": getattr(entry.end, "reason", None),
+        }
+    if isinstance(entry, DumpedEntry):
+        if entry.timestamp_ms is None:
+            return {"offset": entry.offset, "position": entry.position}
+        return {"timestamp": entry.timestamp_ms, "offset": entry.offset}
+    if isinstance(entry, BadFile):
+        return {"isvalid": False, "reason": entry.reason}
+    return {"line": entry.text}
+
+
+def _batch_json(entry: DumpedBatch, *, records: bool) -> dict[str, Any]:
+    header = entry.batch.header
+    fields: dict[str, Any] = {
+        "baseOffset": header.base_offset,
+        "lastOffset": header.last_offset,
+        "count": header.record_count,
+        "baseSequence": header.base_sequence,
+        "lastSequence": entry.last_sequence,
+        "producerId": header.producer_id,
+        "producerEpoch": header.producer_epoch,
+        "partitionLeaderEpoch": header.leader_epoch,
+        "isTransactional": header.is_transactional,
+        "isControl": header.is_control,
+        "deleteHorizonMs": entry.delete_horizon_ms,
+        "position": entry.position,
+        "timestampType": header.timestamp_type.name,
+        "maxTimestamp": header.max_timestamp_ms,
+        "size": header.size_bytes,
+        "magic": header.magic,
+        "compresscodec": entry.codec,
+        "crc": header.crc,
+        "isvalid": True,
+    }
+    if records:
+        fields["records"] = [_record_json(record) for record in entry.batch.records()]
+    return fields
+
+
+def _record_json(record: Record) -> dict[str, Any]:
+    headers = [_field("value", value) | {"name": name} for name, value in record.headers]
+    fields: dict[str, Any] = {"offset": record.offset, "timestamp": record.timestamp_ms}
+    return fields | _field("key", record.key) | _field("value", record.value) | {"headers": headers}
+
+
+def _field(name: str, data: bytes | None) -> dict[str, str | None]:
+    """As `pushrep read` does it: what is no UTF-8 comes in base64, under another name."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}

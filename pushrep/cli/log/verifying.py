@@ -1,0 +1,87 @@
+"""`pushrep log verify`: every byte, beside a running writer; exit code 1 if something is damaged."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from pushrep.cli.log.showing import show_json, size
+from pushrep.log.inspection import logs_at
+from pushrep.log.segment_look import Finding, Kind
+from pushrep.log.verify import VerifyReport, bytes_to_verify, verify_log
+
+_REMEDIES = {
+    Kind.DAMAGE: "pushrep log repair",
+    Kind.EPOCH: "pushrep log repair",
+    Kind.JOINT: "restore the file, or pushrep log repair",
+    Kind.END: "pushrep log repair",
+    Kind.INDEX: "pushrep log rebuild-index",
+    Kind.FILE: "pushrep log repair, or restore the file from a copy",
+}
+
+
+@click.command()
+@click.argument("path", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
+def verify(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Read every batch of a LOG, or of all in DIRECTORY, and say what is damaged: file, byte, offset, reason.
+
+    Checked are length, CRC, order of offsets and epochs, that each segment ends where the next begins, every index
+    entry, and the small files beside them. A running writer is no hindrance: what it had published when the check
+    began has to be whole. Exit code 1 if anything is damaged; a torn tail, which an unclean stop leaves and the next
+    open cuts off, is told but is no damage.
+    """
+    whole = True
+    for log in logs_at(path):
+        with _progress(log.name, bytes_to_verify(log)) as on_bytes:
+            report = verify_log(log, on_bytes=on_bytes)
+        whole = whole and report.is_whole
+        if as_json:
+            show_json(report.as_dict())
+        else:
+            _tell(report)
+    if not whole:
+        click.get_current_context().exit(1)
+
+
+def _tell(report: VerifyReport) -> None:
+    speed = f", {size(int(report.bytes_read / report.seconds))}/s" if report.seconds else ""
+    beside = f", beside the writer, pid {report.writer_pid}" if report.writer_pid is not None else ""
+    verdict = "whole" if report.is_whole else f"DAMAGED ({len(report.findings)})"
+    click.echo(
+        f"{report.log}: {verdict}: offsets [{report.log_start_offset}, {report.verified_to}), "
+        f"{report.records:,} records in {report.batches:,} batches and {report.segments} segments, "
+        f"{size(report.bytes_read)}{speed}{beside}"
+    )
+    for finding in report.findings:
+        click.echo(f"  {finding.kind.value}: {place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}")
+    if report.torn is not None:
+        click.echo(
+            f"  torn tail, never promised; the next open cuts it off: {place(report.torn)}: {report.torn.reason}"
+        )
+
+
+def place(finding: Finding) -> str:
+    """File, byte and offset of a finding, as far as it has them."""
+    parts = [finding.file]
+    if finding.position is not None:
+        parts.append(f"byte {finding.position}")
+    if finding.offset is not None:
+        parts.append(f"offset {finding.offset}")
+    return " ".join(parts)
+
+
+@contextmanager
+def _progress(name: str, total_bytes: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on standard error while it is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=total_bytes)
+        yield lambda advanced: progress.advance(task, advanced)

@@ -1,0 +1,234 @@
+"""What stands in the files of a log, entry by entry: the same facts as Kafka's DumpLogSegments, in its own words.
+
+    .log                              DumpedBatch ... then one ScanEnd; every batch that is shown passed every check
+    .index  .timeindex                DumpedEntry
+    checkpoints, clean marker,
+    leader epochs, partition.metadata DumpedLine, or BadFile
+
+Kafka's tool goes on behind a batch whose CRC is wrong; ours stops there and says so, as every reader of the log does.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pushrep.log.checkpoints import BadCheckpoint, Checkpoint, decode_checkpoint, read_bounded
+from pushrep.log.clean_marker import CLEAN_MARKER_NAME, decode_clean_marker
+from pushrep.log.errors import NotALog
+from pushrep.log.index_check import parse_index
+from pushrep.log.inspection import checked_log, is_log, read_state
+from pushrep.log.leader_epochs import LEADER_EPOCHS_NAME, decode_leader_epochs
+from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, decode_partition_metadata
+from pushrep.log.scan import CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
+from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
+from pushrep.log.segment_look import Expected
+from pushrep.records import RecordBatch, UnsupportedCodec
+from pushrep.seams import REAL_FILESYSTEM, Filesystem
+
+OFFSET_LIMIT = (1 << 63) - 1
+_DELETE_HORIZON_BIT = 0x40
+_CONTROL = struct.Struct(">hh")
+_END_TXN = struct.Struct(">hi")
+_CONTROL_TYPES = {0: "ABORT", 1: "COMMIT"}
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedBatch:
+    """A whole batch and the byte where it begins."""
+
+    position: int
+    batch: RecordBatch
+
+    @property
+    def codec(self) -> str:
+        """Its compression, as Kafka spells it."""
+        try:
+            return self.batch.header.codec.name.lower()
+        except UnsupportedCodec as error:
+            return str(error)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When a compacting broker may drop its tombstones; it keeps that in place of the base timestamp."""
+        header = self.batch.header
+        return header.base_timestamp_ms if header.attributes & _DELETE_HORIZON_BIT else None
+
+    @property
+    def last_sequence(self) -> int:
+        """Of its last record; -1 without an idempotent producer. Sequences wrap behind 2**31 - 1."""
+        header = self.batch.header
+        if header.base_sequence < 0:
+            return -1
+        return (header.base_sequence + header.last_offset_delta) & 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedEnd:
+    """How a segment file ends; `rest_bytes` follow the last whole batch."""
+
+    end: ScanEnd
+    rest_bytes: int
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing follows but zeros allocated ahead."""
+        return isinstance(self.end, CleanEnd)
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedEntry:
+    """An index entry with the whole offset: (offset, position), or (offset, timestamp) of a time index."""
+
+    offset: int
+    position: int | None
+    timestamp_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedLine:
+    """A line of a small text file, decoded."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """The file can't be what its name says."""
+
+    reason: str
+
+
+Dumped = DumpedBatch | DumpedEnd | DumpedEntry | DumpedLine | BadFile
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetWindow:
+    """What is wanted: entries that concern offsets in [start, end)."""
+
+    start: int = 0
+    end: int = OFFSET_LIMIT
+
+
+def files_to_dump(
+    path: Path, window: OffsetWindow, *, indexes: bool, filesystem: Filesystem = REAL_FILESYSTEM
+) -> list[Path]:
+    """The files of a log that hold offsets of the window, or the one file `path`. Raises NotALog."""
+    if not is_log(path, filesystem):
+        if not path.is_file():
+            raise NotALog(path, "name a log or one of its files")
+        return [path]
+    log = checked_log(path, filesystem)
+    bases = list_segments(filesystem, log)
+    ends = [*bases[1:], OFFSET_LIMIT]
+    chosen = [base for base, end in zip(bases, ends, strict=True) if base < window.end and end > window.start]
+    suffixes = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX) if indexes else (LOG_SUFFIX,)
+    paths = [segment_path(log, base, suffix) for base in chosen for suffix in suffixes]
+    return [file for file in paths if filesystem.exists(file)]
+
+
+def dump_file(path: Path, window: OffsetWindow, filesystem: Filesystem = REAL_FILESYSTEM) -> Iterator[Dumped]:
+    """What stands in a file, by its name. Raises NotALog for a name that no file of a log has, OSError."""
+    suffix = path.suffix
+    if suffix in {LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX} and path.stem.isdigit():
+        base = int(path.stem)
+        if suffix == LOG_SUFFIX:
+            return _batches(path, base, window, filesystem)
+        return _entries(path, base, window, filesystem)
+    if path.name in _DECODERS:
+        return _lines(path, filesystem)
+    raise NotALog(path, f"no file of a log is named so; known are <20 digits>.log .index .timeindex, {_KNOWN_NAMES}")
+
+
+def control_type(key: bytes | None, value: bytes | None) -> tuple[str, int | None]:
+    """(kind, coordinator epoch) of a control record: ABORT or COMMIT end a transaction, others have a number."""
+    if key is None or len(key) < _CONTROL.size:
+        return "UNKNOWN", None
+    number = _CONTROL.unpack_from(key)[1]
+    if number not in _CONTROL_TYPES or value is None or len(value) < _END_TXN.size:
+        return _CONTROL_TYPES.get(number, str(number)), None
+    return _CONTROL_TYPES[number], _END_TXN.unpack_from(value)[1]
+
+
+def _batches(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem) -> Iterator[DumpedBatch | DumpedEnd]:
+    limit = _published_end(path, base, filesystem)
+    file = filesystem.open(path, writable=False)
+    try:
+        for step in scan(file, ScanRange(base_offset=base)):
+            if not isinstance(step, WholeBatch):
+                yield DumpedEnd(step, max(0, file.size() - step.position))
+                return
+            header = step.batch.header
+            if header.base_offset >= window.end:
+                return
+            if header.next_offset > window.start:
+                yield DumpedBatch(step.position, step.batch)
+            if limit is not None and header.next_offset >= limit:
+                return
+    finally:
+        file.close()
+
+
+def _published_end(path: Path, base: int, filesystem: Filesystem) -> int | None:
+    """Where to stop beside a running writer: what lies behind is being written. Only in the newest segment."""
+    log = path.resolve().parent
+    if not is_log(log, filesystem) or list_segments(filesystem, log)[-1] != base:
+        return None
+    expected = Expected.of(read_state(log, filesystem))
+    return expected.below if expected.is_live else None
+
+
+def _entries(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem) -> Iterator[DumpedEntry | BadFile]:
+    file = filesystem.open(path, writable=False)
+    try:
+        entries = parse_index(path.suffix, file.read_at(file.size(), 0))
+    finally:
+        file.close()
+    is_offsets = path.suffix == INDEX_SUFFIX
+    for key, value in zip(entries.keys, entries.values, strict=True):
+        entry = DumpedEntry(base + key, value, None) if is_offsets else DumpedEntry(base + value, None, key)
+        if window.start <= entry.offset < window.end:
+            yield entry
+    if entries.rest_bytes:
+        yield BadFile(f"{entries.rest_bytes} bytes at its end are no entry")
+
+
+def _lines(path: Path, filesystem: Filesystem) -> Iterator[DumpedLine | BadFile]:
+    try:
+        data = read_bounded(path, filesystem)
+        lines = _DECODERS[path.name](b"" if data is None else data)
+    except ValueError as error:  # BadCheckpoint is one
+        yield BadFile(str(error))
+        return
+    for line in lines:
+        yield DumpedLine(line)
+
+
+def _checkpoint_lines(data: bytes) -> list[str]:
+    return [f"{name}: {offset}" for name, offset in decode_checkpoint(data).items()]
+
+
+def _marker_lines(data: bytes) -> list[str]:
+    return [
+        f"{name}: endOffset: {log.end_offset} lastSegmentBytes: {log.last_segment_bytes} leaderEpoch: "
+        f"{log.leader_epoch}"
+        for name, log in decode_clean_marker(data).items()
+    ]
+
+
+def _epoch_lines(data: bytes) -> list[str]:
+    return [f"epoch: {epoch} startOffset: {start}" for epoch, start in decode_leader_epochs(data).entries]
+
+
+def _metadata_lines(data: bytes) -> list[str]:
+    return [f"topic_id: {decode_partition_metadata(data)}"]
+
+
+_DECODERS = {
+    **{checkpoint.value: _checkpoint_lines for checkpoint in Checkpoint},
+    CLEAN_MARKER_NAME: _marker_lines,
+    LEADER_EPOCHS_NAME: _epoch_lines,
+    PARTITION_METADATA_NAME: _metadata_lines,
+}
+_KNOWN_NAMES = ", ".join(_DECODERS)
+assert issubclass(BadCheckpoint, ValueError)

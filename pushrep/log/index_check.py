@@ -1,0 +1,131 @@
+"""Are the two indexes of a segment true? Compared with its batches while a scan yields them, in one pass.
+
+    .index       an entry (rel, pos) is true if a batch begins at pos and ends with the offset base + rel
+    .timeindex   an entry (time, rel) is true if the batch that ends with base + rel raised the greatest time to `time`
+
+Every entry has to be true, but none has to be there: a sparse index may lack any. Zeros at a file's end are space that
+Kafka allocates ahead. One fault per file is told, since one `rebuild-index` cures them all. Pure.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX
+from pushrep.records import BatchHeader
+
+_OFFSETS = np.dtype([("key", ">i4"), ("value", ">i4")])
+_TIMES = np.dtype([("key", ">i8"), ("value", ">i4")])
+assert (_OFFSETS.itemsize, _TIMES.itemsize) == (8, 12), "Kafka's index entries"
+
+
+class IndexFault(NamedTuple):
+    """What is wrong in the file of this suffix, at the byte `position` of it."""
+
+    suffix: str
+    position: int
+    reason: str
+
+
+class Entries(NamedTuple):
+    """The whole entries of an index file, without what is allocated ahead, and the bytes at its end that are none."""
+
+    keys: list[int]
+    values: list[int]
+    entry_bytes: int
+    rest_bytes: int
+
+
+def parse_index(suffix: str, data: bytes) -> Entries:
+    """The entries in the bytes of an index file: (relative offset, position) or (timestamp, relative offset)."""
+    dtype = _OFFSETS if suffix == INDEX_SUFFIX else _TIMES
+    size = dtype.itemsize
+    rest = len(data) % size
+    used = len(data) - rest
+    while used and data[used - size : used] == bytes(size):
+        used -= size
+    entries = np.frombuffer(data, dtype, used // size)
+    allocated_ahead = used < len(data) - rest
+    return Entries(entries["key"].tolist(), entries["value"].tolist(), size, 0 if allocated_ahead else rest)
+
+
+class IndexCheck:
+    """One segment's indexes against its batches: `batch` for each in order, then `faults`."""
+
+    def __init__(self, base_offset: int, offsets: bytes | None, times: bytes | None) -> None:
+        """`offsets`, `times`: the files' bytes, None for a file that is not there and is not judged."""
+        self._base_offset = base_offset
+        self._faults: dict[str, IndexFault] = {}
+        self._offsets = self._entries(INDEX_SUFFIX, offsets)
+        self._times = self._entries(TIME_INDEX_SUFFIX, times)
+        self._next_offset_entry = self._next_time_entry = 0
+        self._max_timestamp_ms = -1
+
+    def batch(self, position: int, header: BatchHeader) -> None:
+        """The next whole batch of the segment begins at `position`."""
+        at = self._next_offset_entry
+        if at < len(self._offsets.values) and self._offsets.values[at] <= position:
+            self._check_offset(at, position, header)
+        rose = header.max_timestamp_ms > self._max_timestamp_ms
+        if rose:
+            self._max_timestamp_ms = header.max_timestamp_ms
+        at = self._next_time_entry
+        if at < len(self._times.values) and self._times.values[at] + self._base_offset <= header.last_offset:
+            self._check_time(at, header, rose=rose)
+
+    def faults(self, tolerated_from: int | None) -> list[IndexFault]:
+        """What is wrong, after the last batch.
+
+        Entries from the offset `tolerated_from` on may be ahead of the batches that were shown; None: no entry may.
+        """
+        for suffix, entries, at, relatives in (
+            (INDEX_SUFFIX, self._offsets, self._next_offset_entry, self._offsets.keys),
+            (TIME_INDEX_SUFFIX, self._times, self._next_time_entry, self._times.values),
+        ):
+            if suffix in self._faults or at >= len(entries.keys):
+                continue
+            offset = self._base_offset + relatives[at]
+            if tolerated_from is None or offset < tolerated_from:
+                self._fault(suffix, at, f"points to offset {offset}, for which no batch is there")
+        return list(self._faults.values())
+
+    def _check_offset(self, at: int, position: int, header: BatchHeader) -> None:
+        promised, offset = self._offsets.values[at], self._base_offset + self._offsets.keys[at]
+        if promised != position:
+            self._fault(INDEX_SUFFIX, at, f"points to byte {promised}, where no batch begins")
+        elif offset != header.last_offset:
+            self._fault(
+                INDEX_SUFFIX, at, f"says {offset} for byte {position}, the batch there ends with {header.last_offset}"
+            )
+        self._next_offset_entry = at + 1
+
+    def _check_time(self, at: int, header: BatchHeader, *, rose: bool) -> None:
+        time_ms, offset = self._times.keys[at], self._base_offset + self._times.values[at]
+        if offset != header.last_offset:
+            self._fault(TIME_INDEX_SUFFIX, at, f"points to offset {offset}, with which no batch ends")
+        elif time_ms != header.max_timestamp_ms:
+            self._fault(TIME_INDEX_SUFFIX, at, f"says {time_ms} for offset {offset}, it is {header.max_timestamp_ms}")
+        elif not rose:
+            self._fault(TIME_INDEX_SUFFIX, at, f"points to offset {offset}, but the time {time_ms} was reached before")
+        self._next_time_entry = at + 1
+
+    def _entries(self, suffix: str, data: bytes | None) -> Entries:
+        entries = parse_index(suffix, b"" if data is None else data)
+        columns = (np.asarray(entries.keys, np.int64), np.asarray(entries.values, np.int64))
+        for column in columns:
+            falls = np.flatnonzero(np.diff(column) <= 0)
+            if len(falls):
+                self._faults[suffix] = IndexFault(
+                    suffix, int(falls[0] + 1) * entries.entry_bytes, "its entries do not ascend"
+                )
+                return entries._replace(keys=[], values=[])
+        if entries.keys and min(entries.keys[0], entries.values[0]) < 0:
+            self._fault(suffix, 0, "it begins with a number below 0", entries.entry_bytes)
+        elif entries.rest_bytes:
+            end = len(entries.keys) * entries.entry_bytes
+            self._faults[suffix] = IndexFault(suffix, end, f"{entries.rest_bytes} bytes at its end are no entry")
+        return entries
+
+    def _fault(self, suffix: str, at: int, reason: str, entry_bytes: int | None = None) -> None:
+        size = entry_bytes or (self._offsets if suffix == INDEX_SUFFIX else self._times).entry_bytes
+        self._faults.setdefault(suffix, IndexFault(suffix, at * size, f"entry {at} {reason}"))

@@ -1,0 +1,249 @@
+"""What a directory of logs says of each of its logs, read beside a running writer: no lock is taken, nothing written.
+
+    where does it end?   the writer lives            what it published last               "writer"
+                         closed clean                its line in the clean marker         "clean marker"
+                         stopped, machine still up   what it published last               "last published"
+                         else                        the recovery point checkpoint        "checkpoint"
+                         else                        nobody knows without a scan          "nothing"
+
+Who writes is told by the kernel's list of locks (/proc/locks), since taking the lock, even for a moment, could make a
+writer that opens meanwhile believe that another one is there. Where there is no such list, the pid in the lock file
+counts if a process of that number lives.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.clean_marker import CleanLog, read_clean_marker
+from pushrep.log.directory import LOCK_NAME
+from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
+from pushrep.log.leader_epochs import read_leader_epochs
+from pushrep.log.log_names import list_logs, log_name, parse_log_name
+from pushrep.log.published import PublishedState, read_published
+from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
+from pushrep.seams import REAL_FILESYSTEM, File, Filesystem
+
+_LOCKS_PATH = Path("/proc/locks")
+_LOCKS_BYTES_MAX = 1 << 20
+_OFFSET_ENTRY_BYTES, _TIME_ENTRY_BYTES = 8, 12
+_OWN_NAMES = frozenset({"leader-epoch-checkpoint", "leader-epoch-checkpoint.crc32c", "partition.metadata"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """What is known of a log without looking at its batches.
+
+    known_by: see the file's map. published is None where nothing valid was published since the machine started.
+    """
+
+    writer_pid: int | None
+    published: PublishedState | None
+    clean: CleanLog | None
+    recovery_point: int | None
+    high_watermark: int | None
+    log_start_offset: int | None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process that writes in the directory has, or had, this log open."""
+        return self.writer_pid is not None and self.published is not None and self.published.pid == self.writer_pid
+
+    @property
+    def known_by(self) -> str:
+        """Who tells where the log ends."""
+        if self.is_live:
+            return "writer"
+        if self.clean is not None:
+            return "clean marker"
+        if self.published is not None:
+            return "last published"
+        return "nothing" if self.recovery_point is None else "checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSummary:
+    """One line of `ls`. Offsets are the next ones, not the last; log_end_offset is None if nobody knows it."""
+
+    name: str
+    log_start_offset: int
+    log_end_offset: int | None
+    flushed_offset: int | None
+    high_watermark: int | None
+    leader_epoch: int
+    segments: int
+    size_bytes: int
+    is_clean: bool
+    known_by: str
+    writer_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """The files of one segment; None for an index that is not there."""
+
+    base_offset: int
+    size_bytes: int
+    index_entries: int | None
+    time_index_entries: int | None
+
+
+def logs_at(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Path]:
+    """The log at `path`, or every log in the directory of logs `path`. Raises NotALog, NotALogDirectory."""
+    try:
+        if is_log(path, filesystem):
+            return [path]
+        found = [path / log_name(topic, partition) for topic, partition in list_logs(path, filesystem)]
+    except NotALogDirectory as error:
+        raise NotALog(path, error.why) from error
+    if not found:
+        raise NotALog(path, "it holds neither segments nor logs")
+    return found
+
+
+def is_log(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> bool:
+    """Whether `path` is the directory of one log: named like one, with segments or a partition.metadata in it."""
+    path = Path(os.path.realpath(path))
+    try:
+        parse_log_name(path.name)
+        names = filesystem.list(path)
+    except (InvalidLogName, FileNotFoundError, NotADirectoryError):
+        return False
+    return "partition.metadata" in names or bool(list_segments(filesystem, path))
+
+
+def checked_log(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
+    """The real path of the log at `path`. Raises NotALog."""
+    if not is_log(path, filesystem):
+        raise NotALog(path, "no such directory" if not filesystem.exists(path) else "it holds no segment of a log")
+    return Path(os.path.realpath(path))
+
+
+def lock_holder(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int | None:
+    """The pid of the process that writes in a directory of logs; None if there is none. Takes no lock."""
+    try:
+        file = filesystem.open(directory / LOCK_NAME, writable=False)
+    except FileNotFoundError:
+        return None
+    try:
+        text = file.read_at(32, 0).strip()
+        if not text.isdigit():
+            return None
+        pid = int(text)
+        return pid if _holds(pid, file, filesystem) else None
+    finally:
+        file.close()
+
+
+def read_state(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogState:
+    """What the directory above says of the log at `log`, now."""
+    directory, name = log.parent, log.name
+    offsets = {at: read_checkpoint(directory, at, filesystem).get(name) for at in Checkpoint}
+    return LogState(
+        writer_pid=lock_holder(directory, filesystem),
+        published=read_published(directory, name, filesystem),
+        clean=read_clean_marker(directory, filesystem).get(name),
+        recovery_point=offsets[Checkpoint.RECOVERY_POINT],
+        high_watermark=offsets[Checkpoint.HIGH_WATERMARK],
+        log_start_offset=offsets[Checkpoint.LOG_START_OFFSET],
+    )
+
+
+def summarize(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogSummary:
+    """One log in one line."""
+    state = read_state(log, filesystem)
+    segments = segment_facts(log, filesystem)
+    bases = [segment.base_offset for segment in segments]
+    start = state.log_start_offset if state.log_start_offset is not None else (bases[0] if bases else 0)
+    end = flushed = high_watermark = state.recovery_point
+    if state.known_by in {"writer", "last published"} and state.published is not None:
+        start, end = state.published.log_start_offset, state.published.log_end_offset
+        flushed, high_watermark = state.published.flushed_offset, state.published.high_watermark
+    elif state.clean is not None:
+        end = flushed = state.clean.end_offset
+        high_watermark = state.high_watermark if state.high_watermark is not None else end
+    elif end is not None and state.high_watermark is not None:
+        high_watermark = min(end, state.high_watermark)
+    epochs = read_leader_epochs(log, filesystem)
+    return LogSummary(
+        name=log.name,
+        log_start_offset=start,
+        log_end_offset=end,
+        flushed_offset=flushed,
+        high_watermark=high_watermark,
+        leader_epoch=epochs.latest_epoch if epochs is not None else -1,
+        segments=len(segments),
+        size_bytes=sum(segment.size_bytes for segment in segments),
+        is_clean=state.clean is not None,
+        known_by=state.known_by,
+        writer_pid=state.writer_pid if state.is_live else None,
+    )
+
+
+def segment_facts(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[SegmentFacts]:
+    """The segments of a log; one that is removed meanwhile is left out."""
+    facts = []
+    for base in list_segments(filesystem, log):
+        size = size_of(segment_path(log, base), filesystem)
+        offsets = size_of(segment_path(log, base, INDEX_SUFFIX), filesystem)
+        times = size_of(segment_path(log, base, TIME_INDEX_SUFFIX), filesystem)
+        if size is not None:
+            facts.append(
+                SegmentFacts(
+                    base,
+                    size,
+                    None if offsets is None else offsets // _OFFSET_ENTRY_BYTES,
+                    None if times is None else times // _TIME_ENTRY_BYTES,
+                )
+            )
+    return facts
+
+
+def leftovers(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
+    """(name, bytes) of what lies in a log's directory and is no part of it: .cut, .corrupt, .stale, .tmp and others."""
+    bases = {f"{base:020d}" for base in list_segments(filesystem, log)}
+    own = {stem + suffix for stem in bases for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)} | _OWN_NAMES
+    names = (name for name in filesystem.list(log) if name not in own)
+    sizes = ((name, size_of(log / name, filesystem)) for name in names)
+    return [(name, size) for name, size in sizes if size is not None]
+
+
+def size_of(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int | None:
+    """Bytes of a file; None if it is not there, or no file."""
+    try:
+        file = filesystem.open(path, writable=False)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _holds(pid: int, lock_file: File, filesystem: Filesystem) -> bool:
+    """Whether the process holds a flock on the file."""
+    try:
+        locks = filesystem.open(_LOCKS_PATH, writable=False)
+    except FileNotFoundError:
+        return _lives(pid)
+    try:
+        lines = locks.read_at(_LOCKS_BYTES_MAX, 0).decode("ascii", "replace").splitlines()
+    finally:
+        locks.close()
+    # "7: FLOCK  ADVISORY  WRITE 4711 08:01:1835058 0 EOF"; the device is another one than stat's on some file systems.
+    inode = str(os.fstat(lock_file.fileno()).st_ino)
+    fields = (line.split() for line in lines)
+    return any(
+        len(f) >= 6 and f[1] == "FLOCK" and f[4] == str(pid) and f[5].rpartition(":")[2] == inode for f in fields
+    )
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True

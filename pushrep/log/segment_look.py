@@ -1,0 +1,239 @@
+"""One segment, looked at from its first byte: is it what is expected, do its indexes and its neighbours fit?
+
+    what is scanned      what it is compared with              Finding
+    bytes                CRC, length, order                    DAMAGE
+    epochs               the checkpoint of leader epochs       EPOCH
+    the end              the base of the next segment          JOINT
+                         where the log was closed              END
+    every batch          the entries of both indexes           INDEX
+
+Decides; what it is given (a file, expectations) others have fetched. Ends at the first bad batch: what lies behind it
+proves nothing. Torn is what a stopped writer left behind the recovery point: no damage, the next open cuts it off.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pushrep.log.index_check import IndexCheck
+from pushrep.log.inspection import LogState
+from pushrep.log.leader_epochs import LeaderEpochs
+from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.segment_files import segment_path
+from pushrep.records import BatchHeader
+from pushrep.seams import File
+
+WINDOW_BYTES = 4 << 20
+"""A batch that spans two windows is read twice: with 4 MiB that is 3 % for batches of 256 KiB."""
+
+_TELL_EVERY_BYTES = 8 << 20
+
+
+class Kind(Enum):
+    """What was found, by what helps."""
+
+    DAMAGE = "damage"
+    """Bytes that are no batch where one was: repair."""
+    EPOCH = "epoch"
+    """A whole batch whose leader epoch is not the checkpoint's: repair."""
+    JOINT = "joint"
+    """A segment does not end where the next one begins: repair, or restore the file."""
+    END = "end"
+    """The log does not end where it was closed: repair."""
+    INDEX = "index"
+    """An index entry is not true: rebuild-index."""
+    FILE = "file"
+    """A small file beside the segments is bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One damage: in which file, at which byte of it, which offset is the first that is concerned, and why."""
+
+    kind: Kind
+    file: str
+    position: int | None
+    offset: int | None
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self) | {"kind": self.kind.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What has to be whole and where the log has to end.
+
+    below: every offset below it was on disk, or stands in the page cache of a machine that is up; None: all there is.
+    exact_bytes: the newest segment ends with this byte and with the offset `below`; None if that is not known.
+    is_live: the writer goes on meanwhile.
+    """
+
+    below: int | None
+    exact_bytes: int | None
+    is_live: bool
+
+    @classmethod
+    def of(cls, state: LogState) -> "Expected":
+        """From what the directory says."""
+        if state.is_live and state.published is not None:
+            return cls(below=state.published.log_end_offset, exact_bytes=None, is_live=True)
+        if state.clean is not None:
+            return cls(below=state.clean.end_offset, exact_bytes=state.clean.last_segment_bytes, is_live=False)
+        return cls(below=state.recovery_point, exact_bytes=None, is_live=False)
+
+
+class SegmentLook(NamedTuple):
+    """One look at one segment: what is bad, where its whole batches end, the epoch they end with, how much it was."""
+
+    findings: tuple[Finding, ...]
+    torn: Finding | None
+    end_offset: int
+    leader_epoch: int
+    batches: int
+    records: int
+    size_bytes: int
+
+
+class SegmentTask(NamedTuple):
+    """A segment to look at: its base and the next one's, the epoch before it, what is expected, the kept epochs."""
+
+    base_offset: int
+    next_base: int | None
+    leader_epoch: int
+    expected: Expected
+    epochs: LeaderEpochs | None
+
+
+def look_at_segment(
+    file: File, task: SegmentTask, indexes: IndexCheck, on_bytes: Callable[[int], None] | None = None
+) -> SegmentLook:
+    """Scan one segment and judge its end, its joint to the next one and its indexes."""
+    walk = _Walk(task, indexes)
+    told = 0
+    for step in walk.steps(file):
+        end = step.end if isinstance(step, WholeBatch) else step.position
+        if on_bytes is not None and (end - told >= _TELL_EVERY_BYTES or not isinstance(step, WholeBatch)):
+            on_bytes(end - told)
+            told = end
+    if on_bytes is not None:
+        on_bytes(walk.position - told)
+    return walk.look(file.size())
+
+
+class _Walk:
+    """The state of one look."""
+
+    def __init__(self, task: SegmentTask, indexes: IndexCheck) -> None:
+        self._task, self._indexes = task, indexes
+        self._findings: list[Finding] = []
+        self._torn: Finding | None = None
+        self._next_offset, self._epoch = task.base_offset, task.leader_epoch
+        self._batches = self._records = self.position = 0
+        self._end: ScanEnd | None = None
+
+    def steps(self, file: File) -> Iterator[WholeBatch | ScanEnd]:
+        """Every whole batch that is expected; ends early at what lies behind, or at what is wrong with one."""
+        task, below = self._task, self._task.expected.below
+        limit = below if task.expected.is_live and task.next_base is None else None
+        what = ScanRange(
+            base_offset=task.base_offset,
+            end_offset=task.next_base,
+            recovery_point=below or 0,
+            leader_epoch=task.leader_epoch,
+        )
+        if limit is not None and limit <= task.base_offset:
+            return
+        check = self._indexes.batch
+        for step in scan(file, what, window_bytes=WINDOW_BYTES):
+            if not isinstance(step, WholeBatch):
+                self._end = step
+                yield step
+                return
+            header = step.batch.header
+            if reason := self._contradiction(header, limit):
+                self._findings.append(self._at(Kind.EPOCH, reason))
+                return
+            check(step.position, header)
+            self._batches += 1
+            self._records += header.record_count
+            self.position, self._next_offset, self._epoch = step.end, header.next_offset, header.leader_epoch
+            yield step
+            if limit is not None and self._next_offset >= limit:
+                return
+
+    def look(self, size_bytes: int) -> SegmentLook:
+        """The verdict, after the last step."""
+        task, expected = self._task, self._task.expected
+        if self._end is not None and not self._findings:
+            self._judge_end(self._end, size_bytes)
+        tolerated = None if expected.exact_bytes is not None or task.next_base is not None else expected.below
+        if expected.is_live and expected.below is not None:
+            tolerated = expected.below
+        if not self._findings and self._torn is None:
+            for fault in self._indexes.faults(tolerated):
+                name = segment_name(task.base_offset, fault.suffix)
+                self._findings.append(Finding(Kind.INDEX, name, fault.position, None, fault.reason))
+        return SegmentLook(
+            tuple(self._findings),
+            self._torn,
+            self._next_offset,
+            self._epoch,
+            self._batches,
+            self._records,
+            self.position,
+        )
+
+    def _contradiction(self, header: BatchHeader, limit: int | None) -> str | None:
+        """Why a whole batch is not the one that was written here: what its CRC does not cover, others know."""
+        if limit is not None and header.next_offset > limit:
+            return f"a batch up to offset {header.next_offset} where the writer's log ended at {limit}"
+        epochs = self._task.epochs
+        if epochs is None or not epochs.entries or header.base_offset < epochs.entries[0][1]:
+            return None
+        kept = epochs.epoch_of(header.base_offset)
+        if header.leader_epoch == kept:
+            return None
+        return f"leader epoch {header.leader_epoch}, the checkpoint says {kept}"
+
+    def _judge_end(self, end: ScanEnd, size_bytes: int) -> None:
+        task, expected = self._task, self._task.expected
+        if isinstance(end, Damage) or (isinstance(end, TornTail) and expected.below is None):
+            self._findings.append(self._at(Kind.DAMAGE, end.reason))
+        elif isinstance(end, TornTail):
+            kind = Kind.END if expected.exact_bytes is not None else Kind.DAMAGE
+            found = self._at(kind, end.reason)
+            if expected.exact_bytes is None and not expected.is_live:
+                self._torn = found
+            else:
+                self._findings.append(found)
+        elif task.next_base is not None and end.next_offset != task.next_base:
+            gap = "a gap" if end.next_offset < task.next_base else "an overlap"
+            why = f"it ends at {end.next_offset}, {segment_name(task.next_base)} begins at {task.next_base}: {gap}"
+            self._findings.append(self._at(Kind.JOINT, why))
+        elif task.next_base is None and isinstance(end, CleanEnd):
+            self._judge_clean_end(end, size_bytes)
+
+    def _judge_clean_end(self, end: CleanEnd, size_bytes: int) -> None:
+        expected = self._task.expected
+        if expected.exact_bytes is None:
+            return
+        if end.next_offset != expected.below:
+            self._findings.append(
+                self._at(Kind.END, f"the log ends at {end.next_offset}, it was closed at {expected.below}")
+            )
+        elif size_bytes != expected.exact_bytes:
+            self._findings.append(
+                self._at(Kind.END, f"the file has {size_bytes} bytes, it was closed with {expected.exact_bytes}")
+            )
+
+    def _at(self, kind: Kind, reason: str) -> Finding:
+        return Finding(kind, segment_name(self._task.base_offset), self.position, self._next_offset, reason)
+
+
+def segment_name(base: int, suffix: str = ".log") -> str:
+    """The name of a segment's file."""
+    return segment_path(Path(), base, suffix).name
