@@ -109,7 +109,10 @@ class TopicLogs:
         reader = self.reader(partition)
 
         def probe(offset: int) -> BatchSpan:
-            header = BatchHeader.parse(reader.read(offset, 1))
+            batch = reader.read(offset, 1)
+            if not batch:  # a compacted log may end in a hole
+                return BatchSpan(offset, end, 1)
+            header = BatchHeader.parse(batch)
             return BatchSpan(header.base_offset, header.next_offset, header.size_bytes)
 
         return ByteRuler(start, end, probe, enough_bytes)
