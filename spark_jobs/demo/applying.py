@@ -127,7 +127,6 @@ class Applying:
         kill = Kill(STREAM, now_s, [(p.pid, p.name) for p in dead], batch=self._inside, in_log=ends)
         self._history.kills.append(kill)
         self._killed = True
-        names = ", ".join(f"{name} {pid}" for pid, name in kill.processes)
-        self._say(f"kill -9: the stream's JVM and all of its processes, inside batch {kill.batch} ({names})")
+        self._say(f"kill -9: all of the stream's processes, inside batch {kill.batch}: {kill.victims()}")
         self._inside, self._inside_since_s = None, now_s
         self.child = self._start()

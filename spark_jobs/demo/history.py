@@ -26,6 +26,13 @@ class Kill:
     in_log: list[int] = field(default_factory=list)
     resumes_at: list[int] = field(default_factory=list)
 
+    def victims(self) -> str:
+        """Who died, in a few words: what there is one of by name and pid, the rest by number."""
+        names = [name for _, name in self.processes]
+        alone = [f"{name} {pid}" for pid, name in self.processes if names.count(name) == 1]
+        many = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
+        return ", ".join(alone + many)
+
     @property
     def again(self) -> int:
         """Records that enter the log a second time because of it."""

@@ -16,6 +16,10 @@ from spark_jobs.demo.processes import Child
 TOPIC = "flights"
 """The logs are flights-0, flights-1 and flights-2."""
 
+# The three JVMs live for half a minute each: what the second compiler gains comes too late. Measured for the stream
+# over all flights: 31 s of processor time instead of 49 s; for the check 9 s instead of 15 s.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 
 @dataclass(frozen=True, slots=True)
 class Programs:
@@ -81,7 +85,7 @@ class Programs:
             **os.environ,
             "TMPDIR": scratch,
             "SPARK_LOCAL_DIRS": scratch,
-            "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={scratch}",
+            "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={scratch} {_SHORT_LIVED}",
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_SUBMIT_ARGS": settings,
             "PYSPARK_PYTHON": sys.executable,

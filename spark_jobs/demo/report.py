@@ -15,12 +15,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from spark_jobs.demo.findings import Findings
-from spark_jobs.demo.history import PRODUCER, History, Kill
+from spark_jobs.demo.history import PRODUCER, STREAM, History, Kill
 from spark_jobs.demo.summary import Summary
 
 INK, KEPT, REPLAYED, KILL, STREAM_KILL = "#1f2d3d", "#2a9d8f", "#f4a261", "#c1121f", "#6a4c93"
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-_DAY_MS: Final = 86_400_000
 # Beside its picture's title, above the names of the kills.
 _LEGEND: Final = {"orientation": "h", "x": 1, "xanchor": "right", "yanchor": "bottom", "traceorder": "normal"}
 
@@ -53,7 +52,8 @@ def draw(history: History, found: Findings) -> "go.Figure":
     figure.update_yaxes(title_text="records a day", row=1, col=1)
     figure.update_yaxes(title_text="records", row=2, col=1)
     figure.update_xaxes(tickformat="%b", dtick="M1", ticklabelmode="period", hoverformat="%a %d %b %Y", row=1, col=1)
-    figure.update_xaxes(ticksuffix=" s", hoverformat=".1f", row=2, col=1)
+    end_s = max((sample.at_s for sample in history.samples), default=1.0)
+    figure.update_xaxes(ticksuffix=" s", hoverformat=".1f", range=[0, end_s], row=2, col=1)
     return figure
 
 
@@ -95,22 +95,11 @@ def _draw_run(figure: "go.Figure", history: History) -> None:
 
 def _mark_kills(figure: "go.Figure", history: History, moments_ms: list[int | None]) -> None:
     """A line at each kill's event time and second; `moments_ms` is laid out as `moments` asks for it."""
-    times = iter(moments_ms)
-    ends = [next(times) for _ in history.kills_of(PRODUCER)]
-    starts = [next(times) for _ in history.kills_of(PRODUCER)]
-    streams = list(times)
-    for number, (kill, start, end) in enumerate(zip(history.kills_of(PRODUCER), starts, ends, strict=True), 1):
-        label = f"kill {number}"
-        if start is not None and end is not None:
-            # A day is a point of the upper picture: the band covers whole days.
-            figure.add_vrect(
-                x0=start, x1=end + _DAY_MS // 2, fillcolor=KILL, opacity=0.1, line_width=0, layer="below", row=1, col=1
-            )
-        _line(figure, 1, end, KILL, label)
-        _line(figure, 2, kill.at_s, KILL, label)
-    for kill, moment in zip((k for k in history.kills if k.program != PRODUCER), streams, strict=True):
-        _line(figure, 1, moment, STREAM_KILL, "JVM kill")
-        _line(figure, 2, kill.at_s, STREAM_KILL, "JVM kill")
+    producers, streams = history.kills_of(PRODUCER), history.kills_of(STREAM)
+    for number, (kill, moment) in enumerate(zip([*producers, *streams], moments_ms, strict=True), 1):
+        color, label = (KILL, f"kill {number}") if kill.program == PRODUCER else (STREAM_KILL, "JVM kill")
+        _line(figure, 1, moment, color, label)
+        _line(figure, 2, kill.at_s, color, label)
 
 
 def _line(figure: "go.Figure", row: int, at: float | None, color: str, label: str) -> None:
@@ -126,21 +115,19 @@ def _line(figure: "go.Figure", row: int, at: float | None, color: str, label: st
 
 def moments(history: History) -> dict[str, list[list[int]]]:
     """The positions whose event times the check is to find, in the order in which `draw` expects the answers."""
-    producers = [kill for kill in history.kills_of(PRODUCER) if kill.resumes_at]
     return {
-        "source_offset": [kill.in_log for kill in producers] + [kill.resumes_at for kill in producers],
-        "offset": [kill.in_log for kill in history.kills if kill.program != PRODUCER],
+        "source_offset": [kill.in_log for kill in history.kills_of(PRODUCER)],
+        "offset": [kill.in_log for kill in history.kills_of(STREAM)],
     }
 
 
 def _kill_row(kill: Kill) -> str:
-    who = ", ".join(f"{name} {pid}" for pid, name in kill.processes)
     if kill.program == PRODUCER:
         came = f"resumed {kill.again:,} records behind the end of the log: they entered twice"
     else:
         came = f"inside batch {kill.batch}, with {sum(kill.in_log):,} records committed; the batch ran again"
-    cells = (f"{kill.at_s:.1f} s", kill.program, who, came)
-    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    cells = (f"{kill.at_s:.1f}&nbsp;s", kill.program, escape(kill.victims()), came)
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 def render(history: History, found: Findings, summary: Summary) -> str:
@@ -199,7 +186,8 @@ footer { color: #5c6b7a; margin-top: 24px; font-size: 13px }
 <table><tr><th>when</th><th>program</th><th>processes</th><th>what came of it</th></tr>$kills</table>
 <h2>Numbers</h2>
 <table class="numbers"><tr><th></th><th>records</th><th>seconds</th><th>records/s</th></tr>$rows</table>
-<footer>Shaded: flights that entered the log twice, because the producer resumed from a saved position behind its end.
-Days in UTC. Seed $seed. Made $made.</footer>
+<footer>Orange: flights that entered the log twice, because the producer resumed from a saved position behind its end.
+The file has the months in the order 1, 10, 11, 12, 2 to 9, and so has the log. Days in UTC. Seed $seed. Made $made.
+</footer>
 </main></body></html>
 """)

@@ -229,3 +229,9 @@ def test_what_the_filter_dropped_is_told_by_the_job_or_seen_in_the_table():
     told = {0: Batch(10, 10), 1: Batch(10, 7), 2: Batch(10, None)}
     assert count_dropped(told, {0: 10, 1: 7, 2: 6}) == 0 + 3 + 4
     assert count_dropped({4: Batch(5, None)}, {}) == 5, "a batch of which nothing passed has no rows in the table"
+
+
+def test_victims_are_named_if_they_are_alone():
+    spark = Kill(STREAM, 1.0, [(10, "python3"), (11, "java"), (12, "python3")])
+    assert spark.victims() == "java 11, 2 x python3"
+    assert Kill(PRODUCER, 1.0, [(7, "python3")]).victims() == "python3 7"
