@@ -1,0 +1,183 @@
+"""Real Kafka brokers from Maven's jars: one node or three, on loopback, killed and restarted at will.
+
+Each node is broker and controller (KRaft). Everything lives below one directory; `stop()` ends what was started, by
+process id. The jars come from `make jars`.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+JARS = Path(__file__).parents[2] / ".cache" / "kafka" / "libs"
+START_TIMEOUT_S = 90
+STOP_TIMEOUT_S = 30
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+"""A broker of a test lives for seconds: the second compiler would never earn back what it costs."""
+
+
+class NotReady(Exception):
+    """The cluster does not name all of its brokers yet."""
+
+
+def missing() -> str | None:
+    """Why no broker can be started here, in words for a person; None if one can."""
+    if shutil.which("java") is None:
+        return "java is not installed: Kafka's brokers need Java 17 or newer"
+    if not (JARS / ".done").exists():
+        return "Kafka's jars are missing: run `make jars`"
+    return None
+
+
+class KafkaCluster:
+    """`with KafkaCluster(directory, nodes=3) as cluster:` yields when every broker answers at `bootstrap_servers`."""
+
+    def __init__(self, directory: Path, nodes: int = 1, settings: dict[str, str] | None = None) -> None:
+        self.directory, self.nodes = directory, range(1, nodes + 1)
+        self._settings = settings or {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        ports = free_ports(2 * nodes)
+        self._ports = dict(zip(self.nodes, ports[:nodes], strict=True))
+        self._controllers = dict(zip(self.nodes, ports[nodes:], strict=True))
+        self.cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self._ports.values())
+
+    def log_directory(self, node: int = 1) -> Path:
+        """Where this node keeps its topic directories."""
+        return self.directory / f"node-{node}" / "data"
+
+    def __enter__(self) -> Self:
+        for node in self.nodes:
+            self._format(node)
+        try:
+            for node in self.nodes:
+                self.start(node)
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, node: int = 1) -> None:
+        """Start a node on its data; `wait_ready` tells when it serves."""
+        home = self.directory / f"node-{node}"
+        with (home / "broker.log").open("ab") as log:
+            self._processes[node] = subprocess.Popen(
+                [*java("-Xms256m", "-Xmx768m", *QUICK_START), "kafka.Kafka", str(home / "server.properties")],
+                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=home, start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self, node: int = 1) -> None:
+        """kill -9."""
+        self._end(node, signal.SIGKILL)
+
+    def shut_down(self, node: int = 1) -> None:
+        """SIGTERM: the broker leaves its clean-shutdown marker."""
+        self._end(node, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """End every node; nothing is left running."""
+        with ExitStack() as stack:
+            for node in list(self._processes):
+                stack.callback(self._end, node, signal.SIGKILL)
+
+    def wait_ready(self) -> None:
+        """Return when a metadata request names every node that was started."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0, "socket.timeout.ms": 3000})
+        for attempt in Retrying(
+            stop=stop_after_delay(START_TIMEOUT_S),
+            wait=wait_fixed(0.2),
+            retry=retry_if_exception_type((NotReady, KafkaException)),
+            reraise=True,
+        ):
+            with attempt:
+                for node, process in self._processes.items():
+                    if process.poll() is not None:
+                        raise RuntimeError(f"broker {node} ended with {process.returncode}: {self._tail(node)}")
+                named = set(admin.list_topics(timeout=3).brokers)
+                if not named >= set(self._processes):
+                    raise NotReady(f"{sorted(named)} of {sorted(self._processes)} brokers answer")
+
+    def _end(self, node: int, how: signal.Signals) -> None:
+        process = self._processes.pop(node)
+        process.send_signal(how)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _tail(self, node: int) -> str:
+        return (self.directory / f"node-{node}" / "broker.log").read_text(errors="replace")[-2000:]
+
+    def _format(self, node: int) -> None:
+        home = self.directory / f"node-{node}"
+        home.mkdir(parents=True, exist_ok=True)
+        voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in self._controllers.items())
+        copies, in_sync = str(len(self.nodes)), str(max(1, len(self.nodes) - 1))
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": str(node),
+            "controller.quorum.voters": voters,
+            "listeners": f"PLAINTEXT://127.0.0.1:{self._ports[node]},CONTROLLER://127.0.0.1:{self._controllers[node]}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._ports[node]}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": str(self.log_directory(node)),
+            "auto.create.topics.enable": "false",
+            # After a kill the controller keeps the old session for so long, and refuses the node until it is over.
+            "broker.session.timeout.ms": "2000",
+            "broker.heartbeat.interval.ms": "250",
+            "offsets.topic.num.partitions": "4",
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.num.partitions": "4",
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": in_sync,
+            "share.coordinator.state.topic.replication.factor": copies,
+            "share.coordinator.state.topic.min.isr": in_sync,
+            "min.insync.replicas": in_sync,
+            "default.replication.factor": copies,
+            "group.initial.rebalance.delay.ms": "0",
+        } | self._settings
+        properties = home / "server.properties"
+        properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        done = subprocess.run(
+            [*java(*QUICK_START), "kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", str(properties)],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"formatting node {node} failed: {done.stdout}{done.stderr}")
+
+
+def java(*options: str) -> list[str]:
+    """The command that runs a class of Kafka's jars."""
+    if why := missing():
+        raise RuntimeError(why)
+    return [shutil.which("java") or "java", *options, "-cp", f"{JARS}{os.sep}*"]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
