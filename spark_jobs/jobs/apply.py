@@ -101,6 +101,9 @@ def main(**given: Any) -> None:
     """
     debug, json_path = given.pop("debug"), given.pop("json_path")
     logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if not debug:
+        # Py4J logs what a batch raises with its stack; the job says it in one line.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Spark's workers must be this very Python, with what is installed beside it.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:

@@ -1,0 +1,184 @@
+"""The apply job in one session: sources, values, carriers, refusals. Its process is killed in test_apply_process.py."""
+
+import io
+import json
+
+import fastavro
+import pytest
+
+from filtering import StreamMetadata
+from pushrep import Outbox
+from spark_jobs.errors import SparkJobError
+from spark_jobs.jobs.pipeline import ApplyOptions, BadOption, apply_in
+from spark_jobs.jobs.reporting import Reporter, one_line
+from spark_jobs.sinks.owners import TableOfAnotherQuery
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "who", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+
+
+def encoded(number):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, SCHEMA, {"id": number, "who": None if number % 3 else "x", "at": 1_700_000_000_000})
+    return out.getvalue()
+
+
+@pytest.fixture
+def outbox(tmp_path):
+    """append(values, first): to both partitions, from source offset `first` on, as a producer that was restarted."""
+
+    def append(values, first=0, carrier="key"):
+        with Outbox.open(tmp_path / "outbox", topic="orders", partitions=2, producer="p", carrier=carrier) as box:
+            for partition in range(2):
+                box.append_many(partition, values, metadata=StreamMetadata(5, partition, first))
+
+    return append
+
+
+@pytest.fixture
+def run(spark, tmp_path):
+    """Run the job; answers its events."""
+
+    def apply(name="a", **options):
+        given = {
+            "topic": "orders",
+            "path": str(tmp_path / "outbox"),
+            "sink": str(tmp_path / "table"),
+            "checkpoint": str(tmp_path / f"checkpoint-{name}"),
+            "marks": str(tmp_path / "marks"),
+            "max_records_per_trigger": 40,
+        } | options
+        events = tmp_path / "events.jsonl"
+        events.unlink(missing_ok=True)
+        with Reporter.open(str(events)) as reporter:
+            apply_in(spark, ApplyOptions(**given), reporter)
+        return [json.loads(line) for line in events.read_text().splitlines()]
+
+    return apply
+
+
+@pytest.mark.parametrize("carrier", ["key", "header"])
+def test_avro_values_become_columns_once(spark, run, outbox, tmp_path, carrier):
+    values = [encoded(n) for n in range(50)]
+    outbox(values[:30], 0, carrier)
+    outbox(values[10:], 10, carrier)
+    options = {"value_format": "avro", "value_schema": json.dumps(SCHEMA), "keep": ("partition",), "carrier": carrier}
+    first = run(**options)
+    assert [e["event"] for e in first] == ["started", *["batch"] * (len(first) - 2), "stopped"]
+    assert first[-1] == {"event": "stopped", "batches": len(first) - 2, "kept": 100}
+    assert sum(e["dropped"] for e in first[1:-1]) == 40
+    assert [e["event"] for e in run(**options)] == ["started", "stopped"], "all is read: nothing more to do"
+    outbox([encoded(n) for n in range(45, 60)], 45, carrier)
+    run(**options)
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert [(f.name, f.dataType.simpleString()) for f in table.schema][:4] == [
+        ("id", "bigint"),
+        ("who", "string"),
+        ("at", "timestamp"),
+        ("partition", "int"),
+    ]
+    rows = sorted((r["partition"], r["id"], r["who"], r["at"].year) for r in table.collect())
+    assert rows == [(p, n, None if n % 3 else "x", 2023) for p in range(2) for n in range(60)]
+
+
+def test_other_forms_of_values(spark, run, outbox, tmp_path):
+    outbox([json.dumps({"a": n, "b": {"c": str(n)}}).encode() for n in range(5)])
+    run(value_format="json", value_schema="a int, b struct<c: string>", keep=("offset",))
+    assert sorted(tuple(r) for r in spark.read.parquet(str(tmp_path / "table")).select("a", "b.c", "offset").collect())[
+        ::2
+    ] == [(n, str(n), n) for n in range(5)]
+    for name, kind in (("string", "string"), ("binary", "binary")):
+        sink = str(tmp_path / f"table-{name}")
+        run(name, value_format=name, keep=("topic", "timestamp"), sink=sink, marks=str(tmp_path / f"marks-{name}"))
+        read = spark.read.parquet(sink)
+        assert read.count() == 10
+        assert dict(read.dtypes) == {"value": kind, "topic": "string", "timestamp": "timestamp", "batch_id": "int"}
+
+
+def test_a_value_that_cannot_be_read_stops_the_job_and_names_the_record(spark, run, outbox, tmp_path):
+    outbox([encoded(1), b"\xff\xff", encoded(2)])
+    options = {"value_format": "avro", "value_schema": json.dumps(SCHEMA), "max_records_per_trigger": None}
+    with pytest.raises(Exception, match="offset 1") as failed:
+        run(**options)
+    line = one_line(failed.value)
+    assert "\n" not in line
+    assert line.startswith("ValueUnreadable: the value of topic orders, partition ")
+    assert not [p for p in (tmp_path / "table").iterdir() if p.name.startswith("batch_id")], "nothing of it is written"
+
+
+def test_broken_json_stops_the_job_too(run, outbox):
+    outbox([b'{"a": 1}', b'{"a": '])
+    with pytest.raises(Exception, match=r"(?i)malformed"):
+        run(value_format="json", value_schema="a int")
+
+
+def test_a_fresh_checkpoint_is_refused_until_it_adopts(spark, run, outbox, tmp_path):
+    outbox([b"%d" % n for n in range(100)])
+    query = run(value_format="string")[0]["query"]
+    with pytest.raises(SparkJobError, match=rf"adopt=\('{query}', 4\)"):
+        run("b", value_format="string")
+    with pytest.raises(TableOfAnotherQuery, match=query):
+        run("c", value_format="string", marks=str(tmp_path / "other-marks"))
+    outbox([b"%d" % n for n in range(90, 130)], 90)
+    assert run("d", value_format="string", adopt=(query, 2))[-1]["kept"] == 260 - 120
+    values = [r["value"] for r in spark.read.parquet(str(tmp_path / "table")).collect()]
+    assert sorted(values, key=int) == sorted([str(n) for n in range(130)] * 2, key=int)
+
+
+def test_into_a_catalog_table(spark, run, outbox, tmp_path):
+    outbox([b"%d" % n for n in range(50)])
+    run(value_format="string", sink="applied_orders", sink_format="orc")
+    assert spark.table("applied_orders").count() == 100
+    spark.sql("drop table applied_orders")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"path": None}, "--path"),
+        ({"source": "kafka"}, "belongs to source pushrep"),
+        ({"trigger": "soon"}, r"--trigger='soon'.*available-now"),
+        ({"value_format": "avro"}, "value-schema: format avro needs a schema"),
+        ({"value_format": "string", "value_schema": "{}"}, "takes no schema"),
+        ({"value_format": "xml"}, "value-format: 'xml'"),
+        ({"value_format": "avro", "value_schema": "{"}, "no JSON"),
+        ({"value_format": "avro", "value_schema": '"long"'}, "an Avro record is expected"),
+        ({"value_format": "avro", "value_schema": json.dumps(SCHEMA), "keep": ("id",)}, "keep: id is also a column"),
+        ({"keep": ("colour",)}, "no column 'colour'"),
+        ({"topic": "nope"}, "nope"),
+        ({"value_format": "json", "value_schema": "a in"}, "no schema of Spark"),
+        (
+            {"source": "kafka", "path": None, "source_options": {"failOnDataLoss": "false"}},
+            "failOnDataLoss",
+        ),
+    ],
+)
+def test_refusals_name_the_option(run, outbox, wrong, why):
+    outbox([b"1"])
+    with pytest.raises(Exception, match=why) as refused:
+        run(**wrong)
+    assert "\n" not in one_line(refused.value)
+
+
+def test_kafka_gets_its_own_names_and_reads_committed_records():
+    options = ApplyOptions(
+        topic="t", sink="/s", checkpoint="c", marks="m", source="kafka", max_records_per_trigger=5, carrier="header"
+    )
+    assert options.reader_options() == {
+        "subscribe": "t",
+        "startingOffsets": "earliest",
+        "kafka.isolation.level": "read_committed",
+        "maxOffsetsPerTrigger": "5",
+        "includeHeaders": "true",
+    }
+    with pytest.raises(BadOption, match="--trigger"):
+        ApplyOptions(topic="t", sink="/s", checkpoint="c", marks="m", source="kafka", trigger="")

@@ -1,0 +1,183 @@
+"""The apply job as a process: killed with its whole JVM at random, stopped politely, started by spark-submit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+import spark_jobs.jobs.apply as job
+from filtering import StreamMetadata
+from pushrep import Outbox
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ROWS = 3000
+QUIET = ("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2")
+HOST = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1")
+KILLS = int(os.environ.get("PUSHREP_KILLS", "4"))
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A topic of two partitions in which every record stands, many of them two or three times."""
+    rng = random.Random(7)
+    starts = [0]
+    while starts[-1] < ROWS - 400:
+        starts.append(starts[-1] + rng.randint(200, 400))
+    for start in starts:
+        with Outbox.open(tmp_path / "log", topic="orders", partitions=2, producer="p") as box:
+            for partition in range(2):
+                values = [b"%d" % n for n in range(start, min(ROWS, start + 700))]
+                box.append_many(partition, values, metadata=StreamMetadata(5, partition, start))
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def job_options(tmp_path, log):
+    return [
+        *("--path", str(log), "--topic", "orders", "--sink", str(tmp_path / "table"), "--value-format", "string"),
+        *("--checkpoint", str(tmp_path / "checkpoint"), "--max-records-per-trigger", "1100", "--json", "-"),
+    ]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the job in a process group of its own; at the end none is left."""
+    environment = os.environ | {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
+    }
+    started = []
+
+    def begin(*arguments, program=(sys.executable, "-m", "spark_jobs.jobs.apply"), **changed):
+        errors = (tmp_path / f"errors-{len(started)}").open("w+")
+        process = subprocess.Popen(
+            [*program, *arguments],
+            cwd=tmp_path,
+            env=environment | changed,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        process.errors = errors
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        kill_group(process)
+        process.stdout.close()
+        process.errors.close()
+
+
+def kill_group(process):
+    """kill -9 for Python and its JVM, and wait until both are gone."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait(timeout=30)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the JVM did not die")
+
+
+def finished(process):
+    """Wait for the end; the events. A failure shows what the job said."""
+    out, _ = process.communicate(timeout=240)
+    process.errors.seek(0)
+    assert process.returncode == 0, f"exit code {process.returncode}: {process.errors.read()[-2000:]}"
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def table(tmp_path):
+    rows = ds.dataset(tmp_path / "table", format="parquet", partitioning="hive").to_table(["partition", "value"])
+    return sorted((row["partition"], int(row["value"])) for row in rows.to_pylist())
+
+
+EVERYTHING = [(partition, n) for partition in range(2) for n in range(ROWS)]
+
+
+@pytest.mark.timeout(900)
+def test_kill_9_at_random_never_changes_the_table(start, job_options, tmp_path):
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    inside = 0
+    for _ in range(KILLS):
+        process = start(*job_options)
+        batches = rng.randint(0, 2)
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] in ("started", "batch"):
+                if batches == 0:
+                    break
+                batches -= 1
+        # No synchronisation: the moment is meant to be anywhere inside or between the batches.
+        time.sleep(rng.random() * 2)
+        inside += process.poll() is None
+        kill_group(process)
+        if (tmp_path / "table").exists() and any((tmp_path / "table").glob("batch_id=*")):
+            seen = table(tmp_path)
+            assert len(seen) == len(set(seen)), f"seed {seed}: a reader saw a row twice after a kill"
+            assert set(seen) <= set(EVERYTHING)
+    assert inside, f"seed {seed}: not one kill met a running job"
+    finished(start(*job_options))
+    assert table(tmp_path) == EVERYTHING, f"seed {seed}"
+    assert [e["event"] for e in finished(start(*job_options))] == ["started", "stopped"]
+    assert table(tmp_path) == EVERYTHING
+
+
+def test_sigterm_finishes_the_batch_and_ends_with_0(start, job_options, tmp_path, log):
+    process = start(*job_options, "--trigger", "100ms")
+    kept = 0
+    for line in process.stdout:
+        kept += json.loads(line).get("kept") or 0
+        if kept == len(EVERYTHING):
+            break
+    process.send_signal(signal.SIGTERM)
+    events = finished(process)
+    assert events[-1]["event"] == "stopped"
+    assert table(tmp_path) == EVERYTHING
+
+
+def test_spark_submit_runs_the_file(start, job_options, tmp_path):
+    submit = Path(sys.executable).with_name("spark-submit")
+    events = finished(
+        start(
+            *("--master", "local[2]", *QUIET, *HOST, str(Path(job.__file__)), *job_options),
+            program=(str(submit),),
+            PYSPARK_SUBMIT_ARGS="",
+        )
+    )
+    assert (events[0]["event"], events[-1]["event"]) == ("started", "stopped")
+    assert table(tmp_path) == EVERYTHING
+
+
+def test_an_error_is_one_line_and_1(start, job_options, tmp_path):
+    (tmp_path / "table").write_text("a file stands here")
+    process = start(*job_options)
+    out, _ = process.communicate(timeout=240)
+    process.errors.seek(0)
+    said = process.errors.read()
+    assert process.returncode == 1
+    assert "Traceback" not in said, said
+    assert ["error: " in line for line in said.splitlines() if "is a file" in line] == [True], said
+    assert "\tat " not in said, "no stack of Java"
+    last = json.loads(out.splitlines()[-1])
+    assert (last["event"], "is a file" in last["error"]) == ("failed", True)
