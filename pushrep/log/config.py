@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from pushrep.log.disk_space import DiskLimits
 from pushrep.records import HEADER_BYTES, Codec
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -47,6 +48,15 @@ class LogConfig:
     preallocate_bytes: how far the newest file is grown ahead of its data; cut off at roll and close. 0: not at all.
     flush_bytes, flush_ms: buffered appends reach the disk at the latest after so much data or time.
     verify_last_segments: how many of the newest segments are scanned even after a clean stop; 0 trusts the marker.
+    retention_ms: whole old segments go when their newest record is older than this; None: never, by time.
+    retention_bytes: and while the log without them still has this size; None: never, by size.
+    retention_files: how many segments one pass removes at most; the next one follows at once.
+    retention_check_ms: how often a log with retention or leases looks whether something may go or has run out.
+    lease_max_s: a lease that is not renewed within this time no longer holds anything.
+    disk_warn_percent, disk_pressed_percent, disk_refuse_percent: how full the disk may be: a warning; leases are
+        broken and retention runs at once; appends are refused until it is below disk_pressed_percent again.
+    open_files_max: how many files the logs of one directory keep open for writing together, the setting of the log
+        that was opened last; the longest unused are closed, and opened again when they are needed.
     """
 
     segment_bytes: int = GIB
@@ -59,6 +69,15 @@ class LogConfig:
     flush_bytes: int = 64 * MIB
     flush_ms: int = 1000
     verify_last_segments: int = 0
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    retention_files: int = 4
+    retention_check_ms: int = 300_000
+    lease_max_s: int = 600
+    disk_warn_percent: int = 75
+    disk_pressed_percent: int = 85
+    disk_refuse_percent: int = 90
+    open_files_max: int = 512
 
     def __post_init__(self) -> None:
         _within("segment_bytes", self.segment_bytes, _BATCH_BYTES_MIN, POSITION_MAX)
@@ -69,10 +88,27 @@ class LogConfig:
         _within("flush_bytes", self.flush_bytes, 1, None)
         _within("flush_ms", self.flush_ms, 1, None)
         _within("verify_last_segments", self.verify_last_segments, 0, None)
-        if self.segment_ms is not None:
-            _within("segment_ms", self.segment_ms, 1, None)
+        _within("retention_files", self.retention_files, 1, None)
+        _within("retention_check_ms", self.retention_check_ms, 1, None)
+        _within("lease_max_s", self.lease_max_s, 1, None)
+        _within("open_files_max", self.open_files_max, 1, None)
+        for name, low in (("segment_ms", 1), ("retention_ms", 0), ("retention_bytes", 0)):
+            if getattr(self, name) is not None:
+                _within(name, getattr(self, name), low, None)
+        for name in ("disk_warn_percent", "disk_pressed_percent", "disk_refuse_percent"):
+            _within(name, getattr(self, name), 0, 100)
+        _ = self.disk_limits  # they have to rise
         if not isinstance(self.codec, Codec):
             raise TypeError(f"codec must be a pushrep.records.Codec, not {self.codec!r}")
+
+    @property
+    def disk_limits(self) -> DiskLimits:
+        """The three percentages as one value."""
+        return DiskLimits(
+            warn_percent=self.disk_warn_percent,
+            pressed_percent=self.disk_pressed_percent,
+            refuse_percent=self.disk_refuse_percent,
+        )
 
     @property
     def batch_limit_bytes(self) -> int:

@@ -1,8 +1,10 @@
 """What a log refuses or fails at, each named for what the caller does next; the data is in the fields."""
 
+import errno
 from pathlib import Path
 
 from pushrep.errors import PushrepError
+from pushrep.seams import DiskUsage
 
 
 class LogLocked(PushrepError):
@@ -108,6 +110,63 @@ class AppendFailed(PushrepError):
     def __init__(self, path: Path, cause: OSError, remedy: str) -> None:
         super().__init__(f"{path}: {cause.strerror or cause}; nothing was written: {remedy}, then append again")
         self.path, self.errno, self.remedy = path, cause.errno, remedy
+
+
+class DiskAboveLimit(AppendFailed):
+    """The disk is fuller than the log's settings allow: free space, or raise the limit, and append again.
+
+    `usage` tells used and total bytes; appends are taken again below `resume_percent`.
+    """
+
+    def __init__(self, path: Path, usage: DiskUsage, *, refuse_percent: int, resume_percent: int) -> None:
+        remedy = (
+            f"free space until it is below {resume_percent} % (disk_pressed_percent), "
+            f"or raise disk_refuse_percent={refuse_percent}"
+        )
+        used = f"{usage.used_bytes} of {usage.total_bytes} bytes are used, {usage.used_percent:.1f} %"
+        super().__init__(path, OSError(errno.ENOSPC, f"the disk is too full: {used}"), remedy)
+        self.usage, self.refuse_percent, self.resume_percent = usage, refuse_percent, resume_percent
+
+
+class StillNeeded(PushrepError):
+    """`by` needs records from `needed_from` on, so nothing below `offset` was removed: wait for it, or drop it by name.
+
+    `by` names a holder, a lease, a derived store, or "the stable offset": what is not flushed or replicated yet.
+    """
+
+    def __init__(self, offset: int, needed_from: int, by: str) -> None:
+        super().__init__(f"records below offset {offset} can't go: {by} needs them from {needed_from} on")
+        self.offset, self.needed_from, self.by = offset, needed_from, by
+
+
+class LeaseBroken(PushrepError):
+    """A lease holds nothing any more: the records that it was for may be gone. `reason` tells why; take a new one."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"the lease of {name} was broken: {reason}")
+        self.name, self.reason = name, reason
+
+
+class DerivedStoreFailed(PushrepError):
+    """A store derived from the log did not do what it was told; remove its files, and it is built anew at open."""
+
+    def __init__(self, store: str, why: str) -> None:
+        super().__init__(f"the derived store {store} {why}: remove its files, it is built anew when the log is opened")
+        self.store, self.why = store, why
+
+
+class PartitionMetadataMissing(PushrepError):
+    """The directory holds segments but does not say who the log is. Restore `partition.metadata`, or adopt the log.
+
+    Adopting gives it a new id: all records of it look new to a replay filter that saw them under another one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} is missing beside the log's segments: restore it, or open the log with adopt=True to give it "
+            "a new identity (a replay filter then takes its records for new ones)"
+        )
+        self.path = path
 
 
 class OffsetOutOfRange(PushrepError):

@@ -3,6 +3,7 @@
 from pushrep.seams.clock import SYSTEM_CLOCK, Clock, SystemClock
 from pushrep.seams.filesystem import (
     REAL_FILESYSTEM,
+    DiskUsage,
     File,
     Filesystem,
     LockHeld,
@@ -15,6 +16,7 @@ __all__ = [
     "REAL_FILESYSTEM",
     "SYSTEM_CLOCK",
     "Clock",
+    "DiskUsage",
     "File",
     "Filesystem",
     "LockHeld",

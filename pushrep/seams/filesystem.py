@@ -10,10 +10,22 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 """What can be written: anything with bytes in one piece."""
+
+
+class DiskUsage(NamedTuple):
+    """Room of the file system that holds a path. What only root may fill counts in neither number, as `df` counts."""
+
+    used_bytes: int
+    total_bytes: int
+
+    @property
+    def used_percent(self) -> float:
+        """0 to 100; a file system without size is full."""
+        return 100 * self.used_bytes / self.total_bytes if self.total_bytes else 100.0
 
 
 class LockHeld(OSError):
@@ -76,11 +88,15 @@ class Filesystem(Protocol):
     def remove(self, path: Path) -> None: ...
     def sync_directory(self, directory: Path) -> None: ...
     def lock(self, path: Path) -> File:
-        """Take an exclusive flock and write our pid into the file; LockHeld at once if it is taken. close() frees it."""
+        """Take an exclusive flock, write our pid into the file; LockHeld at once if it is taken. close() frees it."""
         ...
 
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
         """A shared mapping of the first `size` bytes; a writer's file is made and zero-filled first."""
+        ...
+
+    def usage(self, path: Path) -> DiskUsage:
+        """How full the file system is that holds `path`, which exists; microseconds, no disk is read."""
         ...
 
 
@@ -184,6 +200,11 @@ class RealFilesystem:
             if writable and os.fstat(file.fileno()).st_size < size:
                 os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+
+    def usage(self, path: Path) -> DiskUsage:
+        found = os.statvfs(path)
+        used_blocks = found.f_blocks - found.f_bfree
+        return DiskUsage(used_blocks * found.f_frsize, (used_blocks + found.f_bavail) * found.f_frsize)
 
 
 def write_atomic(filesystem: Filesystem, path: Path, parts: Iterable[Buffer]) -> None:

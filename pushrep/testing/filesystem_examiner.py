@@ -12,7 +12,7 @@ from pushrep.seams import Filesystem, LockHeld, read_whole, write_atomic
 def examine_filesystem(filesystem: Filesystem, directory: Path) -> None:
     """Raise AssertionError naming the first promise of `Filesystem` or `File` that does not hold below `directory`."""
     filesystem.make_directory(directory)
-    for examine in (_files, _names, _whole_files, _locks, _mappings):
+    for examine in (_files, _names, _whole_files, _locks, _mappings, _room):
         place = directory / examine.__name__.strip("_")
         filesystem.make_directory(place)
         examine(filesystem, place)
@@ -95,6 +95,15 @@ def _mappings(fs: Filesystem, directory: Path) -> None:
     _equal("a reader's mapping shows it", reader[:4], b"abcd")
     writer[:4] = b"efgh"
     _equal("and goes on showing it", reader[:4], b"efgh")
+
+
+def _room(fs: Filesystem, directory: Path) -> None:
+    _refused("the room around what is not there", lambda: fs.usage(directory / "none"), errno.ENOENT)
+    usage = fs.usage(directory)
+    _equal("used bytes lie within the total", 0 <= usage.used_bytes <= usage.total_bytes, True)
+    _equal("there is a total", usage.total_bytes > 0, True)
+    fs.open(directory / "f", create=True).close()
+    _equal("a file tells the same total", fs.usage(directory / "f").total_bytes > 0, True)
 
 
 def _equal(promise: str, got: object, wanted: object) -> None:

@@ -9,7 +9,7 @@
     power_after(n) the n-th next call raises PowerLost, and every later one, until lose_power() is called
     fail_sync()    the next sync raises EIO, and what it should have written never reaches the disk, although
                    reads go on showing it: so Linux behaves (Rebello et al., USENIX ATC 2020)
-    capacity       bytes in all files together; a write above it stores what fits, then raises ENOSPC
+    capacity       bytes in all files together; a write above it stores what fits, then raises ENOSPC; `usage` tells it
     sync_ms        what a sync costs on the simulated clock
 
 Left out: sectors (a write is torn at any byte, which includes them), order between directories, permissions, links,
@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from pushrep.seams import File, LockHeld
+from pushrep.seams import DiskUsage, File, LockHeld
 from pushrep.seams.filesystem import Buffer
 from pushrep.testing.simulated_clock import SimulatedClock
+
+_ENDLESS_BYTES = 1 << 62  # what `usage` says of a disk without `capacity_bytes`
 
 
 class PowerLost(Exception):
@@ -231,6 +233,12 @@ class SimulatedDisk:
             grown[: len(kept)] = kept
             inode.mapping = grown
         return inode.mapping
+
+    def usage(self, path: Path) -> DiskUsage:
+        self._step()
+        if path not in self._directories and path.name not in self._names(path).now:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return DiskUsage(self._used_bytes(), _ENDLESS_BYTES if self.capacity_bytes is None else self.capacity_bytes)
 
     # ---- inside
 

@@ -1,0 +1,90 @@
+"""Which segments may go: every row of the table, and what stops at the first that stays."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pushrep.log.retention import Keeping, SealedSegment, deletable
+
+DAY_MS = 86_400_000
+NOW_MS = 1_700_000_000_000
+# Three sealed segments of 100 bytes each, 9, 5 and 1 days old; the active one begins at 3000 and has 50 bytes.
+SEALED = [SealedSegment(0, 1000, 100), SealedSegment(1000, 2000, 100), SealedSegment(2000, 3000, 100)]
+NEWEST_MS = {0: NOW_MS - 9 * DAY_MS, 1000: NOW_MS - 5 * DAY_MS, 2000: NOW_MS - 1 * DAY_MS}
+
+
+def gone(newest_ms=NEWEST_MS, **changed):
+    settings = {"log_start_offset": 0, "floor": 3500, "log_bytes": 350, "now_ms": NOW_MS} | changed
+    found = deletable(SEALED, Keeping(**settings), lambda segment: newest_ms[segment.base_offset])
+    return [segment.base_offset for segment in found]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, []),
+        ({"log_start_offset": 999}, []),
+        ({"log_start_offset": 1000}, [0]),
+        ({"log_start_offset": 2999}, [0, 1000]),
+        ({"retention_ms": 10 * DAY_MS}, []),
+        ({"retention_ms": 9 * DAY_MS}, []),
+        ({"retention_ms": 9 * DAY_MS - 1}, [0]),
+        ({"retention_ms": 2 * DAY_MS}, [0, 1000]),
+        ({"retention_ms": 0}, [0, 1000, 2000]),
+        ({"retention_bytes": 350}, []),
+        ({"retention_bytes": 251}, []),
+        ({"retention_bytes": 250}, [0]),
+        ({"retention_bytes": 0}, [0, 1000, 2000]),
+        ({"retention_bytes": 250, "retention_ms": 2 * DAY_MS}, [0, 1000]),
+        ({"retention_bytes": 0, "floor": 2999}, [0, 1000]),
+        ({"retention_bytes": 0, "floor": 1000}, [0]),
+        ({"retention_bytes": 0, "floor": 999}, []),
+        ({"log_start_offset": 1000, "floor": 0}, []),
+    ],
+)
+def test_every_row(changed, expected):
+    assert gone(**changed) == expected
+
+
+@pytest.mark.parametrize("strange", [-1, NOW_MS + 9 * DAY_MS])
+def test_a_segment_without_times_or_from_the_future_stays_and_keeps_what_is_behind_it(strange):
+    assert gone(NEWEST_MS | {1000: strange}, retention_ms=0) == [0]
+
+
+def test_times_are_asked_of_no_more_segments_than_needed():
+    asked = []
+    keeping = Keeping(log_start_offset=0, floor=3500, log_bytes=350, now_ms=NOW_MS, retention_ms=2 * DAY_MS)
+    keeping_by_size = Keeping(log_start_offset=1000, floor=3500, log_bytes=350, now_ms=NOW_MS, retention_bytes=0)
+    for rules in (keeping, keeping_by_size):
+        list(deletable(SEALED, rules, lambda s: asked.append(s.base_offset) or NEWEST_MS[s.base_offset]))
+    assert asked == [0, 1000, 2000], "only by time, and only up to the first that stays"
+
+
+@given(
+    ends=st.lists(st.integers(1, 50), max_size=8),
+    start=st.integers(0, 300),
+    floor=st.integers(0, 300),
+    retention_bytes=st.none() | st.integers(0, 500),
+    retention_ms=st.none() | st.integers(0, 100),
+)
+def test_never_above_the_floor_and_always_the_oldest(ends, start, floor, retention_bytes, retention_ms):
+    sealed, base = [], 0
+    for size in ends:
+        sealed.append(SealedSegment(base, base + size, size))
+        base += size
+    keeping = Keeping(
+        log_start_offset=start,
+        floor=floor,
+        log_bytes=base + 7,
+        now_ms=100,
+        retention_ms=retention_ms,
+        retention_bytes=retention_bytes,
+    )
+    found = list(deletable(sealed, keeping, lambda segment: segment.base_offset % 101))
+    assert found == sealed[: len(found)], "a prefix: what is left has no hole"
+    assert all(segment.end_offset <= floor for segment in found)
+    kept_bytes = base + 7 - sum(segment.size_bytes for segment in found)
+    if retention_ms is None and retention_bytes is not None:
+        assert not found or kept_bytes >= retention_bytes or found[-1].end_offset <= start
+    if retention_ms is None and retention_bytes is None:
+        assert not found or found[-1].end_offset <= start
