@@ -1,6 +1,44 @@
-"""What all tests share: hypothesis without a deadline, since a busy machine is no fault of the code."""
+"""What all tests share: hypothesis without a deadline, since a busy machine is no fault of the code; short and long forms.
 
+`make torture` sets PUSHREP_TORTURE=1: the tests that use the fixture `torture` then run their long forms. Their seed stands in
+the header of the run; PUSHREP_TORTURE_SEED=<seed> repeats it.
+"""
+
+import os
+import random
+from typing import NamedTuple
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("pushrep", deadline=None)
 settings.load_profile("pushrep")
+
+
+class Torture(NamedTuple):
+    """Whether this is the long form, and the seed of whatever is drawn."""
+
+    is_long: bool
+    seed: int
+
+    def count(self, short: int, long: int) -> int:
+        return long if self.is_long else short
+
+    def random(self, *salt: object) -> random.Random:
+        """A source of its own for each test and parameter: `salt` tells them apart."""
+        return random.Random(f"{self.seed} {salt}")
+
+
+_TORTURE = Torture(
+    is_long=os.environ.get("PUSHREP_TORTURE", "0") not in {"", "0"},
+    seed=int(os.environ.get("PUSHREP_TORTURE_SEED") or random.SystemRandom().randrange(1 << 32)),
+)
+
+
+def pytest_report_header():
+    return f"torture: {'long' if _TORTURE.is_long else 'short'} forms, PUSHREP_TORTURE_SEED={_TORTURE.seed}"
+
+
+@pytest.fixture(scope="session")
+def torture():
+    return _TORTURE
