@@ -68,7 +68,8 @@ def interrupted_run(out):
     """Ctrl-C as soon as there is a JVM; returns what it said."""
     demo = subprocess.Popen(command(out), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        while not any(p.name == "java" for p in descendants_of(demo.pid)):
+        # The stream's JVM has a driver for parent; the demo's own child is only asked for its version.
+        while not any(p.name == "java" and p.parent != demo.pid for p in descendants_of(demo.pid)):
             assert demo.poll() is None, demo.stdout.read()
             time.sleep(0.05)
         demo.send_signal(signal.SIGINT)
