@@ -1,7 +1,7 @@
-"""What all tests share: hypothesis without a deadline, since a busy machine is no fault of the code; short and long forms.
+"""What all tests share: hypothesis without a deadline (a busy machine is no fault of the code), short and long forms.
 
-`make torture` sets PUSHREP_TORTURE=1: the tests that use the fixture `torture` then run their long forms. Their seed stands in
-the header of the run; PUSHREP_TORTURE_SEED=<seed> repeats it.
+`make torture` sets PUSHREP_TORTURE=1: tests that use the fixture `torture` then run their long forms. Their seed stands
+in the header of the run; PUSHREP_TORTURE_SEED=<seed> repeats it.
 """
 
 import os
