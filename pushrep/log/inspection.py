@@ -36,6 +36,7 @@ class LogState:
     """What is known of a log without looking at its batches.
 
     known_by: see the file's map. published is None where nothing valid was published since the machine started.
+    cleaned_offset: below it Kafka's cleaner may have left holes between segments.
     """
 
     writer_pid: int | None
@@ -44,6 +45,7 @@ class LogState:
     recovery_point: int | None
     high_watermark: int | None
     log_start_offset: int | None
+    cleaned_offset: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -147,6 +149,7 @@ def read_state(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogState:
         recovery_point=offsets[Checkpoint.RECOVERY_POINT],
         high_watermark=offsets[Checkpoint.HIGH_WATERMARK],
         log_start_offset=offsets[Checkpoint.LOG_START_OFFSET],
+        cleaned_offset=offsets[Checkpoint.CLEANED_OFFSET] or 0,
     )
 
 

@@ -48,6 +48,10 @@ class Kind(Enum):
     """A small file beside the segments is bad."""
 
 
+BATCH_KINDS = frozenset({Kind.DAMAGE, Kind.EPOCH, Kind.JOINT, Kind.END})
+"""What concerns the batches themselves; the rest can be made again from them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One damage: in which file, at which byte of it, which offset is the first that is concerned, and why."""
@@ -70,20 +74,27 @@ class Expected:
     below: every offset below it was on disk, or stands in the page cache of a machine that is up; None: all there is.
     exact_bytes: the newest segment ends with this byte and with the offset `below`; None if that is not known.
     is_live: the writer goes on meanwhile.
+    cleaned_offset: a hole between two segments is no damage up to here, a broker's cleaner may have made it.
     """
 
     below: int | None
     exact_bytes: int | None
     is_live: bool
+    cleaned_offset: int = 0
 
     @classmethod
     def of(cls, state: LogState) -> "Expected":
         """From what the directory says."""
+        below, exact_bytes = state.recovery_point, None
         if state.is_live and state.published is not None:
-            return cls(below=state.published.log_end_offset, exact_bytes=None, is_live=True)
-        if state.clean is not None:
-            return cls(below=state.clean.end_offset, exact_bytes=state.clean.last_segment_bytes, is_live=False)
-        return cls(below=state.recovery_point, exact_bytes=None, is_live=False)
+            below = state.published.log_end_offset
+        elif state.clean is not None:
+            below, exact_bytes = state.clean.end_offset, state.clean.last_segment_bytes
+        return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, cleaned_offset=state.cleaned_offset)
+
+    def accounts_for(self, end_offset: int, next_base: int) -> bool:
+        """Whether a segment that ends with the first may be followed by one that begins with the second."""
+        return end_offset == next_base or end_offset < next_base <= self.cleaned_offset
 
 
 class SegmentLook(NamedTuple):
@@ -210,11 +221,11 @@ class _Walk:
                 self._torn = found
             else:
                 self._findings.append(found)
-        elif task.next_base is not None and end.next_offset != task.next_base:
+        elif task.next_base is not None and not expected.accounts_for(end.next_offset, task.next_base):
             gap = "a gap" if end.next_offset < task.next_base else "an overlap"
             why = f"it ends at {end.next_offset}, {segment_name(task.next_base)} begins at {task.next_base}: {gap}"
             self._findings.append(self._at(Kind.JOINT, why))
-        elif task.next_base is None and isinstance(end, CleanEnd):
+        elif task.next_base is None:
             self._judge_clean_end(end, size_bytes)
 
     def _judge_clean_end(self, end: CleanEnd, size_bytes: int) -> None:

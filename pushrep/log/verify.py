@@ -18,14 +18,14 @@ these offsets.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pushrep.log.checkpoints import BadCheckpoint, read_bounded
 from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.index_check import IndexCheck
-from pushrep.log.inspection import checked_log, read_state, segment_facts, size_of
+from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts, size_of
 from pushrep.log.leader_epochs import (
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
@@ -34,7 +34,16 @@ from pushrep.log.leader_epochs import (
 )
 from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, read_partition_metadata
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
-from pushrep.log.segment_look import Expected, Finding, Kind, SegmentLook, SegmentTask, look_at_segment, segment_name
+from pushrep.log.segment_look import (
+    BATCH_KINDS,
+    Expected,
+    Finding,
+    Kind,
+    SegmentLook,
+    SegmentTask,
+    look_at_segment,
+    segment_name,
+)
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _INDEX_BYTES_MAX = 64 << 20
@@ -80,11 +89,15 @@ class Verifier:
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
         on_bytes: Callable[[int], None] | None = None,
+        state: LogState | None = None,
     ) -> None:
-        """`on_bytes` is told, every 8 MiB or so, how many bytes were read since. Raises NotALog."""
+        """`on_bytes` is told, every 8 MiB or so, how many bytes were read since.
+
+        `state`: what is known of the log, for who holds its lock; None: ask the directory. Raises NotALog.
+        """
         self._log, self._filesystem, self._clock = checked_log(log, filesystem), filesystem, clock
         self._on_bytes = on_bytes
-        self._state = read_state(self._log, filesystem)
+        self._state = read_state(self._log, filesystem) if state is None else state
         self._first = Expected.of(self._state)
 
     def run(self) -> VerifyReport:
@@ -151,7 +164,7 @@ class Verifier:
         now = Expected.of(read_state(self._log, self._filesystem))
         if not now.is_live or now.below is None or self._first.below is None:
             return now  # the writer ended meanwhile
-        return Expected(below=min(now.below, self._first.below), exact_bytes=None, is_live=True)
+        return replace(now, below=min(now.below, self._first.below))
 
     def _look(self, base: int, epoch: int, expected: Expected) -> SegmentLook | None:
         following = [b for b in list_segments(self._filesystem, self._log) if b > base]
@@ -187,9 +200,10 @@ def verify_log(
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
     on_bytes: Callable[[int], None] | None = None,
+    state: LogState | None = None,
 ) -> VerifyReport:
-    """Verify the log at `log`, beside its writer or without one. Raises NotALog, OSError."""
-    return Verifier(log, filesystem=filesystem, clock=clock, on_bytes=on_bytes).run()
+    """Verify the log at `log`, beside its writer or without one; see Verifier. Raises NotALog, OSError."""
+    return Verifier(log, filesystem=filesystem, clock=clock, on_bytes=on_bytes, state=state).run()
 
 
 def bytes_to_verify(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int:
@@ -227,10 +241,10 @@ def _add(report: VerifyReport, look: SegmentLook) -> None:
     report.batches += look.batches
     report.records += look.records
     report.bytes_read += look.size_bytes
+    if not any(finding.kind in BATCH_KINDS for finding in report.findings):
+        report.verified_to = look.end_offset
     report.findings += look.findings
     report.torn = report.torn or look.torn
-    if report.is_whole:
-        report.verified_to = look.end_offset
 
 
 def _read(path: Path, filesystem: Filesystem) -> bytes | None:

@@ -6,6 +6,7 @@ repair, truncate, rebuild-index       take the writer's lock; refused, with its 
 
 import click
 
+from pushrep.cli.log.changing import rebuild_index, repair, truncate
 from pushrep.cli.log.dumping import dump
 from pushrep.cli.log.looking import describe, ls
 from pushrep.cli.log.verifying import verify
@@ -26,5 +27,5 @@ def log() -> None:
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 
-for command in (ls, describe, dump, verify):
+for command in (ls, describe, dump, verify, repair, truncate, rebuild_index):
     log.add_command(command)

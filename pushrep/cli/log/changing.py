@@ -1,0 +1,106 @@
+"""`pushrep log repair`, `truncate`, `rebuild-index`: they take the writer's lock and are refused while one runs."""
+
+from pathlib import Path
+
+import click
+
+from pushrep.cli.log.showing import show_json, size
+from pushrep.cli.log.verifying import tell_findings
+from pushrep.log import SegmentLog
+from pushrep.log.inspection import checked_log
+from pushrep.log.repair import Repairer, RepairReport
+
+
+@click.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option(
+    "--from-copy", "copy", type=click.Path(path_type=Path), help="Another copy of the log: the directory of its files."
+)
+@click.option("--cut-at", type=click.IntRange(0), metavar="OFFSET", help="Cut at the batch that holds this offset.")
+@click.option("--cut", "cut_name", metavar="NAME", help="Cut at the first damage; NAME is the log's name, said again.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
+def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
+    log: Path, copy: Path | None, cut_at: int | None, cut_name: str | None, dry_run: bool, as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Mend a damaged LOG that nobody writes. Whatever is changed is kept: as .corrupt what was replaced, as .cut what
+    was cut off.
+
+    \b
+      pushrep log repair out/orders-0 --from-copy /backup/orders-0 --dry-run
+      pushrep log repair out/orders-0 --from-copy /backup/orders-0
+      pushrep log repair out/orders-0 --cut orders-0          gives up all from the first damage on
+
+    \b
+    From a copy only the damaged range is taken, and only if offsets, epochs and CRCs join on both sides of it.
+    Without an option indexes and the list of leader epochs are made anew; batches are never touched unasked.
+    Exit code 1 if the log is not whole afterwards.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if sum(option is not None for option in (copy, cut_at, cut_name)) > 1:
+        raise click.UsageError("--from-copy, --cut-at and --cut exclude each other")
+    name = checked_log(log).name
+    if cut_name is not None and cut_name != name:
+        raise click.BadParameter(f"{cut_name!r} is not this log's name, {name}", param_hint="--cut")
+    report = Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut_name is not None, dry_run=dry_run)
+    if as_json:
+        show_json(report.as_dict())
+    else:
+        _tell(report)
+    if not report.is_whole and not dry_run:
+        click.get_current_context().exit(1)
+
+
+def _tell(report: RepairReport) -> None:
+    would = "would be " if report.dry_run else ""
+    for one in report.spliced:
+        click.echo(
+            f"{report.log}: offsets [{one['first_offset']}, {one['end_offset']}) {would}taken from the copy into "
+            f"{one['segment']} at byte {one['position']} ({one['reason']})"
+        )
+    if report.cut is not None:
+        taken = f", {size(report.cut.size_bytes)} taken off" if not report.dry_run else ""
+        click.echo(
+            f"{report.log}: {would}cut at offset {report.cut.offset}, byte {report.cut.position} of "
+            f"{report.cut.segment}{taken}"
+        )
+    for name in report.rebuilt:
+        click.echo(f"{report.log}: {name} {would}made anew")
+    kept = [*report.kept_as, *(report.cut.kept_as if report.cut is not None else ())]
+    if kept:
+        click.echo(f"{report.log}: kept aside: {', '.join(kept)}")
+    if not (report.spliced or report.cut or report.rebuilt):
+        click.echo(f"{report.log}: nothing {'would be' if report.dry_run else 'was'} changed")
+    if report.after is not None:
+        verdict = "whole" if report.after.is_whole else "still DAMAGED"
+        start, end = report.after.log_start_offset, report.after.verified_to
+        click.echo(f"{report.log}: {verdict}: offsets [{start}, {end})")
+        tell_findings(report.after)
+
+
+@click.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("offset", type=click.IntRange(0))
+@click.option("--force", is_flag=True, help="Also below the high watermark: acknowledged records go.")
+@click.option("--json", "as_json", is_flag=True, help="The new end as a JSON object.")
+def truncate(log: Path, offset: int, force: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Cut LOG at the base of the batch that holds OFFSET; later segments are kept as .cut files."""
+    path = checked_log(log)
+    with SegmentLog.open(path) as opened:
+        before = opened.log_end_offset
+        end = opened.truncate_to(offset, force=force)
+    if as_json:
+        show_json({"log": path.name, "log_end_offset_before": before, "log_end_offset": end})
+    else:
+        click.echo(f"{path.name}: the log ended at {before:,}, it ends at {end:,} now")
+
+
+@click.command("rebuild-index")
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The names of the files as a JSON object.")
+def rebuild_index(log: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Make every .index and .timeindex of LOG anew from its batches."""
+    names = Repairer(log).rebuild_indexes()
+    if as_json:
+        show_json({"log": checked_log(log).name, "rebuilt": names})
+    else:
+        click.echo(f"{checked_log(log).name}: {len(names)} index files made anew")

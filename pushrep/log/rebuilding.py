@@ -1,0 +1,50 @@
+"""What can be made again from the batches of a log alone: its indexes and its list of leader epochs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pushrep.log.config import LogConfig
+from pushrep.log.leader_epochs import LeaderEpochs
+from pushrep.log.scan import ScanRange, WholeBatch, scan
+from pushrep.log.segment import Segment
+from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
+from pushrep.log.segment_look import WINDOW_BYTES, segment_name
+from pushrep.seams import Filesystem
+
+
+def rebuild_indexes(filesystem: Filesystem, log: Path, bases: Sequence[int] | None = None) -> list[str]:
+    """Make the indexes of these segments (None: of all) anew; the names of the files, which are on disk then.
+
+    For who holds the log's lock. An index ends where bytes are no batch. Raises OSError.
+    """
+    everything, names = list_segments(filesystem, log), []
+    for base in everything if bases is None else bases:
+        following = next((other for other in everything if other > base), None)
+        segment = Segment(filesystem, log, base, LogConfig())
+        try:
+            segment.index.keep(0)
+            segment.time_index.keep(0)
+            for _ in segment.walk(0, following):
+                pass
+            segment.note_time()
+            segment.sync_indexes()
+        finally:
+            segment.close()
+        names += [segment_name(base, INDEX_SUFFIX), segment_name(base, TIME_INDEX_SUFFIX)]
+    if names:
+        filesystem.sync_directory(log)
+    return names
+
+
+def epochs_of_batches(filesystem: Filesystem, log: Path) -> LeaderEpochs:
+    """The leader epochs as the headers of the whole batches tell them."""
+    epochs = LeaderEpochs()
+    for base in list_segments(filesystem, log):
+        file = filesystem.open(segment_path(log, base), writable=False)
+        try:
+            for step in scan(file, ScanRange(base_offset=base), window_bytes=WINDOW_BYTES):
+                if isinstance(step, WholeBatch):
+                    epochs = epochs.assigned(max(0, step.batch.header.leader_epoch), step.batch.header.base_offset)
+        finally:
+            file.close()
+    return epochs

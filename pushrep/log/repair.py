@@ -1,0 +1,384 @@
+"""Mending a damaged log while nobody writes it: a range from another copy, a cut by name, indexes made anew.
+
+    what is damaged                 what mends it
+    batches, joints, the end        the same range of a copy that joins on both sides (splicing.py), or a cut
+    leader-epoch-checkpoint         the epochs in the batches' headers
+    partition.metadata              the copy's, once its batches have joined ours
+    .index .timeindex               the batches
+
+What goes is kept: replaced bytes as `<segment>.log.<position>.corrupt`, small files as `<name>.corrupt`, what a cut
+takes off as `.cut`; indexes are not kept, they can be made again. Order of a splice: keep, write the new file beside
+the old one, sync it, rename it over, sync the directory; a crash in between leaves the old log or a better one, and the
+same command goes on. The log is not listed in the clean marker afterwards: the next open looks for itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pushrep.log.config import LogConfig
+from pushrep.log.cutting import move_aside
+from pushrep.log.directory import LOCK_NAME, DirectoryView, LogDirectory
+from pushrep.log.errors import CorruptPartitionMetadata, LogLocked
+from pushrep.log.inspection import LogState, checked_log, read_state
+from pushrep.log.leader_epochs import LEADER_EPOCHS_NAME, read_leader_epochs, write_leader_epochs
+from pushrep.log.partition_metadata import (
+    PARTITION_METADATA_NAME,
+    read_partition_metadata,
+    write_partition_metadata,
+)
+from pushrep.log.rebuilding import epochs_of_batches, rebuild_indexes
+from pushrep.log.recovery_report import Cut
+from pushrep.log.scan import Damage, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.segment import Segment
+from pushrep.log.segment_files import CUT_SUFFIX, free_name, list_segments, segment_path
+from pushrep.log.segment_look import BATCH_KINDS, WINDOW_BYTES, Expected, Kind, segment_name
+from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
+from pushrep.log.verify import VerifyReport, verify_log
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
+
+CORRUPT_SUFFIX = ".corrupt"
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What a repair did, or with `dry_run` what it would do. `after` is the verification that followed it."""
+
+    log: str
+    dry_run: bool
+    before: VerifyReport
+    spliced: list[dict[str, Any]] = field(default_factory=list)
+    cut: Cut | None = None
+    rebuilt: list[str] = field(default_factory=list)
+    kept_as: list[str] = field(default_factory=list)
+    after: VerifyReport | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is damaged (any more)."""
+        return self.after.is_whole if self.after is not None else self.before.is_whole
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return {
+            "log": self.log,
+            "dry_run": self.dry_run,
+            "is_whole": self.is_whole,
+            "before": self.before.as_dict(),
+            "spliced": self.spliced,
+            "cut": None if self.cut is None else asdict(self.cut),
+            "rebuilt": self.rebuilt,
+            "kept_as": self.kept_as,
+            "after": None if self.after is None else self.after.as_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CutPlace:
+    """Where a cut would be made: the segment, the byte in it, and the offset that comes next then."""
+
+    base_offset: int
+    position: int
+    offset: int
+
+
+class Repairer:
+    """Repairs one log. Every method takes the writer's lock for its time and raises LogLocked while one runs."""
+
+    def __init__(self, log: Path, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Raises NotALog."""
+        self._log, self._filesystem, self._clock = checked_log(log, filesystem), filesystem, clock
+
+    def repair(
+        self, *, copy: Path | None = None, cut_at: int | None = None, cut: bool = False, dry_run: bool = False
+    ) -> RepairReport:
+        """Mend what is damaged: batches from `copy`, or by a cut at the batch that holds `cut_at`, or with `cut` at
+        the first damage; indexes and epochs in any case.
+
+        Raises LogLocked; RepairRefused if the copy does not join, nothing says how batches are to be mended, or a cut
+        would leave damage below it. Nothing was changed then. Raises OSError.
+        """
+        with self._alone():
+            state = self._state()
+            before = self._verified()
+            report = RepairReport(self._log.name, dry_run, before)
+            at = cut_at if cut_at is not None else _first_damage(before) if cut else None
+            place = None if at is None else self._cut_place(at, before.log_start_offset)
+            plan = None if copy is None else self._splice_plan(copy, state, before.log_start_offset)
+            if copy is None and place is None and _first_damage(before) is not None:
+                raise RepairRefused(
+                    f"{self._log} is damaged from offset {_first_damage(before)} on: name another copy of it with "
+                    f"--from-copy, or give up what follows with --cut {self._log.name}"
+                )
+            if dry_run:
+                _foretell(report, plan, place)
+                return report
+        self._apply(report, plan, place, copy)
+        return report
+
+    def rebuild_indexes(self) -> list[str]:
+        """Make every index of the log anew from its batches; the names of the files. Raises LogLocked, OSError.
+
+        Where bytes are no batch the index ends: run `repair` for them.
+        """
+        with self._view():
+            return rebuild_indexes(self._filesystem, self._log)
+
+    def _apply(self, report: RepairReport, plan: SplicePlan | None, place: CutPlace | None, copy: Path | None) -> None:
+        with self._view() as view:
+            for segment in plan.segments if plan is not None else ():
+                assert copy is not None
+                self._splice(segment, copy, report)
+            if place is not None:
+                report.cut = self._cut(view, place)
+            self._mend_small_files(report, copy)
+            named = {finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is Kind.INDEX}
+            report.rebuilt += rebuild_indexes(self._filesystem, self._log, [int(stem) for stem in sorted(named)])
+            self._settle(view, place.offset if place is not None else None)
+        report.after = verify_log(self._log, filesystem=self._filesystem, clock=self._clock)
+
+    def _state(self) -> LogState:
+        """What the directory says; the lock is our own, so nobody writes."""
+        return replace(read_state(self._log, self._filesystem), writer_pid=None)
+
+    def _verified(self) -> VerifyReport:
+        return verify_log(self._log, filesystem=self._filesystem, clock=self._clock, state=self._state())
+
+    # ---- plans
+
+    def _splice_plan(self, copy: Path, state: LogState, start: int) -> SplicePlan:
+        copy = checked_log(copy, self._filesystem)
+        if copy == self._log:
+            raise RepairRefused(f"{copy} is the log itself: name the directory of another copy")
+        if copy.name != self._log.name:
+            raise RepairRefused(f"{copy} is a copy of {copy.name}, not of {self._log.name}")
+        ids = [self._id(self._log), self._id(copy)]
+        planner = SplicePlanner(
+            self._filesystem,
+            self._log,
+            copy,
+            start=start,
+            expected=Expected.of(state),
+            epochs=read_leader_epochs(self._log, self._filesystem),
+            same_id=ids[0] == ids[1] is not None,
+        )
+        return planner.run()
+
+    def _id(self, log: Path) -> str | None:
+        try:
+            found = read_partition_metadata(log, self._filesystem)
+        except CorruptPartitionMetadata:
+            return None
+        return None if found is None else str(found)
+
+    def _cut_place(self, offset: int, start: int) -> CutPlace:
+        """Where the batch that holds `offset` begins, or where the damage does that begins there."""
+        bases = [base for base in list_segments(self._filesystem, self._log) if base <= offset]
+        if not bases or offset < start:
+            raise RepairRefused(f"no segment of {self._log} holds offset {offset}: it can't be cut there")
+        file = self._filesystem.open(segment_path(self._log, bases[-1]), writable=False)
+        before = bases[-1]
+        try:
+            for step in scan(file, ScanRange(base_offset=bases[-1]), window_bytes=WINDOW_BYTES):
+                if isinstance(step, WholeBatch):
+                    if step.batch.header.next_offset > offset:
+                        return CutPlace(bases[-1], step.position, before)
+                    before = step.batch.header.next_offset
+                    continue
+                if step.next_offset < offset:
+                    why = step.reason if isinstance(step, TornTail | Damage) else "the segment ends there"
+                    raise RepairRefused(
+                        f"{segment_name(bases[-1])} has whole batches up to offset {step.next_offset} only ({why}): "
+                        f"cut at {step.next_offset} or below"
+                    )
+                return CutPlace(bases[-1], step.position, step.next_offset)
+        finally:
+            file.close()
+        raise AssertionError("a scan ends with an answer")
+
+    # ---- deeds
+
+    def _splice(self, segment: SegmentSplice, copy: Path, report: RepairReport) -> None:
+        path = segment_path(self._log, segment.base_offset)
+        if segment.exists:
+            for hole in segment.holes:
+                kept = self._keep_range(path, hole.position, hole.position_end)
+                report.kept_as += [kept] if kept else []
+        temp = path.with_name(path.name + ".repair")
+        target = self._filesystem.open(temp, create=True)
+        try:
+            target.truncate(0)
+            for piece in segment.pieces:
+                source = path if piece.copy_base is None else segment_path(copy, piece.copy_base)
+                self._append_piece(target, source, piece)
+            target.sync()
+            self._check_spliced(target, segment)
+        finally:
+            target.close()
+        self._filesystem.rename(temp, path)
+        self._filesystem.sync_directory(self._log)
+        report.spliced += _spliced(segment)
+
+    def _append_piece(self, target: File, source: Path, piece: Piece) -> None:
+        file = self._filesystem.open(source, writable=False)
+        try:
+            end = file.size() if piece.end is None else piece.end
+            for start in range(piece.start, end, WINDOW_BYTES):
+                data = file.read_at(min(WINDOW_BYTES, end - start), start)
+                target.write_at(data, target.size())
+        finally:
+            file.close()
+
+    def _check_spliced(self, file: File, segment: SegmentSplice) -> None:
+        """The new file is read once more before it takes the place of the old one."""
+        what = ScanRange(base_offset=segment.base_offset)
+        for step in scan(file, what, window_bytes=WINDOW_BYTES):
+            if not isinstance(step, WholeBatch) and step.next_offset < segment.end_offset:
+                raise RepairRefused(
+                    f"{segment_name(segment.base_offset)} put together anew ends at {step.next_offset}, not at "
+                    f"{segment.end_offset}: the copy changed meanwhile; stop its writer and try again"
+                )
+
+    def _keep_range(self, path: Path, start: int, end: int | None, suffix: str = CORRUPT_SUFFIX) -> str | None:
+        """Copy bytes that go into a file of their own, synced; its name, None if there are none."""
+        file = self._filesystem.open(path, writable=False)
+        try:
+            end = file.size() if end is None else end
+            if end <= start:
+                return None
+            target = free_name(self._filesystem, path.with_name(f"{path.name}.{start}{suffix}"))
+            kept = self._filesystem.open(target, create=True)
+            try:
+                for at in range(start, end, WINDOW_BYTES):
+                    kept.write_at(file.read_at(min(WINDOW_BYTES, end - at), at), at - start)
+                kept.sync()
+            finally:
+                kept.close()
+        finally:
+            file.close()
+        self._filesystem.sync_directory(path.parent)
+        return target.name
+
+    def _cut(self, view: DirectoryView, place: CutPlace) -> Cut:
+        """In the order of every cut: checkpoints, later segments, this one, epochs."""
+        self._lower_checkpoints(view, place.offset)
+        later = [base for base in list_segments(self._filesystem, self._log) if base > place.base_offset]
+        kept, size_bytes = move_aside(self._filesystem, self._log, later)
+        segment = Segment(self._filesystem, self._log, place.base_offset, LogConfig())
+        try:
+            size_bytes += max(0, segment.file.size() - place.position)
+            tail = self._keep_range(segment.path, place.position, None, CUT_SUFFIX)
+            segment.cut(place.position, place.offset)
+        finally:
+            segment.close()
+        self._filesystem.sync_directory(self._log)
+        epochs = read_leader_epochs(self._log, self._filesystem)
+        if epochs is not None and epochs.cut_from(place.offset) != epochs:
+            write_leader_epochs(self._log, epochs.cut_from(place.offset), self._filesystem)
+        return Cut(
+            offset=place.offset,
+            segment=segment.path.name,
+            position=place.position,
+            size_bytes=size_bytes,
+            reason="cut by name",
+            kept_as=tuple([tail] if tail else []) + tuple(reversed(kept)),
+        )
+
+    def _mend_small_files(self, report: RepairReport, copy: Path | None) -> None:
+        bad = {finding.file for finding in report.before.findings if finding.kind is Kind.FILE}
+        if LEADER_EPOCHS_NAME in bad:
+            report.kept_as.append(self._keep_whole(LEADER_EPOCHS_NAME))
+            write_leader_epochs(self._log, epochs_of_batches(self._filesystem, self._log), self._filesystem)
+            report.rebuilt.append(LEADER_EPOCHS_NAME)
+        if PARTITION_METADATA_NAME in bad and copy is not None:
+            log_id = read_partition_metadata(copy, self._filesystem)
+            if log_id is not None:
+                report.kept_as.append(self._keep_whole(PARTITION_METADATA_NAME))
+                write_partition_metadata(self._log, log_id, self._filesystem)
+                report.rebuilt.append(PARTITION_METADATA_NAME)
+
+    def _keep_whole(self, name: str) -> str:
+        path = self._log / name
+        target = free_name(self._filesystem, path.with_name(name + CORRUPT_SUFFIX))
+        self._filesystem.rename(path, target)
+        self._filesystem.sync_directory(self._log)
+        return target.name
+
+    def _settle(self, view: DirectoryView, cut_at: int | None) -> None:
+        """What is whole now is on disk: the recovery point covers it, and readers are told where the log ends."""
+        found = self._verified()
+        end = found.verified_to if cut_at is None else min(cut_at, found.verified_to)
+        for base in list_segments(self._filesystem, self._log):
+            file = self._filesystem.open(segment_path(self._log, base))
+            try:
+                file.sync()
+            finally:
+                file.close()
+        recovery_point = end if found.is_whole else max(end, view.recovery_point or 0)
+        high_watermark = end if view.high_watermark is None else min(end, view.high_watermark)
+        view.checkpoint(recovery_point=recovery_point, high_watermark=high_watermark)
+        view.sync_checkpoints()
+        epochs = read_leader_epochs(self._log, self._filesystem)
+        epoch = epochs.latest_epoch if epochs is not None else -1
+        view.publish(end, end, high_watermark, found.log_start_offset, epoch)
+
+    def _lower_checkpoints(self, view: DirectoryView, offset: int) -> None:
+        remembered = {
+            "recovery_point": view.recovery_point,
+            "high_watermark": view.high_watermark,
+            "cleaned_offset": view.cleaned_offset,
+        }
+        view.checkpoint(**{name: offset for name, value in remembered.items() if value is not None and value > offset})
+        view.sync_checkpoints()
+
+    @contextmanager
+    def _view(self) -> Iterator[DirectoryView]:
+        """The log, held as its writer holds it; left as after an unclean stop."""
+        directory = LogDirectory.acquire(self._log.parent, self._filesystem, self._clock)
+        try:
+            view = directory.attach(self._log.name)
+            try:
+                yield view
+            finally:
+                view.close_unclean()
+        finally:
+            directory.release()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The lock alone: the clean marker stays where it is, so that a plan that is refused changes nothing."""
+        try:
+            lock = self._filesystem.lock(self._log.parent / LOCK_NAME)
+        except LockHeld as error:
+            raise LogLocked(self._log.parent, error.pid) from error
+        try:
+            yield
+        finally:
+            lock.close()
+
+
+def repair_log(
+    log: Path, *, copy: Path | None = None, cut_at: int | None = None, cut: bool = False, dry_run: bool = False
+) -> RepairReport:
+    """Repair the log at `log`; see Repairer.repair."""
+    return Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut, dry_run=dry_run)
+
+
+def _first_damage(report: VerifyReport) -> int | None:
+    """The lowest offset that can't be read; None if all batches are whole and in their place."""
+    offsets = [f.offset for f in report.findings if f.kind in BATCH_KINDS and f.offset is not None]
+    return min(offsets, default=None)
+
+
+def _foretell(report: RepairReport, plan: SplicePlan | None, place: CutPlace | None) -> None:
+    for segment in plan.segments if plan is not None else ():
+        report.spliced += _spliced(segment)
+    if place is not None:
+        report.cut = Cut(place.offset, segment_name(place.base_offset), place.position, 0, "would be cut by name", ())
+    report.rebuilt += [f.file for f in report.before.findings if f.kind in {Kind.INDEX, Kind.FILE}]
+
+
+def _spliced(segment: SegmentSplice) -> list[dict[str, Any]]:
+    return [{"segment": segment_name(segment.base_offset)} | asdict(hole) for hole in segment.holes]

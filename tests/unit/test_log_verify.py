@@ -1,0 +1,177 @@
+"""Verify and dump: what they find in a log at rest, byte by byte and case by case."""
+
+import shutil
+
+import pytest
+
+from pushrep.log import LogConfig, NotALog, SegmentLog
+from pushrep.log.dump import DumpedBatch, DumpedEnd, OffsetWindow, dump_file
+from pushrep.log.inspection import lock_holder, logs_at, summarize
+from pushrep.log.segment_look import Kind
+from pushrep.log.verify import verify_log
+
+CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
+FIRST = "00000000000000000000.log"
+
+
+def make(path, lists=7, config=CONFIG):
+    with SegmentLog.open(path, config) as log:
+        for number in range(lists):
+            log.append([b"value %d" % number] * 3, timestamps_ms=1_700_000_000_000 + number)
+    return path
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = make(tmp_path / "logs" / "orders-0")
+    assert len(list(path.glob("*.log"))) == 3
+    return path
+
+
+def only(report):
+    assert len(report.findings) == 1, report.findings
+    return report.findings[0]
+
+
+def test_a_whole_log_is_whole(log):
+    report = verify_log(log)
+    assert report.is_whole
+    assert (report.log_start_offset, report.verified_to, report.segments) == (0, 21, 3)
+    assert (report.batches, report.records) == (7, 21)
+    assert report.bytes_read == sum(path.stat().st_size for path in log.glob("*.log"))
+    assert report.torn is None
+
+
+def test_every_byte_that_is_flipped_is_found(log):
+    missed = []
+    judged = [path for path in sorted(log.iterdir()) if path.suffix != ".crc32c"]
+    assert len(judged) == 11, "three files a segment, leader epochs and metadata"
+    for path in judged:
+        data = path.read_bytes()
+        for at in range(len(data)):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << (at % 8)
+            path.write_bytes(flipped)
+            report = verify_log(log)
+            if report.is_whole or not any(finding.file == path.name for finding in report.findings):
+                missed.append((path.name, at, report.findings))
+        path.write_bytes(data)
+    assert not missed, missed
+    assert verify_log(log).is_whole
+
+
+def test_every_prefix_of_a_segment_is_told(log):
+    for path in sorted(log.glob("*.log")):
+        data = path.read_bytes()
+        for size in range(len(data)):
+            path.write_bytes(data[:size])
+            report = verify_log(log)
+            assert [f for f in report.findings if f.file == path.name], f"{path.name} cut to {size} bytes"
+        path.write_bytes(data)
+
+
+def test_a_damage_is_named_by_segment_byte_offset_and_reason(log):
+    path = log / "00000000000000000009.log"
+    first_batch = int.from_bytes(path.read_bytes()[8:12], "big") + 12
+    data = bytearray(path.read_bytes())
+    data[first_batch + 70] ^= 1
+    path.write_bytes(data)
+    finding = only(verify_log(log))
+    assert (finding.kind, finding.file, finding.position, finding.offset) == (Kind.DAMAGE, path.name, first_batch, 12)
+    assert "CRC" in finding.reason
+    assert verify_log(log).verified_to == 12
+
+
+@pytest.mark.parametrize(("missing", "kind"), [(0, Kind.JOINT), (1, Kind.JOINT), (2, Kind.END)])
+def test_a_missing_segment_is_told(log, missing, kind):
+    sorted(log.glob("*.log"))[missing].unlink()
+    finding = only(verify_log(log))
+    assert finding.kind in {kind, Kind.DAMAGE}
+    assert finding.offset in {0, 9, 18}
+
+
+def test_a_torn_tail_of_an_unclean_stop_is_no_damage(log):
+    (log.parent / ".pushrep_cleanshutdown").unlink()
+    with max(log.glob("*.log")).open("ab") as file:
+        file.write(b"torn")
+    report = verify_log(log)
+    assert report.is_whole
+    assert report.torn.offset == 21
+    assert "header" in report.torn.reason
+
+
+def test_bytes_behind_a_clean_end_are_told(log):
+    with max(log.glob("*.log")).open("ab") as file:
+        file.write(bytes(4))
+    finding = only(verify_log(log))
+    assert finding.kind is Kind.END
+    assert "closed with" in finding.reason
+
+
+def test_without_any_checkpoint_every_bad_byte_counts(log, tmp_path):
+    alone = tmp_path / "elsewhere" / "orders-0"
+    shutil.copytree(log, alone)
+    assert verify_log(alone).is_whole
+    with max(alone.glob("*.log")).open("ab") as file:
+        file.write(b"torn")
+    assert only(verify_log(alone)).kind is Kind.DAMAGE
+
+
+def test_nothing_is_written_and_no_lock_taken(log):
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in log.parent.rglob("*") if path.is_file()}
+    verify_log(log)
+    summarize(log)
+    for file in log.glob("*.log"):
+        list(dump_file(file, OffsetWindow()))
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in log.parent.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_progress_adds_up(log):
+    told = []
+    report = verify_log(log, on_bytes=told.append)
+    assert sum(told) == report.bytes_read
+
+
+def test_who_writes_is_known_without_taking_the_lock(log):
+    assert lock_holder(log.parent) is None
+    with SegmentLog.open(log, CONFIG) as opened:
+        holder = lock_holder(log.parent)
+        opened.append(b"more")
+        summary = summarize(log)
+        assert summary.writer_pid == holder
+        assert (summary.known_by, summary.log_end_offset, summary.is_clean) == ("writer", 22, False)
+        report = verify_log(log)
+        assert report.is_whole
+        assert report.verified_to == 22
+    assert lock_holder(log.parent) is None
+    assert summarize(log).is_clean
+
+
+def test_logs_are_found_by_directory_and_by_name(log, tmp_path):
+    make(tmp_path / "logs" / "orders-1", lists=1)
+    assert [path.name for path in logs_at(tmp_path / "logs")] == ["orders-0", "orders-1"]
+    assert logs_at(log) == [log]
+    with pytest.raises(NotALog):
+        logs_at(tmp_path)
+    with pytest.raises(NotALog):
+        logs_at(tmp_path / "nowhere")
+
+
+def test_a_dump_shows_the_window_and_ends_with_the_end(log):
+    entries = list(dump_file(log / FIRST, OffsetWindow(4, 6)))
+    assert [entry.batch.header.base_offset for entry in entries] == [3]
+    entries = list(dump_file(log / FIRST, OffsetWindow()))
+    assert all(isinstance(entry, DumpedBatch) for entry in entries[:-1])
+    assert isinstance(entries[-1], DumpedEnd)
+    assert entries[-1].is_clean
+
+
+def test_a_dump_stops_at_damage(log):
+    data = bytearray((log / FIRST).read_bytes())
+    data[-1] ^= 1
+    (log / FIRST).write_bytes(data)
+    end = list(dump_file(log / FIRST, OffsetWindow()))[-1]
+    assert not end.is_clean
+    assert end.end.next_offset == 6
+    assert end.rest_bytes > 61
