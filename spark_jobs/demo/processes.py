@@ -25,17 +25,15 @@ from spark_jobs.errors import SparkJobError
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 KILL_WAIT_S: Final = 10.0
-ERROR_LINES: Final = 12
-"""Lines of a failed program's standard error that its refusal shows."""
 
 
 class ProgramFailed(SparkJobError):
     """One of the demo's programs ended by itself and not well; `log` holds everything it said."""
 
     def __init__(self, program: str, code: int, log: Path) -> None:
-        said = log.read_text(errors="replace").splitlines()[-ERROR_LINES:] if log.exists() else []
-        tail = "".join(f"\n    {line}" for line in said)
-        super().__init__(f"the {program} ended with exit code {code}; its last words (all of them: {log}):{tail}")
+        said = log.read_text(errors="replace").split("\n") if log.exists() else []
+        last = next((line.strip() for line in reversed(said) if line.strip()), "nothing")
+        super().__init__(f"the {program} ended with exit code {code}; its last words: {last} (all of them: {log})")
         self.program, self.code, self.log = program, code, log
 
 

@@ -1,6 +1,8 @@
 """The kills of a seed, the checkpoint's words, /proc's lines, the output directory, the verdict."""
 
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from itertools import pairwise
@@ -155,6 +157,22 @@ def test_an_old_java_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(DemoUnavailable, match="is 11; install Java 17"):
         require_java()
+
+
+def test_a_missing_extra_is_named_without_a_traceback(tmp_path):
+    code = """
+import sys
+for name in ("pyspark", "plotly", "pyarrow", "pandas"):
+    sys.modules[name] = None
+from spark_jobs.demo import preflight
+preflight.find_spec = lambda name: None if name in ("pyspark", "plotly") else object()
+from spark_jobs.demo.command import demo
+demo(["--out", sys.argv[1]])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "Error: the demo needs pyspark, plotly: pip install 'pushrep[demo]'"
+    assert not (tmp_path / "out").exists(), "refused before anything was touched"
 
 
 def found(**changes):
