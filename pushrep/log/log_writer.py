@@ -113,7 +113,8 @@ class LogWriter:
         while True:
             with self._turn:
                 self._turn.wait_for(lambda: not self._syncing or self.flushed_offset >= wanted or self._poison)
-                if self.flushed_offset >= wanted:
+                # What was cut off meanwhile never gets to the disk: nobody waits for it.
+                if self.flushed_offset >= min(wanted, self.log_end_offset):
                     return
                 if self._poison is not None:
                     raise LogPoisoned(self._around.view.path, self._poison) from self._poison
@@ -282,13 +283,15 @@ class LogWriter:
         following = self._bases[number + 1] if number + 1 < len(self._bases) else None
         in_hole = following is not None and following <= around.view.cleaned_offset
         position, end = segment.locate(offset, may_end_before=in_hole)
-        around.view.checkpoint(recovery_point=min(end, self.flushed_offset), high_watermark=end)
+        self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
+        self._publish()  # before the files change: readers take what they then miss for cut, not for corrupt
+        around.view.checkpoint(recovery_point=self.flushed_offset, high_watermark=end)
         around.view.sync_checkpoints()
         move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
         segment.cut(position, end)
         around.filesystem.sync_directory(around.view.path)
         self._active, self._bases = segment, self._bases[: number + 1]
-        self.log_end_offset = self.flushed_offset = end
+        self.flushed_offset = end
         self._unflushed_bytes = 0
         if around.view.cleaned_offset > end:  # after the cut: until then the holes have to be accounted for
             around.view.checkpoint(cleaned_offset=end)

@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 
 from pushrep.log.errors import CorruptBatch, OffsetOutOfRange
 from pushrep.log.index_file import IndexFile
-from pushrep.log.scan import WINDOW_BYTES, CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
+from pushrep.log.scan import WINDOW_BYTES, CleanEnd, ScanEnd, ScanRange, ScanStep, WholeBatch, scan
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.records import Record, RecordBatch
-from pushrep.seams import File, Filesystem
+from pushrep.seams import Filesystem
 
 _PAGE_BYTES = 4096
 _HINTS_MAX = 64
@@ -65,6 +65,7 @@ class BatchReader:
         self._filesystem, self._directory, self._log = filesystem, directory, log
         # Where the last reads ended: who reads on needs no index.
         self._hints: dict[int, _Place] = {}
+        self._cleaned_offset = 0  # as it was asked last
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, in one piece, of one segment.
@@ -113,7 +114,7 @@ class BatchReader:
 
     def forget(self) -> None:
         """The log was cut: what was remembered of it may not hold."""
-        self._hints = {}
+        self._hints, self._cleaned_offset = {}, 0
 
     def _checked(self, start: int, end: int | None) -> Bounds:
         bounds = self._log.bounds()
@@ -135,57 +136,92 @@ class BatchReader:
             yield from records
 
     def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
-        """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes."""
+        """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes.
+
+        A cut may have put other batches where one is expected. So what does not fit is looked up once more, in the
+        files of now, before it is believed: bytes that are no batch, and a batch behind the offset that is wanted.
+        """
         if start >= end:
             return
-        place = self._locate(start)
+        place, looked_up = self._locate(start), -1
         while True:
             step: ScanEnd | None = None
-            file = self._open(place.base, start)
-            try:
-                for found in scan(file, _range(place), window_bytes=window_bytes):
-                    if not isinstance(found, WholeBatch):
-                        step = found
-                        break
-                    header = found.batch.header
-                    if header.next_offset <= start:
-                        continue
-                    yield _Place(place.base, found.position, header.base_offset), found.batch
-                    start = header.next_offset
-                    if start >= end:
-                        return
-            finally:
-                file.close()
-            if isinstance(step, CleanEnd) and step.next_offset >= end:
-                return  # the last batches were compacted away
-            if step is not None:
-                place = self._following(place.base, step, start)
+            for found in self._scan(place, start, window_bytes):
+                if not isinstance(found, WholeBatch):
+                    step = found
+                    break
+                header = found.batch.header
+                if header.base_offset > start != looked_up and not self._is_hole(start):
+                    break
+                yield _Place(place.base, found.position, header.base_offset), found.batch
+                start = header.next_offset
+                if start >= end:
+                    return
+            following = self._following(place.base, step, start, end)
+            if following is None:
+                return
+            if isinstance(following, _Place):
+                place = following
+            elif looked_up == start:
+                raise following
+            else:
+                place, looked_up = self._look_up(start, fresh=True), start
 
-    def _following(self, base: int, end: ScanEnd, offset: int) -> _Place:
-        """The beginning of the next segment, if this one ended as it should."""
-        path = segment_path(self._directory, base)
+    def _scan(self, place: _Place, start: int, window_bytes: int) -> Iterator[ScanStep]:
+        """The segment's steps from there on, without the batches that end before `start`; none if its file is gone."""
+        try:
+            file = self._filesystem.open(segment_path(self._directory, place.base), writable=False)
+        except FileNotFoundError:
+            return
+        try:
+            what = ScanRange(base_offset=place.base, position=place.position, next_offset=place.next_offset)
+            for step in scan(file, what, window_bytes=window_bytes):
+                if not isinstance(step, WholeBatch) or step.batch.header.next_offset > start:
+                    yield step
+        finally:
+            file.close()
+
+    def _is_hole(self, offset: int) -> bool:
+        """Whether compaction may have taken this offset."""
+        if offset >= self._cleaned_offset:
+            self._cleaned_offset = self._log.cleaned_offset()
+        return offset < self._cleaned_offset
+
+    def _following(
+        self, base: int, step: ScanEnd | None, offset: int, end: int
+    ) -> _Place | OffsetOutOfRange | CorruptBatch | None:
+        """The beginning of the next segment, if this one ended as it should; else what is to be raised.
+
+        None if there is nothing more to read. Without `step`, what was found did not fit.
+        """
         bases = self._log.bases(fresh=False)
         if bases[-1] <= base:
             bases = self._log.bases(fresh=True)
         at = bisect_right(bases, base)
-        if isinstance(end, CleanEnd) and at < len(bases):
-            next_base = bases[at]
-            if next_base == end.next_offset or end.next_offset < next_base <= self._log.cleaned_offset():
-                return _Place(next_base, 0, next_base)
+        if isinstance(step, CleanEnd):
+            if step.next_offset >= end:
+                return None  # the last batches were compacted away
+            if at < len(bases) and (
+                bases[at] == step.next_offset or step.next_offset < bases[at] <= self._log.cleaned_offset()
+            ):
+                return _Place(bases[at], 0, bases[at])
         bounds = self._log.bounds()
-        if not bounds.start <= offset < bounds.end:  # cut while we read
-            raise OffsetOutOfRange(offset, *bounds)
-        if not isinstance(end, CleanEnd):
-            raise CorruptBatch(end.next_offset, path, end.position, end.reason)
-        follows = f"the next one begins at {bases[at]}" if at < len(bases) else "no segment follows"
-        raise CorruptBatch(end.next_offset, path, end.position, f"the segment ends there and {follows}")
+        if step is None or not bounds.start <= offset < bounds.end:  # cut while we read
+            return OffsetOutOfRange(offset, *bounds)
+        if isinstance(step, CleanEnd):
+            follows = f"the next one begins at {bases[at]}" if at < len(bases) else "no segment follows"
+            reason = f"the segment ends there and {follows}"
+        else:
+            reason = step.reason
+        return CorruptBatch(step.next_offset, segment_path(self._directory, base), step.position, reason)
 
     def _locate(self, offset: int) -> _Place:
         """Where to begin a scan that will meet `offset`."""
-        hint = self._hints.get(offset)
-        if hint is not None:
-            return hint
-        bases = self._log.bases(fresh=False)
+        return self._hints.get(offset) or self._look_up(offset, fresh=False)
+
+    def _look_up(self, offset: int, *, fresh: bool) -> _Place:
+        """As `_locate`, but not by where an earlier read ended; `fresh`: by the names of now."""
+        bases = self._log.bases(fresh=fresh)
         if not bases or not bases[0] <= offset or bases[-1] <= offset:
             bases = self._log.bases(fresh=True)
         at = bisect_right(bases, offset) - 1
@@ -198,12 +234,7 @@ class BatchReader:
         entry = index.floor(offset - base)
         if entry is None:
             return _Place(base, 0, base)
-        file = self._open(base, offset)
-        try:
-            what = ScanRange(base_offset=base, position=entry[1])
-            step = next(scan(file, what, window_bytes=_PAGE_BYTES))
-        finally:
-            file.close()
+        step = next(self._scan(_Place(base, entry[1], base), base, _PAGE_BYTES), None)
         if not isinstance(step, WholeBatch) or step.batch.header.last_offset - base != entry[0]:
             return _Place(base, 0, base)
         header = step.batch.header
@@ -232,13 +263,3 @@ class BatchReader:
         if len(self._hints) >= _HINTS_MAX:
             self._hints = {}
         self._hints[offset] = place._replace(next_offset=offset)
-
-    def _open(self, base: int, offset: int) -> File:
-        try:
-            return self._filesystem.open(segment_path(self._directory, base), writable=False)
-        except FileNotFoundError:
-            raise OffsetOutOfRange(offset, *self._log.bounds()) from None
-
-
-def _range(place: _Place) -> ScanRange:
-    return ScanRange(base_offset=place.base, position=place.position, next_offset=place.next_offset)

@@ -17,7 +17,8 @@ from pushrep.log import (
 )
 from pushrep.log import flusher as log_flusher
 from pushrep.log.published import PUBLISHED_NAME
-from pushrep.records import RecordBatch
+from pushrep.log.segment import Segment
+from pushrep.records import RecordBatch, encode_batch
 
 BUFFERED = Durability.BUFFERED
 CONFIG = LogConfig(segment_bytes=3000, batch_bytes=400, index_interval_bytes=500, flush_ms=600_000)
@@ -192,3 +193,76 @@ def test_flush_bytes_bound_what_is_not_on_disk(tmp_path):
         for _ in range(200):
             log.append([b"v" * 1000], durability=BUFFERED)
             assert log.log_end_offset - log.flushed_offset <= 2 * 10, "appends wait when the disk is behind"
+
+
+def append_same_size(log, count, records):
+    """`count` batches of 1300 bytes, whatever number of records they have."""
+    for _ in range(count):
+        batches = (encode_batch([b"x" * n, *[b"y" * 50] * (records - 1)], timestamps_ms=5) for n in range(1300))
+        log.append(next(batch for batch in batches if len(batch.data) == 1300), durability=BUFFERED)
+
+
+def test_where_a_read_ended_is_not_believed_after_a_cut(tmp_path):
+    """Other batches of the same sizes stand there now: to go on at the old byte would pass over records."""
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig()) as log:
+        append_same_size(log, 8, 10)
+        reader = SegmentLog.open_reader(log.path, isolation="written")
+        assert RecordBatch.check(reader.read(10, 4 * 1300)[-1300:]).header.next_offset == 50
+        log.truncate_to(0, force=True)
+        append_same_size(log, 8, 12)
+        header = RecordBatch.check(reader.read(50, 1)).header
+        assert header.base_offset <= 50 < header.next_offset
+        assert [record.offset for record in reader.records(50)] == list(range(50, 96))
+
+
+def test_a_reader_finds_its_way_after_a_cut_that_moved_the_segments(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
+        for n in range(100):
+            log.append(b"%d" % n * 40, durability=BUFFERED)
+        reader = SegmentLog.open_reader(log.path, isolation="written")
+        assert len(list(reader.records(0))) == 100
+        log.truncate_to(7, force=True)
+        for n in range(7, 100):
+            log.append(b"%d" % n * 57, durability=BUFFERED)
+        for start in range(100):
+            assert [record.offset for record in reader.records(start)] == list(range(start, 100))
+            header = RecordBatch.check(reader.read(start, 1)).header
+            assert header.base_offset <= start < header.next_offset
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_read_during_a_cut_is_out_of_range_and_not_corrupt(tmp_path, monkeypatch, beside):
+    """Readers are told of the cut before the files change."""
+    with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
+        log.append([b"value"] * 300)
+        readable = SegmentLog.open_reader(log.path) if beside else log
+        answers = []
+
+        def read_and_cut(*args):
+            with pytest.raises(OffsetOutOfRange) as error:
+                list(readable.records(100))
+            answers.append(error.value.end)
+            cut(*args)
+
+        cut = Segment.cut
+        monkeypatch.setattr(Segment, "cut", read_and_cut)
+        end = log.truncate_to(50, force=True)
+        assert answers == [end]
+
+
+def test_who_waits_for_a_flush_is_let_go_when_its_records_are_cut(tmp_path, monkeypatch):
+    with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
+        log.append(b"stays")
+        flush = log._writer.flush
+
+        def cut_first(offset=None):
+            monkeypatch.undo()
+            log.truncate_to(1, force=True)
+            flush(offset)
+
+        monkeypatch.setattr(log._writer, "flush", cut_first)
+        waiting = threading.Thread(target=log.append, args=([b"goes"] * 3,), daemon=True)
+        waiting.start()
+        waiting.join(10)
+        assert not waiting.is_alive(), "it syncs for ever for records that are not there any more"
+        assert (log.log_end_offset, log.flushed_offset) == (1, 1)
