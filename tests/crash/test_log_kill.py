@@ -12,6 +12,7 @@ import signal
 import struct
 import threading
 import time
+import traceback
 import zlib
 from collections import defaultdict
 from itertools import count
@@ -87,6 +88,8 @@ def run_and_kill(directory, round_, reports_wanted, delay_s):
         try:
             os.close(reading)
             write_until_killed(directory, round_, writing)
+        except BaseException:  # noqa: BLE001 - the child must not go on as a second test run
+            traceback.print_exc()
         finally:
             os._exit(1)
     os.close(writing)

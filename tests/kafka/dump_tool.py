@@ -5,6 +5,7 @@ The tool exits 0 on damage, so every line is read. One Java machine for all file
 
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,22 +13,36 @@ from tests.kafka.cluster import QUICK_START, java
 
 SUFFIXES = (".log", ".index", ".timeindex")
 OBJECTION = re.compile(
-    r"isvalid: false|mismatch|out of order|not found|Exception|Could not|Found timestamp|Index timestamp", re.IGNORECASE
+    r"isvalid: false|invalid bytes|mismatch|out of order|not found|Exception|Could not|Found timestamp", re.IGNORECASE
 )
+_LOGS_PER_RUN = 60
+"""All files are one argument, and Linux takes 128 KiB for one (MAX_ARG_STRLEN)."""
+_HOLES = re.compile(r"Non-consecutive offsets in :?(\S+)")
 _FIELD = re.compile(r"(\w+): (\S+)")
 _TIMES = ("CreateTime", "LogAppendTime")
 
 
 @dataclass
 class Dump:
-    """`batches`: one dictionary per batch line, names as the tool spells them, `time` whatever kind it is."""
+    """`batches`: one dictionary per batch line, names as the tool spells them, `time` whatever kind it is.
+
+    has_holes: offsets are missing inside of a segment, as they may in a compacted log.
+    """
 
     batches: list[dict[str, object]] = field(default_factory=list)
     objections: list[str] = field(default_factory=list)
+    has_holes: bool = False
 
 
 def dump_segments(*logs: Path) -> list[Dump]:
     """Dump the segments, indexes and time indexes of these logs, records included; one Dump for each log."""
+    dumps: list[Dump] = []
+    while len(dumps) < len(logs):
+        dumps += _dump(logs[len(dumps) : len(dumps) + _LOGS_PER_RUN])
+    return dumps
+
+
+def _dump(logs: Sequence[Path]) -> list[Dump]:
     files = [path for log in logs for path in sorted(log.iterdir()) if path.suffix in SUFFIXES]
     command = [*java("-Xmx256m", *QUICK_START), "org.apache.kafka.tools.DumpLogSegments", "--deep-iteration"]
     done = subprocess.run([*command, "--files", ",".join(map(str, files))], capture_output=True, text=True, timeout=120)
@@ -43,7 +58,9 @@ def dump_segments(*logs: Path) -> list[Dump]:
         if current is not None and OBJECTION.search(line):
             current.objections.append(f"{looked_at[-1].name}: {line}")
     assert looked_at == files, f"these were not looked at: {sorted(set(files) - set(looked_at))}"
-    # What is said about several files stands at the end, under their names.
+    for line in done.stderr.splitlines():
+        if holes := _HOLES.match(line):
+            dumps[Path(holes[1]).parent].has_holes = True
     loose = [line for line in done.stderr.splitlines() if OBJECTION.search(line)]
     assert not loose, f"the tool complains: {loose[:5]}"
     return list(dumps.values())

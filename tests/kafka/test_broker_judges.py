@@ -204,6 +204,7 @@ def test_dump_log_segments_accepts_what_the_broker_made_of_our_files(story):
     dumps = dump_segments(*(story.directory / "stopped" / f"ours-{partition}" for partition in story.ours))
     for partition, dump in zip(story.ours, dumps, strict=True):
         assert not dump.objections, f"partition {partition}"
+        assert not dump.has_holes, f"partition {partition}"
         assert sum(batch["count"] for batch in dump.batches) == len(story.served[partition])
 
 
@@ -264,6 +265,7 @@ def test_every_batch_of_a_broker_is_what_kafkas_own_tool_says(story, left, opene
     dumps = dump_segments(*(data / f"{topic}-0" for topic in THEIRS))
     for topic, dump in zip(THEIRS, dumps, strict=True):
         assert not dump.objections, topic
+        assert dump.has_holes == topic.startswith("compacted"), topic
         ours = [described(header) for header in opened[f"{topic}-0"][2]]
         assert ours == [{name: batch[name] for name in ours[0]} for batch in dump.batches], topic
 
