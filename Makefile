@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JARS   := .cache/kafka/libs
 
-.PHONY: help demo test quick lint format bench jars clean
+.PHONY: help demo test torture quick lint format bench jars clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-
 
 test: lint jars  ## Lint, types, layers and every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+torture: $(VENV)/.dev jars  ## The long forms: an hour or so; repeat one by PUSHREP_TORTURE_SEED
+	PUSHREP_TORTURE=1 $(BIN)/python -m pytest --timeout 3600 tests/properties tests/crash tests/simulation tests/kafka $(PYTEST_ARGS)
 
 quick: $(VENV)/.dev  ## The tests without Spark and Java
 	$(BIN)/python -m pytest -m 'not spark and not java and not slow' $(PYTEST_ARGS)
