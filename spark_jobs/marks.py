@@ -171,7 +171,8 @@ class LocalMarks:
         return [partition for topic, partition in list_logs(self._path) if topic == _TOPIC]
 
     def _open(self, generation: int) -> SegmentLog:
-        config = LogConfig(batch_bytes_max=2 * PART_BYTES, segment_bytes=1 << 30)
+        # A write a micro-batch is too rare for room made ahead to be worth its bytes.
+        config = LogConfig(batch_bytes_max=2 * PART_BYTES, segment_bytes=1 << 30, preallocate_bytes=0)
         log = SegmentLog.open(self._path / f"{_TOPIC}-{generation}", config=config)
         if log.recovery.damaged_from is not None:
             damaged = log.recovery.damaged_from

@@ -33,6 +33,8 @@ def to_batches(
         _refuse_above_limit(data.header.size_bytes, config)
         return [data]
     if isinstance(data, bytes | bytearray | memoryview):
+        if keys is None and headers is None and isinstance(timestamps_ms, int):
+            return [_alone(bytes(data), timestamps_ms, config)]
         values: Sequence[bytes | None] = [bytes(data)]
     else:
         values = data
@@ -40,6 +42,14 @@ def to_batches(
         raise ValueError("nothing to append: the list of values is empty")
     columns = _Columns(values, keys, headers, timestamps_ms)
     return [batch for start, end in columns.cuts(config) for batch in columns.encoded(start, end, config)]
+
+
+def _alone(value: bytes, timestamp_ms: int, config: LogConfig) -> RecordBatch:
+    """One plain value: there is nothing to cut, and looking for where to would cost more than the encoding."""
+    _refuse_above_limit(len(value), config, BATCH_BYTES_LIMIT if config.codec else None)
+    batch = encode_batch((value,), timestamps_ms=timestamp_ms, codec=config.codec)
+    _refuse_above_limit(batch.header.size_bytes, config)
+    return batch
 
 
 class _Columns:

@@ -45,7 +45,8 @@ class LogConfig:
     batch_bytes: a list of values is cut into batches of about this size: 256 KiB stay in the processor's cache.
     batch_bytes_max: the largest batch, and so the largest record, that is taken (Kafka's max.message.bytes).
     codec: compression of the batches that the log makes itself.
-    preallocate_bytes: how far the newest file is grown ahead of its data; cut off at roll and close. 0: not at all.
+    preallocate_bytes: how far the newest file is grown ahead of its data, at most; cut off at roll and close. A small
+        file grows by its own size at a time, at least 64 KiB. 0: not at all.
     flush_bytes, flush_ms: buffered appends reach the disk at the latest after so much data or time.
     verify_last_segments: how many of the newest segments are scanned even after a clean stop; 0 trusts the marker.
     retention_ms: whole old segments go when their newest record is older than this; None: never, by time.
@@ -65,7 +66,7 @@ class LogConfig:
     batch_bytes: int = 256 * KIB
     batch_bytes_max: int = MIB
     codec: Codec = Codec.NONE
-    preallocate_bytes: int = 0
+    preallocate_bytes: int = 16 * MIB
     flush_bytes: int = 64 * MIB
     flush_ms: int = 1000
     verify_last_segments: int = 0

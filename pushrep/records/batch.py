@@ -72,7 +72,8 @@ class RecordBatch:
         Costs nothing more: the CRC covers neither.
         """
         layout.stamp(self._writable(), base_offset, leader_epoch)
-        self.header = self.header._replace(base_offset=base_offset, leader_epoch=leader_epoch)
+        header = self.header
+        self.header = header._make((base_offset, header.batch_length, leader_epoch, *header[3:]))  # half of _replace
 
     def with_producer(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
         """This batch as an idempotent producer sends it: base offset 0, the producer's fields, the CRC redone.

@@ -138,6 +138,27 @@ def test_space_allocated_ahead_is_cut_off_at_roll_and_close(tmp_path):
     assert sum(f.stat().st_size for f in path.glob("*.log")) == size
 
 
+def test_a_log_grows_ahead_by_what_it_holds_so_that_idle_ones_stay_small(tmp_path):
+    path = tmp_path / "orders-0"
+    with SegmentLog.open(path, LogConfig(preallocate_bytes=1 << 20)) as log:
+        file, end = path / f"{0:020d}.log", 0
+        while end < 4 << 20:
+            log.append([b"v" * 1000] * 50, durability=BUFFERED)
+            end = sum(batch.header.size_bytes for batch in log.batches(0))
+            assert end <= file.stat().st_size <= end + max(64 << 10, min(end, 1 << 20)) + (60 << 10)
+
+
+def test_a_disk_without_room_ahead_still_takes_what_fits():
+    disk, clock = SimulatedDisk(), SimulatedClock()
+    with SegmentLog.open(PATH, filesystem=disk, clock=clock) as log:
+        disk.capacity_bytes = disk._used_bytes() + 20_000
+        for n in range(100):
+            assert log.append(b"%03d" % n, durability=BUFFERED) == (n, n)
+        disk.capacity_bytes = None
+    with SegmentLog.open(PATH, filesystem=disk, clock=clock) as log:
+        assert [record.value for record in log.records(0)] == [b"%03d" % n for n in range(100)]
+
+
 def test_many_threads_append_without_mixing(log):
     def work(number):
         for n in range(20):
@@ -161,7 +182,8 @@ def test_many_threads_append_without_mixing(log):
 
 def test_a_full_disk_refuses_leaves_nothing_and_works_again():
     disk, clock = SimulatedDisk(), SimulatedClock()
-    with SegmentLog.open(PATH, LogConfig(batch_bytes=300), filesystem=disk, clock=clock) as log:
+    config = LogConfig(batch_bytes=300, preallocate_bytes=0)  # so that a full disk is full at once
+    with SegmentLog.open(PATH, config, filesystem=disk, clock=clock) as log:
         log.append([b"safe"] * 3)
         disk.capacity_bytes = disk._used_bytes() + 700
         with pytest.raises(AppendFailed) as refused:
@@ -201,7 +223,7 @@ def test_a_full_disk_in_the_middle_of_a_roll_takes_the_new_segment_back():
 def test_the_file_size_limit_of_the_process_is_a_refusal_too(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with SegmentLog.open(tmp_path / "orders-0") as log:
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0)) as log:
         log.append([b"safe"])
         size = (tmp_path / "orders-0" / f"{0:020d}.log").stat().st_size
         try:
