@@ -6,13 +6,17 @@ list_logs(directory)                                the partitions in a director
 """
 
 from pushrep.log.config import AppendResult, Durability, LogConfig
+from pushrep.log.derived import DerivedStore
 from pushrep.log.errors import (
     AppendFailed,
     BelowHighWatermark,
     CorruptBatch,
     CorruptLog,
     CorruptPartitionMetadata,
+    DerivedStoreFailed,
+    DiskAboveLimit,
     InvalidLogName,
+    LeaseBroken,
     LogClosed,
     LogDamaged,
     LogLocked,
@@ -20,7 +24,10 @@ from pushrep.log.errors import (
     NotALog,
     NotALogDirectory,
     OffsetOutOfRange,
+    PartitionMetadataMissing,
+    StillNeeded,
 )
+from pushrep.log.leases import Lease
 from pushrep.log.log_names import list_logs, parse_log_name
 from pushrep.log.log_reader import Isolation, LogReader
 from pushrep.log.recovery_report import Cut, RecoveryReport
@@ -34,9 +41,14 @@ __all__ = [
     "CorruptLog",
     "CorruptPartitionMetadata",
     "Cut",
+    "DerivedStore",
+    "DerivedStoreFailed",
+    "DiskAboveLimit",
     "Durability",
     "InvalidLogName",
     "Isolation",
+    "Lease",
+    "LeaseBroken",
     "LogClosed",
     "LogConfig",
     "LogDamaged",
@@ -46,8 +58,10 @@ __all__ = [
     "NotALog",
     "NotALogDirectory",
     "OffsetOutOfRange",
+    "PartitionMetadataMissing",
     "RecoveryReport",
     "SegmentLog",
+    "StillNeeded",
     "list_logs",
     "parse_log_name",
 ]

@@ -24,7 +24,7 @@ from pushrep.seams import File, Filesystem
 
 
 def move_aside(
-    filesystem: Filesystem, directory: Path, bases: Sequence[int], *, keep: bool = True
+    filesystem: Filesystem, directory: Path, bases: Sequence[int], *, keep: bool = True, suffix: str = CUT_SUFFIX
 ) -> tuple[list[str], int]:
     """Rename whole segments, newest first, and remove their indexes; (names that hold them now, their bytes).
 
@@ -36,26 +36,34 @@ def move_aside(
         size = _size(filesystem, path)
         size_bytes += size
         if size and keep:
-            target = free_name(filesystem, path.with_name(path.name + CUT_SUFFIX))
+            target = free_name(filesystem, path.with_name(path.name + suffix))
             filesystem.rename(path, target)
             kept.append(target.name)
         else:
             filesystem.remove(path)
-        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-            index = segment_path(directory, base, suffix)
-            if filesystem.exists(index):
-                filesystem.remove(index)
+        _remove_indexes(filesystem, directory, base)
     if bases:
         filesystem.sync_directory(directory)
     return kept, size_bytes
 
 
-def keep_tail(filesystem: Filesystem, path: Path, file: File, position: int) -> str | None:
+def remove_segments(filesystem: Filesystem, directory: Path, bases: Sequence[int]) -> None:
+    """Remove whole segments below the log start, oldest first: a crash in between leaves contiguous names."""
+    for base in sorted(bases):
+        path = segment_path(directory, base)
+        if filesystem.exists(path):
+            filesystem.remove(path)
+        _remove_indexes(filesystem, directory, base)
+    if bases:
+        filesystem.sync_directory(directory)
+
+
+def keep_tail(filesystem: Filesystem, path: Path, file: File, position: int, *, suffix: str = CUT_SUFFIX) -> str | None:
     """Copy the bytes from `position` on, but for zeros at their end, into a `.cut` file; its name, None if all zero."""
     end = _end_of_data(file, position)
     if end == position:
         return None
-    target = free_name(filesystem, path.with_name(f"{path.name}.{position}{CUT_SUFFIX}"))
+    target = free_name(filesystem, path.with_name(f"{path.name}.{position}{suffix}"))
     kept = filesystem.open(target, create=True)
     try:
         for start in range(position, end, WINDOW_BYTES):
@@ -65,6 +73,13 @@ def keep_tail(filesystem: Filesystem, path: Path, file: File, position: int) -> 
         kept.close()
     filesystem.sync_directory(path.parent)
     return target.name
+
+
+def _remove_indexes(filesystem: Filesystem, directory: Path, base: int) -> None:
+    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        index = segment_path(directory, base, suffix)
+        if filesystem.exists(index):
+            filesystem.remove(index)
 
 
 def _end_of_data(file: File, position: int) -> int:

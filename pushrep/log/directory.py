@@ -23,8 +23,10 @@ from pathlib import Path
 from pushrep.errors import ForkedProcess
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.clean_marker import CleanLog, read_clean_marker, remove_clean_marker, write_clean_marker
+from pushrep.log.disk_watch import DiskWatch
 from pushrep.log.errors import LogClosed, LogLocked, NotALogDirectory
 from pushrep.log.log_names import parse_log_name
+from pushrep.log.open_files import OpenFiles
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 
@@ -40,6 +42,7 @@ class LogDirectory:
         self.owner_pid = os.getpid()
         self.forked = False
         self.references = 0
+        self.disk, self.open_files = DiskWatch(path, filesystem, clock), OpenFiles()
         self._clock = clock
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
@@ -225,6 +228,7 @@ class DirectoryView:
         """How the last close left the log; None if it was not closed clean, or was never there."""
         self.published_before: PublishedState | None = entry.state()
         """What the process before us published since this machine started: newer than the checkpoints after a kill."""
+        self.disk, self.open_files = directory.disk, directory.open_files
         self._directory, self._entry = directory, entry
         self._closed = False
 

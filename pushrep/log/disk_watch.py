@@ -26,7 +26,7 @@ class DiskWatch:
     """The level of one disk by any limits. Thread-safe."""
 
     def __init__(self, path: Path, filesystem: Filesystem, clock: Clock) -> None:
-        self._path, self._filesystem, self._clock = path, filesystem, clock
+        self.path, self._filesystem, self._clock = path, filesystem, clock
         self._lock = threading.Lock()
         self._looked_ms: int | None = None
         self._usage = DiskUsage(0, 1)
@@ -48,11 +48,11 @@ class DiskWatch:
             level = self._levels[limits] = disk_level(before, self._usage.used_percent, limits)
             if level > before:
                 used = f"{self._usage.used_bytes} of {self._usage.total_bytes} bytes, {self._usage.used_percent:.1f} %"
-                _LOG.warning("the disk of %s is filling (%s): %s", self._path, used, _WHAT_HAPPENS[level])
+                _LOG.warning("the disk of %s is filling (%s): %s", self.path, used, _WHAT_HAPPENS[level])
             return level
 
     def _look(self) -> None:
         try:
-            self._usage = self._filesystem.usage(self._path)
+            self._usage = self._filesystem.usage(self.path)
         except OSError as error:
-            _LOG.warning("%s: can't tell how full the disk is: %s", self._path, error)
+            _LOG.warning("%s: can't tell how full the disk is: %s", self.path, error)

@@ -4,6 +4,7 @@ A topic is 1 to 249 characters of `a-z A-Z 0-9 . _ -`, neither `.` nor `..` (Kaf
 is a decimal number below 2**31 without leading zeros, so that a name and its parts say the same.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -34,6 +35,19 @@ def parse_log_name(name: str) -> tuple[str, int]:
     topic, partition = match[1], int(match[2])
     log_name(topic, partition)
     return topic, partition
+
+
+def real_log_path(directory: Path | str) -> Path:
+    """Where the log of this name really lies: writers and readers meet at the same lock and the same files.
+
+    A log may lie behind a link of its own name. Raises InvalidLogName for other names, of the link or of the log.
+    """
+    given = Path(directory)
+    real = Path(os.path.realpath(given))
+    parse_log_name(real.name if given.name in {"", ".."} else given.name)
+    if given.name not in {"", "..", real.name}:
+        raise InvalidLogName(given.name, f"it is a link to {real}, which has another name, and a log has only one")
+    return real
 
 
 def is_topic(topic: str) -> bool:

@@ -17,7 +17,7 @@ from uuid import UUID
 from pushrep.errors import ForkedProcess
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, read_checkpoints
 from pushrep.log.errors import LogClosed, NotALog
-from pushrep.log.log_names import parse_log_name
+from pushrep.log.log_names import parse_log_name, real_log_path
 from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.log.published import PublishedReader
 from pushrep.log.reading import BatchReader, Bounds
@@ -48,7 +48,7 @@ class LogReader:
         """Use `SegmentLog.open_reader`."""
         if isolation not in {"stable", "written"}:
             raise ValueError(f'isolation must be "stable" or "written", not {isolation!r}')
-        self.path = Path(os.path.realpath(directory))
+        self.path = real_log_path(directory)
         self.topic, self.partition = parse_log_name(self.path.name)
         self._filesystem, self._isolation = filesystem, isolation
         try:

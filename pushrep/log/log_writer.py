@@ -1,4 +1,6 @@
-"""The writing half of a log: appends, rolls, syncs, cuts. Knows offsets and files, not names, locks or readers.
+"""The writing half of a log: appends, rolls, syncs. Knows offsets and files, not names, locks or readers.
+
+Its cuts are in log_cuts.py.
 
     append   under _lock: stamp, write, note, then let readers see the new end        [log end offset]
     flush    one thread syncs for all who wait; the others sleep until it has         [flushed offset]
@@ -23,7 +25,8 @@ from pushrep.log.cutting import move_aside
 from pushrep.log.directory import DirectoryView
 from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogPoisoned
 from pushrep.log.flusher import process_flusher
-from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
+from pushrep.log.housekeeping import Housekeeping
+from pushrep.log.leader_epochs import LeaderEpochs
 from pushrep.log.reading import Bounds
 from pushrep.log.recovery import Recovered
 from pushrep.log.segment import Segment, SegmentMark
@@ -53,8 +56,10 @@ class Surroundings:
 class LogWriter:
     """The one writer of a log's files. Thread-safe. Every method raises LogClosed once it is closed."""
 
-    def __init__(self, around: Surroundings, recovered: Recovered, epochs: LeaderEpochs) -> None:
-        self._around, self._config = around, around.config
+    def __init__(
+        self, around: Surroundings, recovered: Recovered, epochs: LeaderEpochs, housekeeping: Housekeeping
+    ) -> None:
+        self._around, self._config, self._housekeeping = around, around.config, housekeeping
         self._active = recovered.active
         self._bases = recovered.bases
         self._epochs = epochs
@@ -70,6 +75,8 @@ class LogWriter:
         self._turn = threading.Condition()
         self._syncing = False
         self._retired: list[Segment] = []
+        self.used = True  # for OpenFiles
+        self._active.close()  # opened again by the first append
         # A simulated clock gets no thread: its appends look at the age themselves, so that a run can be repeated.
         self._flusher = process_flusher() if around.clock is SYSTEM_CLOCK else None
         if self._flusher is not None:
@@ -80,6 +87,21 @@ class LogWriter:
     def high_watermark(self) -> int:
         """The log end: a log without replicas has nobody to wait for."""
         return self.log_end_offset
+
+    @property
+    def stable_offset(self) -> int:
+        """min(high watermark, flushed offset)."""
+        return min(self.high_watermark, self.flushed_offset)
+
+    @property
+    def is_writable(self) -> bool:
+        """Neither closed nor poisoned nor damaged."""
+        return not self._closed and self._poison is None and self._report.damaged_from is None
+
+    @property
+    def damaged_from(self) -> int | None:
+        """First offset that was on disk and can't be read."""
+        return self._report.damaged_from
 
     def bounds(self) -> Bounds:
         """What this process reads: to the log end."""
@@ -97,13 +119,16 @@ class LogWriter:
         """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged."""
         with self._lock:
             self._check_writable()
+            self._housekeeping.check_room()
+            self.used, was_open = True, self._active.is_open
             base_offset = self._active.next_offset
-            self._write(batches)
+            self._unflushed_bytes += self._write(batches)
             self.log_end_offset = self._active.next_offset
-            self._unflushed_bytes += sum(batch.header.size_bytes for batch in batches)
             self._publish()
             self._active.write_indexes_if_due()
             result = AppendResult(base_offset, self.log_end_offset - 1)
+        if not was_open:
+            self._around.view.open_files.opened(self)
         self._keep_promise()
         return result
 
@@ -134,6 +159,7 @@ class LogWriter:
             self._dirty_since_ms = None
             self.flush()
             self.checkpoint()
+            self._housekeeping.after_flush()
         except LogPoisoned:
             _LOG.exception("%s takes no more appends", self._around.view.path)
         except (OSError, PushrepError) as error:  # the log itself is on disk; the recovery point rises another time
@@ -153,20 +179,31 @@ class LogWriter:
             view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=self.log_start_offset)
         view.sync_checkpoints()
 
-    def truncate_to(self, offset: int) -> int:
-        """Cut at the base of the batch that holds `offset`; where. The caller checked the range."""
-        with self._own_turn(), self._lock:
-            self._check_writable()
-            if offset >= self.log_end_offset:
-                return self.log_end_offset
-            number = max(i for i, base in enumerate(self._bases) if base <= offset)
+    def let_go(self, *, flush: bool) -> bool:
+        """Close the newest segment's file if nothing unflushed is in it; see OpenFiles."""
+        if flush:
             try:
-                at = self._cut(number, offset)
-            except OSError as error:
-                self._poison = error
-                raise LogPoisoned(self._around.view.path, error) from error
-            self._publish()
-            return at
+                self.flush()
+            except PushrepError:
+                return False
+        with self._turn:
+            if self._syncing:
+                return False
+            self._syncing = True
+        try:
+            if not self._lock.acquire(blocking=False):
+                return False
+            try:
+                if self.flushed_offset < self.log_end_offset:
+                    return False
+                self._active.close()
+                return True
+            finally:
+                self._lock.release()
+        finally:
+            with self._turn:
+                self._syncing = False
+                self._turn.notify_all()
 
     def close(self) -> CleanLog | None:
         """Bring everything to disk in its final form. None if the log must not count as closed clean.
@@ -191,6 +228,7 @@ class LogWriter:
                 self._ended = True
                 self._turn.notify_all()
             self._active.close()
+            self._around.view.open_files.forget(self)
 
     def check_open(self) -> None:
         """Raise LogClosed after `close`."""
@@ -205,8 +243,9 @@ class LogWriter:
         if self._report.damaged_from is not None:
             raise LogDamaged(path, self._report.damaged_from, self._report.damage or "")
 
-    def _write(self, batches: Sequence[RecordBatch]) -> None:
-        epoch, offset = self._epochs.latest_epoch, self._active.next_offset
+    def _write(self, batches: Sequence[RecordBatch]) -> int:
+        """The bytes written."""
+        epoch, offset, size_bytes = self._epochs.latest_epoch, self._active.next_offset, 0
         segment, mark, bases = self._active, self._active.mark(), self._bases
         try:
             for batch in batches:
@@ -215,11 +254,13 @@ class LogWriter:
                     self._roll()
                 self._active.append(batch)
                 offset = batch.header.next_offset
+                size_bytes += batch.header.size_bytes
         except BaseException as error:
             self._take_back(segment, mark, bases, error)
             if not isinstance(error, OSError):
                 raise
             raise AppendFailed(self._active.path, error, _REMEDIES.get(error.errno or 0, "look at the disk")) from error
+        return size_bytes
 
     def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...], cause: BaseException) -> None:
         """Nothing of a failed append remains: segments that it began go, the one it began in is cut to where it was."""
@@ -247,6 +288,7 @@ class LogWriter:
             raise
         new = Segment.create(self._around.filesystem, view.path, old.next_offset, self._config)
         self._active, self._bases = new, (*self._bases, new.base_offset)
+        self._housekeeping.rolled()
         with self._turn:
             if self._syncing:
                 self._retired.append(old)
@@ -272,35 +314,6 @@ class LogWriter:
                 if old is not self._active:
                     old.close()
             self._retired.clear()
-
-    def _cut(self, number: int, offset: int) -> int:
-        """Checkpoints, later segments, this one, epochs: a crash between any two leaves a log that opens."""
-        around, base = self._around, self._bases[number]
-        segment = self._active
-        if number + 1 < len(self._bases):
-            self._active.close()
-            segment = Segment(around.filesystem, around.view.path, base, self._config)
-        following = self._bases[number + 1] if number + 1 < len(self._bases) else None
-        in_hole = following is not None and following <= around.view.cleaned_offset
-        position, end = segment.locate(offset, may_end_before=in_hole)
-        self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
-        self._publish()  # before the files change: readers take what they then miss for cut, not for corrupt
-        around.view.checkpoint(recovery_point=self.flushed_offset, high_watermark=end)
-        around.view.sync_checkpoints()
-        move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
-        segment.cut(position, end)
-        around.filesystem.sync_directory(around.view.path)
-        self._active, self._bases = segment, self._bases[: number + 1]
-        self.flushed_offset = end
-        self._unflushed_bytes = 0
-        if around.view.cleaned_offset > end:  # after the cut: until then the holes have to be accounted for
-            around.view.checkpoint(cleaned_offset=end)
-            around.view.sync_checkpoints()
-        epochs = self._epochs.cut_from(end)
-        if epochs is not self._epochs:
-            self._epochs = epochs if epochs.entries else epochs.assigned(0, end)
-            write_leader_epochs(around.view.path, self._epochs, around.filesystem)
-        return end
 
     def _publish(self) -> None:
         self._around.view.publish(
@@ -333,6 +346,7 @@ class LogWriter:
             self.flush()  # the disk is slower than the appends: they wait for it
         if self._flusher is None:
             self.checkpoint()
+            self._housekeeping.after_flush()
         else:
             self._flusher.soon(self, 0)
 
@@ -349,3 +363,4 @@ class LogWriter:
             self._dirty_since_ms = None
             self.flush()
             self.checkpoint()
+            self._housekeeping.after_flush()

@@ -9,13 +9,14 @@ Progress (the recovery point) is saved after each segment, so that a recovery th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 from pushrep.log.checkpoints import Checkpoint
 from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import keep_tail, move_aside
+from pushrep.log.cutting import keep_tail, move_aside, remove_segments
 from pushrep.log.errors import CorruptLog, LogPoisoned
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
@@ -74,6 +75,7 @@ class Recovery:
         self._cleaned_offset = cleaned_offset
         bases = list_segments(self._filesystem, self._directory)
         self._refuse_half_replaced()
+        bases = self._without_those_below(bases, log_start_offset or 0)
         for name in list_orphan_indexes(self._filesystem, self._directory):
             self._filesystem.remove(self._directory / name)
         if not bases:
@@ -91,6 +93,12 @@ class Recovery:
             recovered.active.close()  # the marker does not tell of this log after all
             return self.run(recovery_point, log_start_offset, None, cleaned_offset)
         return recovered
+
+    def _without_those_below(self, bases: list[int], log_start_offset: int) -> list[int]:
+        """Whole segments below the log start are left of a removal that got no further, or that a power cut undid."""
+        below = [base for base, next_base in pairwise(bases) if next_base <= log_start_offset]
+        remove_segments(self._filesystem, self._directory, below)
+        return bases[len(below) :]
 
     def _new(self, recovery_point: int | None, log_start_offset: int | None) -> Recovered:
         start = log_start_offset or 0
@@ -245,7 +253,7 @@ class Recovery:
             reason=plan.reason,
             segments_scanned=self._segments_scanned,
             bytes_scanned=self._bytes_scanned,
-            log_start_offset=start,
+            log_start_offset=min(start, active.next_offset),  # above it only in a log that is damaged below its start
             log_end_offset=active.next_offset,
             cut=cut,
             damaged_from=damage.next_offset if damage else None,

@@ -3,6 +3,7 @@
 00000000000000001042.log             batches; the number is the base offset of the first, 20 digits
 00000000000000001042.index           .timeindex, both rebuilt from the .log at need
 00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
+                                     .corrupt in place of .cut: what was set aside because it is damaged
 00000000000000001042.log.swap        a broker's, which was to replace this segment and perhaps the next ones
 
 What else a broker leaves there (.snapshot, .txnindex, .deleted, .cleaned) is neither read nor removed.
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from pushrep.seams import Filesystem
 
-LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, CUT_SUFFIX = ".log", ".index", ".timeindex", ".cut"
+LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
+CUT_SUFFIX, CORRUPT_SUFFIX = ".cut", ".corrupt"
 
 _SEGMENT = re.compile(r"([0-9]{20})\.log")
 _SWAP = re.compile(r"[0-9]{20}\.log\.swap")

@@ -5,29 +5,30 @@
         00000000000000000000.log ...       segments and their indexes (segment_files.py)
         leader-epoch-checkpoint            partition.metadata
 
-open ─▶ lock ─▶ marker and checkpoints ─▶ recovery (recovery.py) ─▶ LogWriter (log_writer.py) + BatchReader (reading.py)
+open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (opening.py) ─▶ writer (log_writer.py, log_cuts.py)
+                                        + reader (reading.py) + what is kept and told meanwhile (housekeeping.py)
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from uuid import UUID, uuid4
 
 from pushrep.errors import ForkedProcess
 from pushrep.log.batching import Appendable, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
-from pushrep.log.directory import DirectoryView, LogDirectory
-from pushrep.log.errors import BelowHighWatermark, NotALog, OffsetOutOfRange
-from pushrep.log.leader_epochs import LeaderEpochs, read_leader_epochs, write_leader_epochs
-from pushrep.log.log_names import parse_log_name
+from pushrep.log.derived import DerivedStore
+from pushrep.log.directory import LogDirectory
+from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
+from pushrep.log.keeping import NeededFrom
+from pushrep.log.leases import Lease, Told
+from pushrep.log.log_cuts import CuttableLog
+from pushrep.log.log_names import parse_log_name, real_log_path
 from pushrep.log.log_reader import Isolation, LogReader
-from pushrep.log.log_writer import LogWriter, Surroundings
-from pushrep.log.partition_metadata import read_partition_metadata, write_partition_metadata
-from pushrep.log.reading import BatchReader, Bounds
-from pushrep.log.recovery import Recovered, Recovery
+from pushrep.log.log_writer import Surroundings
+from pushrep.log.opening import Attached, OpenedLog, open_log
 from pushrep.log.recovery_report import RecoveryReport
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
@@ -41,40 +42,43 @@ class SegmentLog:
     everything raises LogClosed, and in a fork of the process that opened it everything raises ForkedProcess.
     """
 
-    def __init__(self, directory: LogDirectory, around: Surroundings, recovered: Recovered, log_id: UUID) -> None:
+    def __init__(self, directory: LogDirectory, around: Surroundings, opened: OpenedLog) -> None:
         """Use `SegmentLog.open`."""
         self._directory, self._around = directory, around
         self.path: Path = around.view.path
         self.topic, self.partition = parse_log_name(self.path.name)
-        self.log_id = log_id
-        self.recovery: RecoveryReport = recovered.report
-        self._writer = LogWriter(around, recovered, _settle_epochs(around, recovered))
-        self._reader = BatchReader(around.filesystem, self.path, self._writer)
+        self.log_id = opened.log_id
+        self.recovery: RecoveryReport = opened.report
+        self._writer, self._reader, self._housekeeping = opened.writer, opened.reader, opened.housekeeping
         self._closed = False
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913 - what a log stands on, all by name
         cls,
         directory: Path | str,
         config: LogConfig | None = None,
         *,
+        derived: Sequence[DerivedStore] = (),
+        holders: Mapping[str, NeededFrom] | None = None,
+        adopt: bool = False,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
         """Open, or make, the log in `directory`, named `<topic>-<partition>`; `.recovery` tells what had to be done.
 
+        `derived` are cut to what the log holds, and told what they lack, before this returns. `holders` is name to a
+        function as `hold` takes it. `adopt`: take segments that have no partition.metadata, as a new log.
         Raises LogLocked (with the pid) if another process writes in the directory above, InvalidLogName, NotALog and
-        NotALogDirectory for what can't be one, CorruptLog if files are missing, LogPoisoned if the disk fails.
+        NotALogDirectory for what can't be one, CorruptLog if files are missing, PartitionMetadataMissing and
+        CorruptPartitionMetadata if it is unknown which log this is, DerivedStoreFailed, LogPoisoned if the disk fails.
         """
-        path = Path(directory)
-        path = path if path.name else Path(os.path.realpath(path))
-        parse_log_name(path.name)
+        path = real_log_path(directory)
         shared = LogDirectory.acquire(path.parent, filesystem, clock)
         try:
             view = shared.attach(path.name)
             try:
                 around = Surroundings(filesystem, clock, view, config if config is not None else LogConfig())
-                return cls(shared, around, *_load(around))
+                return cls(shared, around, open_log(around, Attached(derived=derived, holders=holders, adopt=adopt)))
             except BaseException:
                 view.close_unclean()
                 raise
@@ -121,8 +125,15 @@ class SegmentLog:
     @property
     def stable_offset(self) -> int:
         """min(high watermark, flushed offset): nothing below is ever taken back."""
-        writer = self._checked_writer()
-        return min(writer.high_watermark, writer.flushed_offset)
+        return self._checked_writer().stable_offset
+
+    @property
+    def damaged_from(self) -> int | None:
+        """First offset that was on disk and can't be read: the log ends there and takes no appends. None: all is well.
+
+        `recovery` goes on telling what the opening found, after `quarantine`, too.
+        """
+        return self._checked_writer().damaged_from
 
     def append(
         self,
@@ -137,8 +148,8 @@ class SegmentLog:
 
         `keys` and `headers` are columns as `encode_batch` takes them, `timestamps_ms` one time or one per value
         (None: now). A ready batch has its own; its offsets and epoch are stamped into it. All of it is appended or
-        nothing. Raises RecordTooLarge, ValueError, AppendFailed (disk full: nothing was written), LogPoisoned,
-        LogDamaged.
+        nothing. Raises RecordTooLarge, ValueError, AppendFailed (disk full: nothing was written) and its DiskAboveLimit
+        (fuller than the settings allow), LogPoisoned, LogDamaged.
         """
         writer = self._checked_writer()
         times = self._around.clock.wall_ms() if timestamps_ms is None else timestamps_ms
@@ -185,9 +196,69 @@ class SegmentLog:
             raise OffsetOutOfRange(offset, *writer.bounds())
         if offset < writer.high_watermark and not force:
             raise BelowHighWatermark(offset, writer.high_watermark)
-        end = writer.truncate_to(offset)
+        with self._housekeeping.keeper.paused():
+            end = writer.truncate_to(offset)
         self._reader.forget()
         return end
+
+    def quarantine(self) -> tuple[str, ...]:
+        """Set everything from the damage on aside as `.corrupt`; the names of the files that hold it now.
+
+        For a log whose `damaged_from` tells of damage, when the records can come from elsewhere again: it ends there
+        afterwards and takes appends. Nothing is thrown away. Without damage nothing is done. Raises LogPoisoned.
+        """
+        writer = self._checked_writer()
+        with self._housekeeping.keeper.paused():
+            kept = writer.quarantine()
+        self._reader.forget()
+        return kept
+
+    def apply_retention(self) -> tuple[int, ...]:
+        """One pass of retention now, as one runs in the background; base offsets of the segments that were removed.
+
+        A few files at most: call it again until the answer is empty. Raises OSError.
+        """
+        self._checked_writer()
+        return self._housekeeping.keeper.run()
+
+    def purge(self, before_offset: int) -> int:
+        """Remove the whole segments that end at or below `before_offset`; the log start offset after it.
+
+        Raises StillNeeded (naming who) if one of them is needed, OffsetOutOfRange, OSError.
+        """
+        self._checked_writer()
+        return self._housekeeping.keeper.purge(before_offset)
+
+    def delete_records(self, before_offset: int) -> int:
+        """Let the log start at `before_offset`, as Kafka's DeleteRecords does, and remove the segments below it.
+
+        The log start offset after it. Raises as `purge`.
+        """
+        self._checked_writer()
+        return self._housekeeping.keeper.delete_records(before_offset)
+
+    def hold(self, name: str, needed_from: NeededFrom) -> None:
+        """Remove nothing from what `needed_from()` answers on (None: nothing), until `drop_holder(name)`.
+
+        For destinations and replicas: it is asked before each removal, in any thread; it must neither wait nor call
+        the log. ValueError if the name is taken.
+        """
+        self._checked_writer()
+        self._housekeeping.keeper.hold(name, needed_from)
+
+    def drop_holder(self, name: str) -> None:
+        """Let go what `name` holds; ValueError if nobody of that name does."""
+        self._checked_writer()
+        self._housekeeping.keeper.drop(name)
+
+    def acquire_lease(self, name: str, offset: int, told: Told | None = None) -> Lease:
+        """Keep everything from `offset` on for a reader of the past, as long as it renews within `lease_max_s`.
+
+        `told(reason)` is called if the lease is broken: not renewed, or the disk is too full; it must not wait.
+        Raises OffsetOutOfRange, LeaseBroken if the disk is too full now.
+        """
+        self._checked_writer()
+        return self._housekeeping.acquire_lease(name, offset, told)
 
     def close(self) -> None:
         """Bring everything to disk and give the log back; closing twice is fine.
@@ -200,7 +271,10 @@ class SegmentLog:
         self._closed = True
         clean = None
         try:
+            self._housekeeping.end()
             clean = self._writer.close()
+            if clean is not None:
+                self._housekeeping.tell_all()
         finally:
             view = self._around.view
             try:
@@ -222,7 +296,7 @@ class SegmentLog:
     def __repr__(self) -> str:
         return f"SegmentLog({str(self.path)!r})"
 
-    def _checked_writer(self) -> LogWriter:
+    def _checked_writer(self) -> CuttableLog:
         self._check_fork()
         self._writer.check_open()
         return self._writer
@@ -230,85 +304,3 @@ class SegmentLog:
     def _check_fork(self) -> None:
         if self._directory.forked:
             raise ForkedProcess(f"the log {self.path}", owner_pid=self._directory.owner_pid, pid=os.getpid())
-
-
-class _Found:
-    """A log as recovery found it, to be read before it is in use."""
-
-    def __init__(self, recovered: Recovered, cleaned_offset: int) -> None:
-        self._recovered, self._cleaned_offset = recovered, cleaned_offset
-
-    def bounds(self) -> Bounds:
-        report = self._recovered.report
-        return Bounds(report.log_start_offset, report.log_end_offset)
-
-    def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - nobody writes meanwhile
-        return self._recovered.bases
-
-    def cleaned_offset(self) -> int:
-        return self._cleaned_offset
-
-
-class _Checkpoints:
-    """What recovery tells the directory of logs."""
-
-    def __init__(self, view: DirectoryView) -> None:
-        self._view = view
-
-    def proven(self, recovery_point: int) -> None:
-        if (self._view.recovery_point or 0) < recovery_point:
-            self._view.checkpoint(recovery_point=recovery_point)
-            self._view.sync_checkpoints()
-
-    def about_to_cut(self, offset: int) -> None:
-        lower = {
-            name: offset
-            for name, value in (
-                ("recovery_point", self._view.recovery_point),
-                ("high_watermark", self._view.high_watermark),
-            )
-            if value is not None and value > offset
-        }
-        if lower:
-            self._view.checkpoint(**lower)
-            self._view.sync_checkpoints()
-
-
-def _load(around: Surroundings) -> tuple[Recovered, UUID]:
-    """Read the log's own files; the directory of logs is locked by now."""
-    filesystem, view = around.filesystem, around.view
-    try:
-        filesystem.make_directory(view.path)
-        log_id = read_partition_metadata(view.path, filesystem)
-        if log_id is None:
-            log_id = uuid4()
-            write_partition_metadata(view.path, log_id, filesystem)
-        recovery = Recovery(filesystem, view.path, around.config, around.clock, _Checkpoints(view))
-        recovered = recovery.run(view.recovery_point, view.log_start_offset, view.clean, view.cleaned_offset)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise NotALog(view.path, "it is a file; a log is a directory") from error
-    except PermissionError as error:
-        raise NotALog(view.path, f"{error.filename or view.path} may not be written by this user") from error
-    report = recovered.report
-    if report.damaged_from is None and view.cleaned_offset > report.log_end_offset:  # the log was cut, now or before
-        view.checkpoint(cleaned_offset=report.log_end_offset)
-        view.sync_checkpoints()
-    return recovered, log_id
-
-
-def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
-    """The list of epochs as the log has them: none above its end, those that the scan met, at least one."""
-    filesystem, path = around.filesystem, around.view.path
-    kept = read_leader_epochs(path, filesystem)
-    epochs = LeaderEpochs() if kept is None else kept.cut_from(recovered.report.log_end_offset + 1)
-    if kept is None:
-        reader = BatchReader(filesystem, path, _Found(recovered, around.view.cleaned_offset))
-        for batch in reader.batches(recovered.report.log_start_offset):
-            epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
-    for epoch, start in recovered.epochs_seen:
-        epochs = epochs.assigned(max(0, epoch), start)
-    if not epochs.entries:
-        epochs = epochs.assigned(0, recovered.report.log_end_offset)
-    if epochs != kept and recovered.report.damaged_from is None:
-        write_leader_epochs(path, epochs, filesystem)
-    return epochs

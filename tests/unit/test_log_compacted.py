@@ -1,11 +1,13 @@
 """Logs that Kafka's cleaner went over: holes inside of segments and between them, as far as its checkpoint says."""
 
 from itertools import pairwise
+from uuid import UUID
 
 import pytest
 
 from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, decode_checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.partition_metadata import write_partition_metadata
 from pushrep.log.segment_files import segment_path
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 
@@ -31,6 +33,7 @@ def log_path(tmp_path):
     path = tmp_path / NAME
     path.mkdir()
     (tmp_path / "other-3").mkdir()
+    write_partition_metadata(path, UUID(int=1))
     for base, batches in CLEANED.items():
         segment_path(path, base).write_bytes(b"".join(bytes(batch(first).data) for first in batches))
     write_checkpoint(tmp_path, Checkpoint.CLEANED_OFFSET, {NAME: CLEANED_OFFSET, "other-3": 7})

@@ -1,0 +1,160 @@
+"""Derived stores: what somebody computes from a log's records, kept in step with the log through every crash and cut.
+
+    log     0 ─────────────────── flushed ──── end        told in order, whole batches, never above the flushed offset
+    store   0 ──────── end_offset ┄┄┄▶                    where it goes on after a restart is its own to say
+
+At open, before anything else looks at the log (the log ends at `end`, begins at `start`):
+
+    the store                                                     what is done
+    holds nothing                                                 kept; told from the log's start on
+    holds something, the log has no record, and ends elsewhere    destroyed
+    ends above `end`                                              cut to `end`, judged again
+    its last record's leader epoch is not the log's there         cut to where that epoch of the log began, judged again
+                                                                  - or destroyed, if the log begins no earlier
+    else                                                          kept; told from its own end on
+
+Cutting a log cuts the stores first: a crash in between leaves a store that lacks something, never one with too much.
+Model: RocketMQ's consume queue and index, which are dispatched from the commit log and truncated with it.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol, TypeAlias
+
+from pushrep.log.errors import DerivedStoreFailed
+from pushrep.log.leader_epochs import LeaderEpochs
+from pushrep.log.reading import BatchReader, Bounds
+from pushrep.records import RecordBatch
+
+
+class DerivedStore(Protocol):
+    """Something computed from a log. Calls for one store never overlap; an OSError of it fails what called it."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def end_offset(self) -> int:
+        """It holds everything below; 0 if it holds nothing. It may rise by itself, if the store knows by itself."""
+        ...
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """(offset, leader epoch) of the last record that it took; None if it holds nothing."""
+        ...
+
+    def cut_to(self, offset: int) -> None:
+        """Forget all from `offset` on, durably; `end_offset` is not above it then. More may be forgotten."""
+        ...
+
+    def destroy(self) -> None:
+        """Forget everything, durably; `end_offset` is 0 then."""
+        ...
+
+    def dispatch(self, batch: RecordBatch) -> None:
+        """Take the next batch, one at or above `end_offset`; what it holds already changes nothing."""
+        ...
+
+    def sync(self) -> None:
+        """What it holds is on disk when this returns: the log may be about to forget the records."""
+        ...
+
+
+class Verdict(Enum):
+    """What needs no number."""
+
+    KEPT = auto()
+    DESTROYED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class CutTo:
+    """Forget everything from `offset` on."""
+
+    offset: int
+
+
+Judgement: TypeAlias = Verdict | CutTo
+
+
+def judge(end_offset: int, last: tuple[int, int] | None, log: Bounds, epochs: LeaderEpochs) -> Judgement:
+    """What becomes of a store that says this of itself, beside a log with these bounds; see the file's map."""
+    if end_offset == 0:
+        return Verdict.KEPT
+    if log.start == log.end != end_offset:
+        return Verdict.DESTROYED
+    if end_offset > log.end:
+        return CutTo(log.end) if log.end else Verdict.DESTROYED
+    if last is None or not last[0] < end_offset:
+        return Verdict.DESTROYED  # it contradicts itself
+    offset, epoch = last
+    if offset < log.start or epochs.epoch_of(offset) in {epoch, -1}:
+        return Verdict.KEPT  # the log can't speak of what it no longer has
+    began = max((start for _, start in epochs.entries if start <= offset), default=0)
+    return CutTo(began) if began > log.start else Verdict.DESTROYED
+
+
+class DerivedStores:
+    """The stores of one log. Thread-safe; the lock is for who cuts the log, so that nothing is told meanwhile."""
+
+    def __init__(self, stores: Sequence[DerivedStore]) -> None:
+        self._stores = tuple(stores)
+        self.lock = threading.RLock()
+
+    def __bool__(self) -> bool:
+        return bool(self._stores)
+
+    def lowest_end(self) -> tuple[int, str] | None:
+        """(end, name) of the store that lacks most; None without stores."""
+        return min(((store.end_offset, f"the derived store {store.name}") for store in self._stores), default=None)
+
+    def settle(self, log: Bounds, epochs: LeaderEpochs) -> None:
+        """Bring every store to something that the log holds. Raises DerivedStoreFailed, OSError."""
+        for store in self._stores:
+            while (judgement := judge(store.end_offset, store.last, log, epochs)) is not Verdict.KEPT:
+                if isinstance(judgement, CutTo):
+                    _cut(store, judgement.offset)
+                else:
+                    _destroy(store)
+
+    def cut_to(self, offset: int) -> None:
+        """The log is about to be cut there. Raises DerivedStoreFailed, OSError."""
+        with self.lock:
+            for store in self._stores:
+                if store.end_offset > offset:
+                    _cut(store, offset) if offset else _destroy(store)
+
+    def tell(self, reader: BatchReader, log: Bounds) -> None:
+        """Dispatch what each store lacks of the whole batches in `log`. Raises CorruptBatch, OSError, the store's."""
+        with self.lock:
+            for store in self._stores:
+                start = max(store.end_offset, log.start)
+                if start >= log.end:
+                    continue
+                for batch in reader.batches(start, log.end):
+                    if batch.header.next_offset > log.end:
+                        break
+                    if batch.header.next_offset > store.end_offset:
+                        store.dispatch(batch)
+
+    def sync(self) -> None:
+        """What they hold is on disk when this returns."""
+        with self.lock:
+            for store in self._stores:
+                store.sync()
+
+
+def _cut(store: DerivedStore, offset: int) -> None:
+    store.cut_to(offset)
+    if store.end_offset > offset:
+        raise DerivedStoreFailed(store.name, f"still ends at {store.end_offset} after it was cut to {offset}")
+
+
+def _destroy(store: DerivedStore) -> None:
+    store.destroy()
+    if store.end_offset:
+        raise DerivedStoreFailed(store.name, f"still ends at {store.end_offset} after it was destroyed")

@@ -1,0 +1,130 @@
+"""The cuts of a log, at both ends: what is truncated, purged or set aside, and in which order.
+
+    truncate_to      | kept ............ | cut ......     derived stores, checkpoints, later segments, this one, epochs
+    move_log_start   | gone | kept ..............         log start checkpointed, segments oldest first, epochs
+    quarantine       | kept .... | x damaged .....        checkpoints, later segments, the damaged one's tail, epochs
+
+A crash between any two steps leaves a log that opens: checkpoints are never above what is left, names stay contiguous,
+and what lies below the log start is removed by the next opening.
+"""
+
+import errno
+from dataclasses import replace
+from itertools import pairwise
+
+from pushrep.log.cutting import keep_tail, move_aside, remove_segments
+from pushrep.log.errors import LogPoisoned
+from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
+from pushrep.log.log_writer import LogWriter
+from pushrep.log.segment import Segment
+from pushrep.log.segment_files import CORRUPT_SUFFIX, list_segments
+
+
+class CuttableLog(LogWriter):
+    """The one writer of a log, with its cuts. Thread-safe; `truncate_to` and `quarantine` while keeping is paused."""
+
+    def truncate_to(self, offset: int) -> int:
+        """Cut at the base of the batch that holds `offset`; where. The caller checked the range."""
+        with self._own_turn(), self._lock:
+            self._check_writable()
+            if offset >= self.log_end_offset:
+                return self.log_end_offset
+            number = max(i for i, base in enumerate(self._bases) if base <= offset)
+            try:
+                at = self._cut(number, offset)
+            except OSError as error:
+                self._poison = error
+                raise LogPoisoned(self._around.view.path, error) from error
+            self._publish()
+            return at
+
+    def move_log_start(self, offset: int) -> tuple[int, ...]:
+        """Let the log start at `offset`, or where it does if that is higher; then remove the segments below it.
+
+        The bases of those. The new start is on disk before a file goes. Raises OSError: the next call goes on.
+        """
+        around = self._around
+        with self._lock:
+            self._check_writable()
+            self.log_start_offset = max(self.log_start_offset, offset)
+            self._publish()
+            gone = [base for base, next_base in pairwise(self._bases) if next_base <= self.log_start_offset]
+        try:
+            self.checkpoint()  # the recovery point with it: a log must never end below its start
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            with self._own_turn(), self._lock:
+                self._active.trim()  # what was allocated ahead makes room for the few bytes that free the most
+            self.checkpoint()
+        remove_segments(around.filesystem, around.view.path, gone)
+        with self._lock:
+            self._bases = tuple(base for base in self._bases if base not in gone)
+            self._keep_epochs(self._epochs.cut_below(self.log_start_offset))
+        return tuple(gone)
+
+    def quarantine(self) -> tuple[str, ...]:
+        """Set everything from the damage on aside as `.corrupt`; the names of those files. The log takes appends then.
+
+        Order: checkpoints, later segments newest first, the tail of the damaged one, epochs. Nothing is thrown away.
+        """
+        around, damaged_from = self._around, self._report.damaged_from
+        if damaged_from is None:
+            return ()
+        with self._own_turn(), self._lock:
+            self.check_open()
+            try:
+                self._lower_checkpoints(damaged_from)
+                # Not only those that the log counts as its own: it ends at the damage.
+                later = [base for base in list_segments(around.filesystem, around.view.path) if base > self._bases[-1]]
+                kept, _ = move_aside(around.filesystem, around.view.path, later, suffix=CORRUPT_SUFFIX)
+                segment = self._active
+                position = segment.size_bytes
+                tail = keep_tail(around.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
+                segment.cut(position, damaged_from)
+                around.filesystem.sync_directory(around.view.path)
+                self._keep_epochs(self._epochs.cut_from(damaged_from))
+            except OSError as error:
+                self._poison = error
+                raise LogPoisoned(around.view.path, error) from error
+            self._report = replace(self._report, damaged_from=None, damage=None)
+            return (*([tail] if tail else []), *reversed(kept))
+
+    def _cut(self, number: int, offset: int) -> int:
+        """Checkpoints, later segments, this one, epochs: a crash between any two leaves a log that opens."""
+        around, base = self._around, self._bases[number]
+        segment = self._active
+        if number + 1 < len(self._bases):
+            self._active.close()
+            segment = Segment(around.filesystem, around.view.path, base, self._config)
+        following = self._bases[number + 1] if number + 1 < len(self._bases) else None
+        in_hole = following is not None and following <= around.view.cleaned_offset
+        position, end = segment.locate(offset, may_end_before=in_hole)
+        self._housekeeping.about_to_cut(end)
+        self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
+        self._publish()  # before the files change: readers take what they then miss for cut, not for corrupt
+        self._lower_checkpoints(self.flushed_offset, high_watermark=end)
+        move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
+        segment.cut(position, end)
+        around.filesystem.sync_directory(around.view.path)
+        self._active, self._bases = segment, self._bases[: number + 1]
+        self.flushed_offset = end
+        self._unflushed_bytes = 0
+        if around.view.cleaned_offset > end:  # after the cut: until then the holes have to be accounted for
+            around.view.checkpoint(cleaned_offset=end)
+            around.view.sync_checkpoints()
+        self._keep_epochs(self._epochs.cut_from(end))
+        return end
+
+    def _lower_checkpoints(self, recovery_point: int, high_watermark: int | None = None) -> None:
+        view = self._around.view
+        view.checkpoint(
+            recovery_point=recovery_point,
+            high_watermark=recovery_point if high_watermark is None else high_watermark,
+        )
+        view.sync_checkpoints()
+
+    def _keep_epochs(self, epochs: LeaderEpochs) -> None:
+        if epochs is not self._epochs:
+            self._epochs = epochs if epochs.entries else epochs.assigned(0, self.log_end_offset)
+            write_leader_epochs(self._around.view.path, self._epochs, self._around.filesystem)

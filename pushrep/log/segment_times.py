@@ -1,0 +1,60 @@
+"""How new is the newest record of a sealed segment? By its time index, as far as the batches bear it out.
+
+    .timeindex   ... | time, rel |        the newest entry is believed only if the batch that ends with that offset has
+    .log         ...... | batch | .. |    just that time; what stands behind it is read, so an index that lost its last
+                        ^ read from here  entries is made good; else the whole segment is read
+
+A flipped bit in an index must not make records old: retention deletes by this answer.
+"""
+
+from pathlib import Path
+
+from pushrep.log.errors import CorruptBatch
+from pushrep.log.index_file import IndexFile
+from pushrep.log.retention import SealedSegment
+from pushrep.log.scan import CleanEnd, ScanRange, WholeBatch, scan
+from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
+from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from pushrep.seams import File, Filesystem
+
+
+def newest_timestamp_ms(filesystem: Filesystem, directory: Path, segment: SealedSegment) -> int:
+    """The newest timestamp in the segment, -1 if it has none. Raises CorruptBatch where it can't be read, OSError."""
+    path = segment_path(directory, segment.base_offset)
+    file = filesystem.open(path, writable=False)
+    try:
+        newest = -1
+        for step in scan(file, _believed(filesystem, directory, segment, file)):
+            if isinstance(step, WholeBatch):
+                newest = max(newest, step.batch.header.max_timestamp_ms)
+            elif not isinstance(step, CleanEnd):
+                raise CorruptBatch(step.next_offset, path, step.position, step.reason)
+        return newest
+    finally:
+        file.close()
+
+
+def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, file: File) -> ScanRange:
+    """From the batch of the newest time entry on, if it is what the entry says; else the whole segment."""
+    base = segment.base_offset
+    whole = ScanRange(base_offset=base, end_offset=segment.end_offset)
+    time = IndexFile(filesystem, segment_path(directory, base, TIME_INDEX_SUFFIX), TIME_ENTRY).last
+    if time is None:
+        return whole
+    index = IndexFile(filesystem, segment_path(directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
+    entry = index.floor(time[1])
+    for step in scan(file, ScanRange(base_offset=base, position=entry[1] if entry else 0)):
+        if not isinstance(step, WholeBatch):
+            break
+        header = step.batch.header
+        if header.last_offset - base < time[1]:
+            continue
+        if header.last_offset - base == time[1] and header.max_timestamp_ms == time[0]:
+            return ScanRange(
+                base_offset=base,
+                position=step.position,
+                next_offset=header.base_offset,
+                end_offset=segment.end_offset,
+            )
+        break
+    return whole
