@@ -164,7 +164,7 @@ class Batch:
         if os.getpid() != self.lane.owner_pid:
             raise ForkedProcess(f"the outbox of {self.lane.name}", owner_pid=self.lane.owner_pid, pid=os.getpid())
         event = self.lane.hurry(self)
-        return event is None or event.wait(timeout)
+        return event is None or event.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def raise_failure(self, delivered: int = 0) -> None:
         """Raise why the batch failed, if it did; `delivered` records of the same call are in the log before it."""

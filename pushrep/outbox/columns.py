@@ -9,6 +9,8 @@ Sizes are upper bounds of a record's encoded bytes, so that a batch never outgro
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata
 from pushrep.outbox.errors import RecordRefused
 from pushrep.records import HEADER_BYTES
@@ -100,7 +102,7 @@ class RecordRules:
     ) -> Columns:
         """The columns of many records; copied, so the caller may change its lists afterwards."""
         given: object = values  # the caller's types are its own affair
-        if isinstance(given, bytes | bytearray | str):
+        if isinstance(given, bytes | bytearray | str) or not isinstance(given, Iterable):
             raise RecordRefused("values", f"give a list of values, not one {type(given).__name__}")
         values = list(values)
         count = len(values)
@@ -143,6 +145,9 @@ class RecordRules:
         """The headers kept, and their bytes. With the header carrier ours comes last, alone of its name."""
         kept = []
         size = 0
+        given: object = headers
+        if not isinstance(given, Iterable):
+            raise RecordRefused(argument, f"give a list of (name, value) pairs, not {type(given).__name__}")
         for header in headers:
             if not (isinstance(header, tuple | list) and len(header) == 2 and isinstance(header[0], str)):
                 raise RecordRefused(argument, f"a header is (name, bytes or None), got {header!r}")
@@ -150,6 +155,8 @@ class RecordRules:
             if name == METADATA_HEADER and not self._carries_key:
                 continue
             value = _as_bytes(argument, value)
+            if not name.isascii():
+                _check_utf8(argument, name)  # when the batch is sealed it would fail the batch, others' records too
             size += _HEADER_BYTES + _CHARACTER_BYTES * len(name) + len(value or b"")
             kept.append((name, value))
         return tuple(kept), size
@@ -171,6 +178,13 @@ def _as_bytes(argument: str, value: object) -> bytes | None:
     raise RecordRefused(argument, f"give bytes or None, not {type(value).__name__}")
 
 
+def _check_utf8(argument: str, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise RecordRefused(argument, f"the name {name!r} is no text that UTF-8 can carry") from None
+
+
 def _timestamp(argument: str, timestamp_ms: object) -> int:
     if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
         raise RecordRefused(argument, f"give whole milliseconds since 1970 UTC, not {timestamp_ms!r}")
@@ -184,7 +198,10 @@ def _timestamps(timestamps_ms: int | Sequence[int] | None, count: int) -> list[i
         return None
     if isinstance(timestamps_ms, int):
         return [_timestamp("timestamps_ms", timestamps_ms)] * count
-    times = [int(time) for time in _column("timestamps_ms", timestamps_ms, count)]
+    column = _column("timestamps_ms", timestamps_ms, count)
+    times: list[int] = np.asarray(column).tolist() if hasattr(column, "dtype") else list(column)
+    if set(map(type, times)) != {int}:
+        times = [_timestamp(f"timestamps_ms[{at}]", time) for at, time in enumerate(times)]
     _timestamp("timestamps_ms", min(times))
     _timestamp("timestamps_ms", max(times))
     return times

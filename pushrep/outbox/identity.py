@@ -42,6 +42,8 @@ class OutboxIdentity:
     def __post_init__(self) -> None:
         if not isinstance(self.producer, str) or not self.producer:
             raise SettingRefused("producer", "give the application's name, the same at every start")
+        if not _is_utf8(self.producer):
+            raise SettingRefused("producer", f"{self.producer!r} is no text that UTF-8 can carry")
         if not isinstance(self.topic, str) or not is_topic(self.topic):
             raise SettingRefused("topic", f"{self.topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
         if isinstance(self.partitions, bool) or not isinstance(self.partitions, int):
@@ -61,6 +63,14 @@ class OutboxIdentity:
             destination=self.outbox_id,
             epoch=self.pid_epoch,
         )
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def new_identity(*, producer: str, topic: str, partitions: int, carrier: str) -> OutboxIdentity:

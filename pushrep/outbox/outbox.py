@@ -20,12 +20,12 @@ from typing import NoReturn, Self
 
 from filtering import StreamMetadata
 from pushrep.errors import ForkedProcess
-from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
+from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.outbox.batch import Acks, Batch, Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import RecordRules
-from pushrep.outbox.errors import BufferFull, CloseTimedOut, OutboxClosed, ReceiptTimeout, RecordRefused
+from pushrep.outbox.errors import BufferFull, CloseTimedOut, OutboxClosed, ReceiptTimeout, RecordRefused, SettingRefused
 from pushrep.outbox.identity import OutboxIdentity, new_identity, settle_identity
 from pushrep.outbox.lane import Lane, Shared
 from pushrep.outbox.positions import positions_in
@@ -109,6 +109,8 @@ class Outbox:
         """
         refuse_for_now(replicas, kafka, acks)
         config = log_config if log_config is not None else LogConfig()
+        if not isinstance(config, LogConfig):
+            raise SettingRefused("log_config", f"give a LogConfig, not {type(config).__name__}")
         settings = OutboxSettings(
             durability=durability,
             codec=codec,
@@ -155,7 +157,7 @@ class Outbox:
         """
         try:
             lane = self._lanes[partition]
-        except KeyError:
+        except (KeyError, TypeError):
             self._no_partition(partition)
         # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
         # The next one: the same with a time or a position of its own. Whatever else there is goes the slow road.
@@ -196,7 +198,7 @@ class Outbox:
         """
         try:
             lane = self._lanes[partition]
-        except KeyError:
+        except (KeyError, TypeError):
             self._no_partition(partition)
         columns = self._rules.many(values, keys, headers, timestamps_ms, metadata)
         size = columns.size_bytes
@@ -226,7 +228,7 @@ class Outbox:
         """The partition's log, for reading; append through the outbox only, which seals offsets into the keys."""
         try:
             return self._lanes[partition].log
-        except KeyError:
+        except (KeyError, TypeError):
             self._no_partition(partition)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -239,8 +241,11 @@ class Outbox:
             lane.want_seal()
         self._await([batch for lane in lanes for batch in lane.pending()], timeout)
         self._tell_failure(lanes)
-        for lane in lanes:
-            lane.log.flush()
+        try:
+            for lane in lanes:
+                lane.log.flush()
+        except LogClosed:  # `close` came meanwhile, and has flushed it
+            raise OutboxClosed(self.directory) from None
 
     def close(self) -> None:
         """Seal, write and flush what was appended, wait up to `close_timeout_s`, and free the directory.

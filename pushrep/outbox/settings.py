@@ -1,5 +1,6 @@
 """The settings of an outbox that may differ from open to open; values refuse nonsense at birth."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from pushrep.records import Codec
 BATCH_BYTES = 256 << 10
 """Stays in the processor's cache while it is encoded and summed."""
 BUFFER_BYTES = 64 << 20
+_DURATION_MAX_MS = 1 << 40
+"""34 years; the system's own waits end at a few centuries, and fail beyond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +34,11 @@ class OutboxSettings:
             raise SettingRefused("durability", f"give Durability.FLUSHED or BUFFERED, not {self.durability!r}")
         if not isinstance(self.codec, Codec):
             raise SettingRefused("codec", f"give a pushrep.Codec, not {self.codec!r}")
-        for setting, least in (("linger_ms", 0), ("block_ms", 0), ("batch_bytes", 1), ("buffer_bytes", 1)):
-            _check_number(setting, getattr(self, setting), least, int)
-        _check_number("close_timeout_s", self.close_timeout_s, 0, int | float)
+        for setting in ("linger_ms", "block_ms"):
+            _check_number(setting, getattr(self, setting), 0, int, _DURATION_MAX_MS)
+        for setting in ("batch_bytes", "buffer_bytes"):
+            _check_number(setting, getattr(self, setting), 1, int)
+        _check_number("close_timeout_s", self.close_timeout_s, 0, int | float, _DURATION_MAX_MS // 1000)
         if self.batch_bytes > self.record_bytes_max:
             raise SettingRefused(
                 "batch_bytes", f"{self.batch_bytes} exceeds what the log takes as one batch, {self.record_bytes_max}"
@@ -44,9 +49,10 @@ class OutboxSettings:
             )
 
 
-def _check_number(setting: str, value: object, least: int, kind: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:  # type: ignore[arg-type, operator]
-        raise SettingRefused(setting, f"give a number of at least {least}, got {value!r}")
+def _check_number(setting: str, value: object, least: int, kind: object, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:  # type: ignore[arg-type, operator]
+        allowed = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
+        raise SettingRefused(setting, f"give a number {allowed}, got {value!r}")
 
 
 def refuse_for_now(replicas: Sequence[str], kafka: object, acks: Acks) -> None:

@@ -1,5 +1,6 @@
 """The outbox as its caller sees it: order, keys, receipts, carriers, positions, refusals."""
 
+import math
 import os
 import threading
 
@@ -171,6 +172,9 @@ def test_headers_stay_on_a_key_carrier(tmp_path):
         ((0, b"v", None, (), None, b"12345678901234567890"), "metadata", "give a StreamMetadata, not bytes"),
         ((0, b"v", None, (), None, StreamMetadata(7, 1, 0)), "metadata", "belongs to partition 1 of 2"),
         ((0, bytes(1 << 20)), "value", "batch_bytes_max"),
+        (([0], b"v"), "partition", "is not one of the 2"),
+        ((0, b"v", None, 5), "headers", "give a list of .name, value. pairs, not int"),
+        ((0, b"v", None, [("\ud800", b"h")]), "headers", "UTF-8"),
     ],
 )
 def test_a_refused_record_is_named_and_leaves_nothing(tmp_path, arguments, argument, why):
@@ -179,6 +183,30 @@ def test_a_refused_record_is_named_and_leaves_nothing(tmp_path, arguments, argum
             outbox.append(*arguments)
         assert refused.value.argument == argument
         assert outbox.append(0, b"next").result(10) == 0
+
+
+def test_a_header_that_cant_be_written_fails_its_own_record_only(tmp_path):
+    """Found when the batch is sealed, it would take down whatever others put into the batch."""
+    with open_outbox(tmp_path, linger_ms=60_000) as outbox:
+        others = outbox.append(0, b"somebody else's")
+        with pytest.raises(RecordRefused, match="headers"):
+            outbox.append(0, b"v", headers=[("\ud800", b"")])
+        assert others.result(10) == 0
+
+
+def test_who_waits_may_wait_for_ever_in_so_many_words(tmp_path):
+    with open_outbox(tmp_path) as outbox:
+        assert outbox.append(0, b"one").result(math.inf) == 0
+        assert outbox.append_many(0, [b"many"]).result(math.inf) == 1
+        outbox.append(0, b"flushed")
+        outbox.flush(math.inf)
+
+
+def test_a_flush_that_meets_the_close_says_closed(tmp_path, monkeypatch):
+    outbox = open_outbox(tmp_path)
+    monkeypatch.setattr(outbox, "_tell_failure", lambda lanes: (monkeypatch.undo(), outbox.close()))
+    with pytest.raises(OutboxClosed):
+        outbox.flush()
 
 
 def test_our_own_pid_is_refused_as_metadata(tmp_path):
@@ -192,10 +220,14 @@ def test_our_own_pid_is_refused_as_metadata(tmp_path):
         ([], {}, "values: is empty"),
         (b"abc", {}, "values: give a list of values, not one bytes"),
         ([b"a", 1], {}, r"values\[1\]: give bytes or None, not int"),
+        (None, {}, "values: give a list of values, not one NoneType"),
         ([b"a"], {"keys": [b"k"]}, r"keys\[0\]: this outbox carries"),
         ([b"a"], {"headers": []}, "headers: has 0 entries for 1 values"),
         ([b"a"], {"timestamps_ms": [1, 2]}, "timestamps_ms: has 2 entries"),
         ([b"a", b"b"], {"timestamps_ms": [1, -2]}, "timestamps_ms: -2 is not a time"),
+        ([b"a", b"b"], {"timestamps_ms": [1, "2"]}, r"timestamps_ms\[1\]: give whole milliseconds"),
+        ([b"a", b"b"], {"timestamps_ms": [1, 2.5]}, r"timestamps_ms\[1\]: give whole milliseconds"),
+        ([b"a"], {"headers": [[("\ud800", b"h")]]}, r"headers\[0\]: .* UTF-8"),
         ([b"a"], {"metadata": [b"12345678901234567890"]}, "metadata: give a StreamMetadata"),
         ([b"a", b"b"], {"metadata": StreamMetadata(7, 0, 2**63 - 1)}, "metadata: 2 source offsets from"),
         ([b"a", bytes(1 << 20)], {}, r"values\[1\]: the record may take"),
@@ -229,6 +261,11 @@ def test_refused_lists_are_named_and_leave_nothing(tmp_path, values, columns, wh
         ({"buffer_bytes": 100}, "buffer_bytes"),
         ({"block_ms": 1.5}, "block_ms"),
         ({"close_timeout_s": -1}, "close_timeout_s"),
+        ({"close_timeout_s": float("inf")}, "close_timeout_s"),
+        ({"linger_ms": 10**18}, "linger_ms"),
+        ({"block_ms": 10**18}, "block_ms"),
+        ({"log_config": {"segment_bytes": 1000}}, "log_config"),
+        ({"producer": "\ud800"}, "producer"),
     ],
 )
 def test_a_refused_setting_is_named_and_makes_nothing(tmp_path, settings, setting):
