@@ -187,12 +187,16 @@ class RealFilesystem:
         file = RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), path)
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            pid = b"%d\n" % os.getpid()
+            file.write_at(pid, 0)  # over the old one, whose block is there: a full disk can be opened
+            file.truncate(len(pid))
         except BlockingIOError as error:
             text = file.read_at(32, 0).strip()
             file.close()
             raise LockHeld(path, int(text) if text.isdigit() else None) from error
-        file.truncate(0)
-        file.write_at(b"%d\n" % os.getpid(), 0)
+        except BaseException:
+            file.close()  # a descriptor left behind would keep the lock from this very process
+            raise
         return file
 
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
