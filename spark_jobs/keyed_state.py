@@ -27,7 +27,7 @@ from filtering.stream_metadata import parse_keys
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
 from spark_jobs.slice_filter import FilterRule
-from spark_jobs.slices import KEY, governed, keyed_frame
+from spark_jobs.slice_scan import KEY, governed, keyed_frame
 
 BLOB_BYTES = 1 << 20
 

@@ -1,13 +1,14 @@
 """Replay filtering in Spark: the foreachBatch form, and the same for a batch frame. The operator form: keyed_state.py.
 
-    batch N ─▶ first pass (slices.py) ─▶ plan: starting marks of each slice, marks N
+    batch N ─▶ first pass (slice_scan.py) ─▶ plan (slices.py): starting marks of each slice, marks N
                                           │
             marks N-1 from the store ─────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
                                                                                      then marks N ─▶ store
 
-The frame is read once for each pass. Promise: every record once, under the prefix condition, for the life of the
-marks, for a handler whose second call with one batch replaces what the first one left. Marks N are stored after the
-handler returned; killed before that, Spark runs N again, which reads marks N-1 again and hands over the same rows.
+The frame is read once for each pass; where the first proves that every row is new, the second is the bare frame.
+Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call
+with one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that,
+Spark runs N again, which reads marks N-1 again and hands over the same rows.
 """
 
 import logging
@@ -25,13 +26,16 @@ from spark_jobs.errors import SparkJobError
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, FilterRule, LogOrderBroken, decider
-from spark_jobs.slices import KEY, BatchPlan, Slice, keyed_frame, plan_batch, ranges_of, scan_slices
+from spark_jobs.slice_scan import KEY, keyed_frame, scan_slices
+from spark_jobs.slices import BatchPlan, Slice, plan_batch, ranges_of
 
 __all__ = ["BatchCounts", "FilteredFrame", "ReplayFilteredBatches", "filter_frame", "filter_replays"]
 
 _LOG = logging.getLogger(__name__)
 _DECISION = "_pushrep_decision"
 _NAMED_IN_LOG = 10
+_WITHOUT_RUNS = 16
+"""After a batch whose pairs alternate too often for runs to help, so many are taken without looking for them."""
 
 Handler = Callable[[DataFrame, int], Any]
 
@@ -134,6 +138,8 @@ class FilteredFrame:
         seen = {name: value or 0 for name, value in self.observation.get.items()}
         if seen["rows"] != plan.rows:
             return known
+        if plan.all_kept_jumped is not None:
+            return replace(known, kept=plan.rows - plan.unkeyed, dropped=0, late=0, jumped=plan.all_kept_jumped)
         kept = seen["passed"] - plan.unkeyed
         dropped = plan.rows - seen["passed"]
         return replace(known, kept=kept, dropped=dropped, late=seen["late"], jumped=seen["jumped"])
@@ -165,6 +171,11 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
 
 
 def _filtered(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredFrame:
+    observation = Observation()
+    if plan.all_kept_jumped is not None:
+        frame = keyed.drop(KEY)
+        rows = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
+        return FilteredFrame(rows, frame.where(F.lit(False)), plan.marks, plan.ranges, plan, observation)
     if plan.must_sort:
         # By columns only: adaptive execution may join such partitions but never cuts one.
         keyed = keyed.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
@@ -179,7 +190,6 @@ def _filtered(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredFr
     passes = decision.bitwiseAND(F.lit(PASSES)) != 0
     count = F.shiftright(decision, COUNT_SHIFT)
     kind = decision.bitwiseAND(F.lit(KIND_MASK))
-    observation = Observation()
     observed = decided.observe(
         observation,
         F.count(F.lit(1)).alias("rows"),
@@ -230,6 +240,7 @@ class ReplayFilteredBatches:
         self._handler, self._store, self._adopt = handler, marks, adopt
         self._on_dropped, self._on_counts = on_dropped, on_counts
         self._sort, self._clock = sort, clock
+        self._without_runs = 0  # batches still to come for which nobody looks for runs
         self.last_counts: BatchCounts | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -239,7 +250,8 @@ class ReplayFilteredBatches:
             raise NotInForeachBatch
         before = self._marks_before(query_id, batch_id)
         keyed = keyed_frame(df, self._rule)
-        slices = scan_slices(keyed, self._rule)
+        slices = scan_slices(keyed, self._rule, runs=not self._without_runs)
+        self._without_runs = self._without_runs - 1 if self._without_runs else _has_no_runs(slices) * _WITHOUT_RUNS
         if self._is_stored(query_id, batch_id, ranges_of(slices)):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
             rows, unkeyed = sum(s.rows for s in slices), sum(s.unkeyed for s in slices)
@@ -338,6 +350,10 @@ class ReplayFilteredBatches:
             )
         if self._on_counts is not None:
             self._on_counts(counts)
+
+
+def _has_no_runs(slices: list[Slice]) -> bool:
+    return any(s.runs is None for s in slices)
 
 
 def query_id_of(df: DataFrame) -> str | None:

@@ -1,55 +1,36 @@
-"""The first pass over a batch: what each slice holds, and with which marks each slice must begin.
+"""The plan of a batch: with which marks each slice must begin, and the marks after it. Pure: knows no Spark.
 
-    batch ─▶ slices: the rows of one (topic, partition) inside one Spark partition, log offsets [start, end)
+    slices: the rows of one (topic, partition) inside one Spark partition, log offsets [start, end)
                  slice 1          slice 2          slice 3         of one log partition, by log offset
     marks N-1 ──▶ max ── merge ──▶ max ── merge ──▶ max ──merge──▶ marks N
               └─▶ starts 1    └─▶ starts 2     └─▶ starts 3
 
 Running maximum is associative, so each slice can be filtered alone once its starting marks are known; marks N are
 known before anything is written. Slices of one log partition that overlap tell of a shuffle: then no slice has an
-order of its own, and the rows must be sorted first. `plan_batch` is pure; `scan_slices` runs one Spark job.
+order of its own, and the rows must be sorted first. And where the runs (runs.py) prove that every row is kept,
+nothing is left to decide.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.highwater import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
-from spark_jobs.columns import carrier_key, is_stream_metadata
-from spark_jobs.errors import SparkJobError
-from spark_jobs.settings import setting
-from spark_jobs.slice_filter import FilterRule, scan_batches
-
-KEY = "_pushrep_key"
-"""The bytes that may be metadata, whatever carrier they came in, while a frame is inside the filter."""
-
-_SHUFFLE = "spark.sql.shuffle.partitions"
-_COLUMNS = ("topic", "partition", "offset")
-_PAIR_ROW = np.dtype([("pid", ">i8"), ("partition", ">i4")])
-_SCANNED = (
-    "topic string, partition int, start bigint, end bigint, rows bigint, unkeyed bigint, ascends boolean, marks binary"
-)
-
-
-class FrameUnusable(SparkJobError):
-    """The frame can't be filtered: it lacks a column the filter decides by, or has nulls in one."""
-
-    def __init__(self, column: str, why: str) -> None:
-        super().__init__(f"column {column!r}: {why}")
-        self.column, self.why = column, why
+from spark_jobs.runs import Runs, jumped_if_all_kept
+from spark_jobs.slice_filter import FilterRule
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of one log partition in one Spark partition; `marks` are what a filter knows that saw only them."""
+    """Rows of one log partition in one Spark partition; `marks` are what a filter knows that saw only them.
+
+    `ascends`: False if they were seen out of log order. `runs`: the keyed ones, None where nobody counted them.
+    """
 
     topic: str
     partition: int
@@ -59,6 +40,7 @@ class Slice:
     unkeyed: int
     marks: HighwaterMarks
     ascends: bool = True
+    runs: Runs | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +60,8 @@ class BatchPlan:
     """What the first pass found: how to filter each slice, and the marks after the batch.
 
     `must_sort`: the slices tell nothing about order, `starts` are those of whole log partitions, sorted.
-    `all_dropped`: (topic, pid, source partition) of the pairs of which no row will pass.
+    `all_dropped`: (topic, pid, source partition) of the pairs of which no row will pass. `all_kept_jumped`: not None
+    where every row is proven to pass, and then how many source offsets the marks jump over.
     """
 
     starts: tuple[SliceStart, ...]
@@ -89,116 +72,7 @@ class BatchPlan:
     unkeyed: int
     pairs: int
     all_dropped: tuple[tuple[str, int, int], ...]
-
-
-def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
-    """The frame with the column KEY beside its own. Raises FrameUnusable, CarrierUnusable."""
-    for column in _COLUMNS:
-        if column not in df.columns:
-            raise FrameUnusable(column, "the filter decides by topic, partition and offset: keep the source's columns")
-    return df.withColumn(KEY, carrier_key(rule.carrier, df))
-
-
-def scan_slices(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
-    """Run the first pass over a keyed frame. Raises FrameUnusable for null topics, partitions or offsets."""
-    return _scan_windows(keyed, rule) if rule.window else _scan_marks(keyed, rule)
-
-
-def governed(key: Column, rule: FilterRule) -> Column:
-    """Whether the rule is for this key: metadata, and of one of `only_pids` if there are any."""
-    ours = is_stream_metadata(key)
-    if rule.only_pids is not None:
-        pids = [pid.to_bytes(8, "big", signed=True) for pid in sorted(rule.only_pids)]
-        ours &= F.substring(key, 1, 8).isin(pids) if pids else F.lit(False)
-    return ours
-
-
-def _scan_marks(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
-    """Without a window a slice's state is one maximum a pair: a plain aggregate, in the JVM.
-
-    The maximum is taken of a number, not of the 8 bytes, because Spark sorts to aggregate binary values:
-    0.8 s against 1.9 s for 4 M rows on 2 cores.
-    """
-    key = F.col(KEY)
-    ours = governed(key, rule)
-    summary = (
-        keyed.select("topic", "partition", "offset", F.when(ours, key).alias(KEY))
-        .groupBy(F.spark_partition_id().alias("slice"), "topic", "partition", F.substring(KEY, 1, 12).alias("pair"))
-        .agg(
-            F.max(F.conv(F.hex(F.substring(KEY, 13, 8)), 16, -10).cast("bigint")).alias("mark"),
-            F.min("offset").alias("start"),
-            F.max("offset").alias("last"),
-            F.count(F.lit(1)).alias("rows"),
-            F.count("offset").alias("offsets"),
-        )
-    )
-    # The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default,
-    # since adaptive execution, which would join them, is off in a stream.
-    spark = keyed.sparkSession
-    few = min(spark.sparkContext.defaultParallelism, int(spark.conf.get(_SHUFFLE) or 200))
-    with setting(spark, _SHUFFLE, few):
-        found = summary.toArrow()
-    _refuse_nulls(found)
-    return list(_slices_of(found.sort_by([("slice", "ascending"), ("topic", "ascending"), ("partition", "ascending")])))
-
-
-def _slices_of(found: Any) -> Iterator[Slice]:
-    """Rows of (slice, topic, partition, pair), sorted by the first three → one Slice for each of these."""
-    if not found.num_rows:
-        return
-    columns = {name: found[name].to_numpy() for name in ("slice", "partition", "start", "last", "rows")}
-    topics = found["topic"].to_pylist()
-    marks = found["mark"].fill_null(-1).to_numpy()
-    pairs = found["pair"].fill_null(b"\0" * _PAIR_ROW.itemsize)
-    pair_rows = np.frombuffer(b"".join(pairs.to_pylist()), _PAIR_ROW)
-    owners = list(zip(columns["slice"].tolist(), topics, columns["partition"].tolist(), strict=True))
-    firsts = [0, *(i + 1 for i, (one, other) in enumerate(pairwise(owners)) if one != other), len(owners)]
-    for low, high in pairwise(firsts):
-        _, topic, partition = owners[low]
-        keyed = low + np.flatnonzero(marks[low:high] >= 0)
-        rows = columns["rows"][low:high]
-        own = HighwaterMarks.from_columns(
-            pair_rows["pid"][keyed], pair_rows["partition"][keyed], marks[keyed], partition
-        )
-        yield Slice(
-            topic,
-            partition,
-            int(columns["start"][low:high].min()),
-            int(columns["last"][low:high].max()) + 1,
-            int(rows.sum()),
-            int(rows[marks[low:high] < 0].sum()),
-            own,
-        )
-
-
-def _refuse_nulls(found: pa.Table) -> None:
-    for column in ("topic", "partition"):
-        if found[column].null_count:
-            raise FrameUnusable(column, "a row has none; the filter needs to know where each record lies")
-    if found["rows"].to_numpy().sum() != found["offsets"].to_numpy().sum():
-        raise FrameUnusable("offset", "a row has none; the filter needs to know where each record lies")
-
-
-def _scan_windows(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
-    """With a window a slice's state is maximum and bits, which only Python can merge."""
-
-    def scan(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return scan_batches(batches, rule)
-
-    found = keyed.select(KEY, "topic", "partition", "offset").mapInArrow(scan, _SCANNED).toArrow()
-    return [
-        Slice(
-            row["topic"],
-            row["partition"],
-            row["start"],
-            row["end"],
-            row["rows"],
-            row["unkeyed"],
-            HighwaterMarks.from_bytes(row["marks"]),
-            row["ascends"],
-        )
-        for row in found.to_pylist()
-    ]
+    all_kept_jumped: int | None = None
 
 
 def plan_batch(
@@ -213,7 +87,7 @@ def plan_batch(
     marks = {key: old.with_window(rule.window) for key, old in before.items()}
     starts: list[SliceStart] = []
     dropped: list[tuple[str, int, int]] = []
-    pairs = 0
+    pairs, jumped = 0, _Jumped()
     for topic in dict.fromkeys(s.topic for s in in_order):
         own = [s for s in in_order if s.topic == topic]
         old = marks.get(MarksKey(topic), HighwaterMarks())
@@ -221,6 +95,7 @@ def plan_batch(
         new = old.merge(_advanced_at(seen, now_ms))
         marks[MarksKey(topic)] = new
         pairs += len(seen)
+        jumped.add(own, old)
         dropped.extend((topic, pid, partition) for pid, partition in _unchanged(seen, old, new))
         starts.extend(_whole_partitions(own, old) if must_sort else _slice_starts(own, old))
     if rule.ttl_s is not None:
@@ -234,7 +109,20 @@ def plan_batch(
         sum(s.unkeyed for s in in_order),
         pairs,
         tuple(dropped),
+        jumped.total,
     )
+
+
+class _Jumped:
+    """Sums what marks jump over, as long as every topic is proven to keep all of its rows."""
+
+    def __init__(self) -> None:
+        self.total: int | None = 0
+
+    def add(self, own: list[Slice], old: HighwaterMarks) -> None:
+        runs = [s.runs for s in own if s.runs is not None]
+        jumped = jumped_if_all_kept(Runs.concatenated(runs), old) if len(runs) == len(own) else None
+        self.total = None if jumped is None or self.total is None else self.total + jumped
 
 
 def ranges_of(slices: Iterable[Slice]) -> tuple[LogRange, ...]:

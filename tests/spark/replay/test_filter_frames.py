@@ -6,7 +6,7 @@ from filtering import HighwaterMarks, PairSplit, StreamMetadata
 from spark_jobs import filter_frame, filter_replays
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import CarrierUnusable
-from spark_jobs.slices import FrameUnusable
+from spark_jobs.slice_scan import FrameUnusable
 
 pytestmark = pytest.mark.spark
 

@@ -1,0 +1,159 @@
+"""Plans and slice filters without Spark: any log, cut into tasks anywhere, gives what the rule says row by row."""
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from filtering import HighwaterMarks, ReplayFilter, StreamMetadata
+from spark_jobs.batch_marks import MarksKey
+from spark_jobs.runs import Runs
+from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, FilterRule, SliceFilters, scan_batches
+from spark_jobs.slices import Slice, plan_batch
+
+TOPICS = ("a", "b")
+
+# (topic, log partition, pair, step of the source position, key without metadata)
+rows_of_logs = st.lists(
+    st.tuples(
+        st.sampled_from(TOPICS),
+        st.integers(0, 1),
+        st.integers(0, 1),
+        st.sampled_from([1, 1, 1, 1, 1, 1, 2, 0, -1, -3]),
+        st.integers(0, 11).map(lambda n: n == 0),
+    ),
+    max_size=40,
+)
+
+
+def log_of(drawn):
+    """(topic, partition, log offset, key): each pair lives in one partition, log offsets have holes."""
+    ends, positions, log = {}, {}, []
+    for number, (topic, partition, pair, step, unkeyed) in enumerate(drawn):
+        offset = ends[topic, partition] = ends.get((topic, partition), -1) + 1 + (number % 7 == 6)
+        source = partition * 2 + pair
+        positions[topic, source] = max(0, positions.get((topic, source), -1) + step)
+        key = None if unkeyed else StreamMetadata(-5, source, positions[topic, source]).pack()
+        log.append((topic, partition, offset, key))
+    return log
+
+
+def tasks_of(log, cuts):
+    """Contiguous ranges of each log partition, dealt out to tasks; one task may hold several ranges."""
+    tasks = [[] for _ in range(3)]
+    for _, group in itertools.groupby(sorted(log, key=lambda row: row[:2]), key=lambda row: row[:2]):
+        own = sorted(group, key=lambda row: row[2])
+        places = sorted({min(cut, len(own)) for cut in cuts})
+        for n, (low, high) in enumerate(itertools.pairwise([0, *places, len(own)])):
+            tasks[min(n, 2)].extend(own[low:high])
+    return [task for task in tasks if task]
+
+
+def columns_of(task):
+    topics, partitions, offsets, keys = zip(*task, strict=True)
+    return (
+        pa.array(keys, pa.binary()),
+        pa.array(topics, pa.string()),
+        pa.array(partitions, pa.int32()),
+        pa.array(offsets, pa.int64()),
+    )
+
+
+def scanned(tasks, rule):
+    """What the first pass finds, by its Python form, with the runs of each slice beside it."""
+    for task in tasks:
+        batch = pa.RecordBatch.from_arrays(list(columns_of(task)), names=["key", "topic", "partition", "offset"])
+        for found in itertools.chain.from_iterable(b.to_pylist() for b in scan_batches([batch], rule)):
+            marks = HighwaterMarks.from_bytes(found.pop("marks"))
+            own = [row for row in task if row[:2] == (found["topic"], found["partition"])]
+            yield Slice(**found, marks=marks, runs=None if rule.window else runs_of(own))
+
+
+def runs_of(rows):
+    groups = {}
+    for _, _, offset, key in rows:
+        metadata = StreamMetadata.try_unpack(key)
+        if metadata:
+            name = metadata.pid, metadata.partition, metadata.offset - offset
+            groups.setdefault(name, []).append((offset, metadata.offset))
+    columns = [
+        (pid, source, min(o for o, _ in g), max(o for o, _ in g), min(s for _, s in g), max(s for _, s in g), len(g))
+        for (pid, source, _), g in groups.items()
+    ]
+    return (
+        Runs(*(np.array(c, np.int64) for c in zip(*columns, strict=True)))
+        if columns
+        else Runs(*[np.empty(0, np.int64)] * 7)
+    )
+
+
+@given(
+    rows_of_logs,
+    st.lists(st.integers(0, 20), max_size=3),
+    st.sampled_from([0, 0, 3]),
+    st.integers(0, 30),
+    st.integers(1, 9),
+)
+def test_slices_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, earlier, arrow_rows):
+    rule = FilterRule(window=window)
+    log = log_of(drawn)
+    past, batch = log[:earlier], log[earlier:]
+    filters = {topic: ReplayFilter(window=window) for topic in TOPICS}
+    for topic, partition, _, key in past:
+        filters[topic].admit(key, partition)
+    before = {MarksKey(topic): f.marks() for topic, f in filters.items() if len(f.marks())}
+    counts_before = [f.counts for f in filters.values()]
+    expected = {row[:3] for row in batch if filters[row[0]].admit(row[3], row[1])}
+    grown = [
+        (a.late - b.late, a.jumped - b.jumped)
+        for a, b in zip((f.counts for f in filters.values()), counts_before, strict=True)
+    ]
+
+    tasks = tasks_of(batch, cuts)
+    plan = plan_batch(scanned(tasks, rule), before, rule=rule, now_ms=7, sort=False)
+    assert not plan.must_sort
+
+    kept, late, jumped = set(), 0, 0
+    for task in tasks:
+        slices = SliceFilters(plan.starts, rule)
+        for first in range(0, len(task), arrow_rows):
+            rows = task[first : first + arrow_rows]
+            key, topic, partition, offset = columns_of(rows)
+            decisions = slices.decide(key, topic, partition, offset)
+            kept |= {row[:3] for row, decision in zip(rows, decisions, strict=True) if decision & 1}
+            for decision in decisions.tolist():
+                late += (decision >> COUNT_SHIFT) * (decision & KIND_MASK == LATE)
+                jumped += (decision >> COUNT_SHIFT) * (decision & KIND_MASK == JUMPED)
+        slices.check_whole()
+    assert kept == expected
+    assert (late, jumped) == tuple(map(sum, zip(*grown, strict=True)))
+
+    for topic, filter_ in filters.items():
+        mine = plan.marks.get(MarksKey(topic), HighwaterMarks()).to_columns()
+        theirs = filter_.marks().to_columns()
+        for name in ("pids", "partitions", "offsets", "destination_partitions", "bitmaps"):
+            assert (getattr(mine, name) == getattr(theirs, name)).all(), f"{topic}: {name}"
+
+    everything = {row[:3] for row in batch}
+    if plan.all_kept_jumped is not None:
+        assert expected == everything, "proven to be kept, and not kept"
+        assert plan.all_kept_jumped == jumped
+    elif not window:
+        assert expected != everything, "every row is new, and the runs did not prove it"
+
+
+@given(rows_of_logs, st.randoms(use_true_random=False))
+def test_a_shuffled_batch_is_recognised_or_in_order(drawn, rng):
+    log = log_of(drawn)
+    rng.shuffle(log)
+    middle = rng.randint(0, len(log))
+    tasks = [task for task in (log[:middle], log[middle:]) if task]
+    plan = plan_batch(scanned(tasks, FilterRule(window=2)), {}, rule=FilterRule(window=2), now_ms=7, sort=False)
+    if plan.must_sort:
+        assert sum(start.rows for start in plan.starts) == len(log)
+        assert len({(start.topic, start.partition) for start in plan.starts}) == len(plan.starts), "whole partitions"
+    else:
+        for task in tasks:
+            SliceFilters(plan.starts, FilterRule(window=2)).decide(*columns_of(task))  # refuses rows out of order
