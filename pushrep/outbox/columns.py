@@ -81,7 +81,8 @@ class RecordRules:
             kept, header_bytes = self._headers("headers", headers)
             all_headers, size = (kept,), size + header_bytes
         times = None if timestamp_ms is None else (timestamp_ms,)
-        self._check_size("value", size)
+        if size > self._size_max:
+            raise self._too_large(size, value, key)
         return Columns((value,), (size,), keys, all_headers, times, metadata)
 
     @staticmethod
@@ -127,7 +128,7 @@ class RecordRules:
             sizes = [size + part[1] for size, part in zip(sizes, parts, strict=True)]
         if max(sizes) > self._size_max:
             at = max(range(count), key=sizes.__getitem__)
-            self._check_size(f"values[{at}]", sizes[at])
+            raise self._too_large(sizes[at], values[at], None if keys is None else keys[at], at)
         return Columns(values, sizes, keys, kept, _timestamps(timestamps_ms, count), _metadata(metadata, count))
 
     def _business_key(self, argument: str, key: object) -> bytes:
@@ -161,13 +162,17 @@ class RecordRules:
             kept.append((name, value))
         return tuple(kept), size
 
-    def _check_size(self, argument: str, size: int) -> None:
-        if size > self._size_max:
-            raise RecordRefused(
-                argument,
-                f"the record may take {size} bytes, more than the {self._size_max} of batch_bytes_max, segment_bytes "
-                "or buffer_bytes: split it, or raise them (log_config, buffer_bytes)",
-            )
+    def _too_large(self, size: int, value: bytes | None, key: bytes | None, at: int | None = None) -> RecordRefused:
+        """The refusal of a record, by the name of its largest part; `at`: which one of many."""
+        parts = {"value": len(value or b""), "key": len(key or b"")}
+        parts["headers"] = size - self.overhead_bytes - sum(parts.values())
+        largest = max(parts, key=parts.__getitem__)
+        argument = largest if at is None else f"{largest.removesuffix('s')}s[{at}]"
+        return RecordRefused(
+            argument,
+            f"the record may take {size} bytes, more than the {self._size_max} of batch_bytes_max, segment_bytes "
+            "or buffer_bytes: split it, or raise them (log_config, buffer_bytes)",
+        )
 
 
 def _as_bytes(argument: str, value: object) -> bytes | None:

@@ -214,6 +214,14 @@ def test_our_own_pid_is_refused_as_metadata(tmp_path):
         outbox.append(0, b"v", metadata=StreamMetadata(outbox.pid, 0, 0))
 
 
+def test_a_record_too_large_is_refused_by_its_largest_part(tmp_path):
+    with open_outbox(tmp_path, carrier="header") as outbox:
+        with pytest.raises(RecordRefused, match=r"^key: the record may take"):
+            outbox.append(0, b"v", key=bytes(1 << 20))
+        with pytest.raises(RecordRefused, match=r"^keys\[1\]: the record may take"):
+            outbox.append_many(0, [b"v", b"w"], keys=[None, bytes(1 << 20)])
+
+
 @pytest.mark.parametrize(
     ("values", "columns", "why"),
     [
@@ -231,6 +239,7 @@ def test_our_own_pid_is_refused_as_metadata(tmp_path):
         ([b"a"], {"metadata": [b"12345678901234567890"]}, "metadata: give a StreamMetadata"),
         ([b"a", b"b"], {"metadata": StreamMetadata(7, 0, 2**63 - 1)}, "metadata: 2 source offsets from"),
         ([b"a", bytes(1 << 20)], {}, r"values\[1\]: the record may take"),
+        ([b"a"], {"headers": [[("h", bytes(1 << 20))]]}, r"headers\[0\]: the record may take"),
         ([bytes(1000)] * 70_000, {}, "values: .* exceed buffer_bytes"),
     ],
 )
