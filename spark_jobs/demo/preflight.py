@@ -25,7 +25,7 @@ class DemoUnavailable(SparkJobError):
 def require_packages() -> None:
     """Raise DemoUnavailable unless the extra `demo` is installed."""
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise DemoUnavailable(", ".join(missing), "pip install 'pushrep[demo]'")
+        raise DemoUnavailable(", ".join(missing), "pip install '.[demo]' in pushrep's repository")
 
 
 def java_version(banner: str) -> int | None:

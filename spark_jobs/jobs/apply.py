@@ -15,8 +15,13 @@ from typing import Any
 
 import click
 
-from spark_jobs.jobs.pipeline import ApplyOptions, apply
-from spark_jobs.jobs.reporting import Reporter, one_line
+try:
+    from spark_jobs.jobs.pipeline import ApplyOptions, apply
+    from spark_jobs.jobs.reporting import Reporter, one_line
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: this job needs {missing.name}: pip install '.[spark]' in pushrep's repository")
 
 
 class _Pair(click.ParamType[tuple[str, str]]):

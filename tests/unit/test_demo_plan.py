@@ -171,7 +171,7 @@ demo(["--out", sys.argv[1]])
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.strip() == "Error: the demo needs pyspark, plotly: pip install 'pushrep[demo]'"
+    assert done.stderr.strip() == "Error: the demo needs pyspark, plotly: pip install '.[demo]' in pushrep's repository"
     assert not (tmp_path / "out").exists(), "refused before anything was touched"
 
 
