@@ -110,6 +110,7 @@ class LogDirectory:
                 self.references = 0
                 del _REGISTRY.held[id(self.filesystem), str(self.path)]
                 self._lock_file.close()
+                del self._published  # a mapping is a file in use: the disk could not be unmounted
 
     def checkpointed(self, checkpoint: Checkpoint, name: str) -> int | None:
         """The number remembered for a log, None if there is none."""
@@ -295,6 +296,7 @@ class DirectoryView:
         self._check_open()
         self._directory.detach(self.name, clean)
         self._closed = True
+        del self._entry
 
     def _check_open(self) -> None:
         self._directory.check_usable()

@@ -1,0 +1,229 @@
+"""Real disks that are full, real limits, real read-only mounts: refused by name, nothing half written, then on again.
+
+Each case runs in a child: in a mount namespace of its own (a tmpfs of a megabyte, gone with the child; wants root), or
+under its own RLIMIT_FSIZE (anybody).
+"""
+
+import ctypes
+import errno
+import os
+import resource
+import subprocess
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import AppendFailed, Durability, LogConfig, NotALogDirectory, SegmentLog
+
+CLONE_NEWNS = 0x00020000
+MIB = 1 << 20
+VALUE = b"0123456789" * 40
+AHEAD = pytest.mark.parametrize("preallocate", [0, 100_000])
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
+
+
+def config_of(preallocate, segment_bytes=200_000):
+    """The system alone says when the disk is full: the log's own limits would refuse before."""
+    limits = {"disk_warn_percent": 100, "disk_pressed_percent": 100, "disk_refuse_percent": 100}
+    return LogConfig(segment_bytes=segment_bytes, batch_bytes=5000, preallocate_bytes=preallocate, **limits)
+
+
+def in_child(case):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            case()
+            code = 0
+        except BaseException:  # noqa: BLE001 - the child must not go on as a second test run
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "see the child's words in the captured stderr"
+
+
+def mounted(directory: Path, size_bytes=MIB):
+    """A small file system in this process's own namespace: nobody else sees it, and it ends with the process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.unshare(CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", directory], check=True)
+    return directory
+
+
+def remount(directory, how):
+    subprocess.run(["mount", "-o", f"remount,{how}", directory], check=True)
+
+
+def fill(log, appended, durability=Durability.BUFFERED):
+    """Append until it is refused; the refusal. Nothing of what was refused may be seen anywhere."""
+    while len(appended) < 100_000:
+        values = [b"%d " % (len(appended) + n) + VALUE for n in range(1 + len(appended) % 30)]
+        try:
+            result = log.append(values, durability=durability)
+        except AppendFailed as refusal:
+            assert log.log_end_offset == len(appended), "its offsets were given back"
+            assert_holds(log, appended)
+            return refusal
+        assert result.base_offset == len(appended)
+        appended += values
+    raise AssertionError("the disk never got full")
+
+
+def assert_holds(log, appended):
+    found = list(log.records(0))
+    assert [record.offset for record in found] == list(range(len(found)))
+    assert [record.value for record in found] == appended
+
+
+def assert_no_loose_bytes(path, preallocate):
+    """The newest file has its batches and nothing else but zeros ahead."""
+    newest = max(path.glob("*.log"))
+    with SegmentLog.open_reader(path, isolation="written") as reader:
+        size = sum(len(bytes(batch.data)) for batch in reader.batches(int(newest.stem)))
+    behind = newest.read_bytes()[size:]
+    assert not behind.strip(b"\0"), "half of a refused batch is left"
+    assert preallocate or not behind
+
+
+@as_root
+@AHEAD
+def test_a_full_disk_refuses_and_goes_on_when_space_returns(tmp_path, preallocate):
+    def case():
+        disk = mounted(tmp_path / "disk")
+        path, appended = disk / "orders-0", []
+        ballast = [disk / f"ballast {n}" for n in range(2)]
+        for file in ballast:
+            file.write_bytes(bytes(MIB // 4))
+        with SegmentLog.open(path, config_of(preallocate)) as log:
+            for file in ballast:
+                refusal = fill(log, appended)
+                assert refusal.errno == errno.ENOSPC
+                assert "free space on the disk" in str(refusal)
+                assert_no_loose_bytes(path, preallocate)
+                log.flush()
+                before = len(appended)
+                file.unlink()
+                log.append([b"space is back"], durability=Durability.FLUSHED)
+                appended.append(b"space is back")
+            assert before * len(VALUE) > 0.6 * MIB, "what was freed was used"
+            assert_holds(log, appended)
+        with SegmentLog.open(path, config_of(preallocate)) as log:
+            assert log.recovery.opening.value == "normal"
+            assert_holds(log, appended)
+
+    in_child(case)
+
+
+@as_root
+@AHEAD
+def test_a_log_that_is_closed_on_a_full_disk_opens_there(tmp_path, preallocate):
+    """Closing may fail for want of a block, but by name, and the next opening has every record."""
+
+    def case():
+        disk = mounted(tmp_path / "disk")
+        path, appended = disk / "orders-0", []
+        log = SegmentLog.open(path, config_of(preallocate))
+        (disk / "ballast").write_bytes(bytes(MIB // 4))
+        fill(log, appended, Durability.FLUSHED)
+        fill_up(disk)
+        with may_want_space():
+            log.close()
+        with may_want_space():
+            SegmentLog.open(path, config_of(preallocate)).close()
+        with SegmentLog.open_reader(path, isolation="written") as reader:
+            assert_holds(reader, appended)
+        (disk / "ballast").unlink()
+        with SegmentLog.open(path, config_of(preallocate)) as log:
+            assert log.recovery.damaged_from is None
+            assert_holds(log, appended)
+            appended.append(b"after")
+            assert log.append([b"after"]).base_offset == len(appended) - 1
+            assert_holds(log, appended)
+
+    in_child(case)
+
+
+@contextmanager
+def may_want_space():
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+
+
+def fill_up(disk):
+    """Not a block is left."""
+    fd = os.open(disk / "last_blocks", os.O_WRONLY | os.O_CREAT)
+    with may_want_space():
+        while os.write(fd, bytes(4096)):
+            pass
+    os.close(fd)
+
+
+@as_root
+def test_a_directory_that_can_not_even_be_begun_is_refused(tmp_path):
+    def case():
+        disk = mounted(tmp_path / "disk")
+        fill_up(disk)
+        with pytest.raises(OSError, match="No space left") as refused:
+            SegmentLog.open(disk / "logs" / "orders-0", config_of(0))
+        assert refused.value.errno == errno.ENOSPC
+        (disk / "last_blocks").unlink()
+        with SegmentLog.open(disk / "logs" / "orders-0", config_of(0)) as log:
+            assert log.append([b"first"]).base_offset == 0
+
+    in_child(case)
+
+
+@as_root
+def test_a_read_only_file_system_is_refused_to_writers_and_read_by_readers(tmp_path):
+    def case():
+        disk = mounted(tmp_path / "disk")
+        path = disk / "orders-0"
+        with SegmentLog.open(path, config_of(0)) as log:
+            log.append([b"%d" % n for n in range(100)])
+        before = {file: file.read_bytes() for file in sorted(disk.rglob("*")) if file.is_file()}
+        remount(disk, "ro")  # which the kernel does only if nothing is in use: a closed log holds nothing
+        with pytest.raises(NotALogDirectory, match="Read-only file system"):
+            SegmentLog.open(path, config_of(0))
+        with pytest.raises(NotALogDirectory, match="Read-only file system"):
+            SegmentLog.open(disk / "new" / "orders-0", config_of(0))
+        with SegmentLog.open_reader(path) as reader:
+            assert [record.value for record in reader.records(0)] == [b"%d" % n for n in range(100)]
+        assert {file: file.read_bytes() for file in sorted(disk.rglob("*")) if file.is_file()} == before
+        remount(disk, "rw")
+        with SegmentLog.open(path, config_of(0)) as log:
+            assert log.recovery.opening.value == "normal", "a refused opening left the marker where it was"
+            assert log.append([b"after"]).base_offset == 100
+
+    in_child(case)
+
+
+@AHEAD
+def test_a_file_size_limit_refuses_and_goes_on_when_it_is_raised(tmp_path, preallocate):
+    def case():
+        path, appended = tmp_path / "orders-0", []
+        with SegmentLog.open(path, config_of(preallocate, segment_bytes=MIB)) as log:
+            for limit in (50_000, 130_001):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+                refusal = fill(log, appended)
+                assert refusal.errno == errno.EFBIG
+                assert "ulimit -f" in str(refusal)
+                newest = max(path.glob("*.log"))
+                assert limit - 20_000 < newest.stat().st_size <= limit
+                assert_no_loose_bytes(path, preallocate)
+                log.append([b"small"], durability=Durability.FLUSHED)
+                appended.append(b"small")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            log.append([b"after"])
+            appended.append(b"after")
+        with SegmentLog.open(path, config_of(preallocate)) as log:
+            assert log.recovery.opening.value == "normal"
+            assert_holds(log, appended)
+
+    in_child(case)
