@@ -5,7 +5,7 @@ with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as 
     offset = receipt.result(timeout=5)            outbox.last_metadata(pid, 0)       where to go on after a crash
 """
 
-from pushrep.outbox.batch import Acks, ManyReceipt, Receipt
+from pushrep.outbox.batch import ManyReceipt, Receipt
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
@@ -23,6 +23,7 @@ from pushrep.outbox.errors import (
 )
 from pushrep.outbox.identity import OutboxIdentity, read_identity
 from pushrep.outbox.outbox import Outbox
+from pushrep.outbox.settings import Acks
 
 __all__ = [
     "Acks",

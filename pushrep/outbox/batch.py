@@ -10,7 +10,6 @@ time when the batch was begun, this outbox's own metadata), so that a plain reco
 import os
 import threading
 from collections.abc import Iterator
-from enum import Enum, auto
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +22,6 @@ from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
 
 if TYPE_CHECKING:
     from pushrep.outbox.lane import Lane
-
-
-class Acks(Enum):
-    """Who must have a record before its receipt says so."""
-
-    LOCAL = auto()
-    """This machine's log, by the outbox's durability."""
-
-    ALL = auto()
-    """The log and every in-sync replica."""
 
 
 class Batch:

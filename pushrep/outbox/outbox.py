@@ -22,7 +22,7 @@ from filtering import StreamMetadata
 from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
-from pushrep.outbox.batch import Acks, Batch, Receipt
+from pushrep.outbox.batch import Batch, Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.errors import BufferFull, CloseTimedOut, OutboxClosed, ReceiptTimeout, RecordRefused, SettingRefused
@@ -30,7 +30,7 @@ from pushrep.outbox.identity import OutboxIdentity, new_identity, settle_identit
 from pushrep.outbox.lane import Lane, Shared
 from pushrep.outbox.positions import positions_in
 from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
-from pushrep.outbox.settings import BATCH_BYTES, BUFFER_BYTES, OutboxSettings, refuse_for_now
+from pushrep.outbox.settings import BATCH_BYTES, BUFFER_BYTES, Acks, OutboxSettings, refuse_for_now
 from pushrep.outbox.threads import Sealer, Writers
 from pushrep.records import Codec
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem

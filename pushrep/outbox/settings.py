@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from pushrep.log import Durability
-from pushrep.outbox.batch import Acks
 from pushrep.outbox.errors import SettingRefused
 from pushrep.records import Codec
 
@@ -14,6 +14,16 @@ BATCH_BYTES = 256 << 10
 BUFFER_BYTES = 64 << 20
 _DURATION_MAX_MS = 1 << 40
 """34 years; the system's own waits end at a few centuries, and fail beyond."""
+
+
+class Acks(Enum):
+    """Who must have a record before its receipt says so."""
+
+    LOCAL = auto()
+    """This machine's log, by the outbox's durability."""
+
+    ALL = auto()
+    """The log and every in-sync replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
