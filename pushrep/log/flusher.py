@@ -10,6 +10,8 @@ a failed flush poisons its log, and that log's next append says so. It runs on t
 import os
 import threading
 import time
+from heapq import heappop, heappush
+from itertools import count
 from typing import Protocol
 
 
@@ -27,6 +29,9 @@ class Flusher:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due_s: dict[Flushable, float] = {}
+        # The same, earliest first; a line that `_due_s` contradicts is out of date. Ten thousand logs may wait at once.
+        self._queue: list[tuple[float, int, Flushable]] = []
+        self._counter = count()
         self._attached: set[Flushable] = set()
         self._running: Flushable | None = None
         self._thread: threading.Thread | None = None
@@ -43,6 +48,7 @@ class Flusher:
             if log not in self._attached or self._due_s.get(log, due_s + 1) <= due_s:
                 return
             self._due_s[log] = due_s
+            heappush(self._queue, (due_s, next(self._counter), log))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pushrep-flusher", daemon=True)
                 self._thread.start()
@@ -77,11 +83,16 @@ class Flusher:
         """Wait for the next log that is due and take it; None when no log is attached any more."""
         while self._attached:
             if not self._due_s:
+                self._queue.clear()
                 self._changed.wait()
                 continue
-            log = min(self._due_s, key=self._due_s.__getitem__)
-            wait_s = self._due_s[log] - time.monotonic()
+            due_s, _, log = self._queue[0]
+            if self._due_s.get(log) != due_s:
+                heappop(self._queue)
+                continue
+            wait_s = due_s - time.monotonic()
             if wait_s <= 0:
+                heappop(self._queue)
                 del self._due_s[log]
                 return log
             self._changed.wait(wait_s)

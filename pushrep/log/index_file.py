@@ -4,13 +4,16 @@
                               `- entries still in memory, up to PENDING_MAX
 
 New entries are kept in memory and written together: a reader whose index ends early walks a little further. The file
-is opened for each use and closed again, so that ten thousand idle logs hold no descriptor for it.
+is opened for each use and closed again, so that ten thousand idle logs hold no descriptor for it. Entries that are
+dropped and then come again as they were, as a scan makes them, cost no write: opening a log that was closed clean
+changes nothing.
 Invariant: first numbers ascend strictly. Source: Kafka's AbstractIndex, OffsetIndex, TimeIndex.
 """
 
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,24 +24,30 @@ PENDING_MAX = 64
 """512 bytes of offset index. With small batches an entry covers 4 KiB: a reader walks 256 KiB too far at most."""
 
 
+_KEPT_MAX = 64
+"""Dropped entries are remembered up to so many: as many as a clean end has, not as a long scan."""
+
+
 class IndexFile:
     """Entries of one index file. The writer of the log appends and cuts; readers only look.
 
     Raises OSError as the file does; a missing file is an empty index.
     """
 
-    __slots__ = ("_dtype", "_entry", "_filesystem", "_last", "_path", "_pending", "_synced", "_written")
+    __slots__ = ("_dropped", "_entry", "_filesystem", "_last", "_path", "_pending", "_ragged", "_synced", "_written")
 
     def __init__(self, filesystem: Filesystem, path: Path, entry: struct.Struct) -> None:
         self._filesystem, self._path, self._entry = filesystem, path, entry
-        self._dtype = np.dtype([("f0", f">i{entry.size - 4}"), ("f1", ">i4")])
         self._pending: list[tuple[int, int]] = []
+        self._dropped: list[tuple[int, int]] = []  # still in the file, behind the written ones
+        self._ragged = False  # bytes behind the last whole entry
         self._written = 0  # whole entries in the file
         self._last: tuple[int, int] | None = None
         self._synced = True
         with self._opened() as file:
             if file is not None:
-                self._written = file.size() // entry.size
+                size = file.size()
+                self._written, self._ragged = size // entry.size, size % entry.size != 0
                 self._last = self._read(file, self._written - 1) if self._written else None
 
     def __len__(self) -> int:
@@ -52,6 +61,12 @@ class IndexFile:
     def append(self, first: int, second: int) -> None:
         """Add an entry; it reaches the file with the next `write`."""
         self._last = (first, second)
+        if self._dropped:
+            if self._dropped[0] == self._last:
+                del self._dropped[0]
+                self._written += 1
+                return
+            self._cut_file()
         self._pending.append(self._last)
 
     @property
@@ -61,6 +76,8 @@ class IndexFile:
 
     def write(self) -> None:
         """Bring what waits into the file; it may be called again after a failure."""
+        if self._dropped or self._ragged:
+            self._cut_file()
         if self._pending or not self._filesystem.exists(self._path):
             data = b"".join([self._entry.pack(*entry) for entry in self._pending])
             with self._opened(create=True) as file:
@@ -91,39 +108,55 @@ class IndexFile:
     def keep(self, count: int) -> None:
         """Forget all but the first `count` entries, and bytes at the end that are no entry."""
         del self._pending[max(0, count - self._written) :]
-        with self._opened(writable=True) as file:
-            if file is not None:
-                self._written = min(self._written, count)
-                if file.size() != self._written * self._entry.size:
-                    file.truncate(self._written * self._entry.size)
-                    self._synced = False
-                self._last = self._read(file, self._written - 1) if self._written else None
-        if self._pending:
-            self._last = self._pending[-1]
+        if count < self._written:
+            many = self._written - count > _KEPT_MAX
+            with self._opened() as file:
+                if file is not None and not many:
+                    self._dropped[:0] = [self._read(file, number) for number in range(count, self._written)]
+            self._written = count
+            if many:
+                self._cut_file()
+        self._last = self._pending[-1] if self._pending else None
+        if self._written and not self._pending:
+            with self._opened() as file:
+                self._last = self._read(file, self._written - 1) if file is not None else None
 
     def floor(self, key: int, column: int = 0) -> tuple[int, int] | None:
         """The last entry of the file whose number in `column` is at most `key`; None if there is none."""
+        if not self._written:
+            return None
         with self._opened() as file:
             count = self._search(file, key, column) if file is not None else 0
             return self._read(file, count - 1) if file is not None and count else None
 
     def count_up_to(self, key: int, column: int = 0) -> int:
         """How many entries, of the file and in memory, have a number of at most `key` in `column`."""
-        with self._opened() as file:
-            count = self._search(file, key, column) if file is not None else 0
+        count = 0
+        if self._written:
+            with self._opened() as file:
+                count = self._search(file, key, column) if file is not None else 0
         return count + sum(entry[column] <= key for entry in self._pending)
 
     def ascends(self, column: int = 0) -> bool:
         """Whether the numbers of a column in the file ascend strictly: they don't where a power cut left zeros."""
+        if not self._written:
+            return True
         with self._opened() as file:
             if file is None:
                 return True
             data = file.read_at(self._written * self._entry.size, 0)
-        numbers = np.frombuffer(data, self._dtype)[f"f{column}"]
+        numbers = np.frombuffer(data, _dtype(self._entry.size))[f"f{column}"]
         return bool(np.all(numbers[1:] > numbers[:-1])) and (not len(numbers) or bool(numbers[0] >= 0))
 
+    def _cut_file(self) -> None:
+        with self._opened(writable=True) as file:
+            if file is not None:
+                file.truncate(self._written * self._entry.size)
+        self._dropped.clear()
+        self._ragged = self._synced = False
+
     def _search(self, file: File, key: int, column: int) -> int:
-        low, high = 0, file.size() // self._entry.size
+        low, high = 0, min(self._written, file.size() // self._entry.size)
         while low < high:
             middle = (low + high) // 2
             if self._read(file, middle)[column] <= key:
@@ -150,3 +183,8 @@ class IndexFile:
             yield file
         finally:
             file.close()
+
+
+@cache
+def _dtype(entry_bytes: int) -> np.dtype[np.void]:
+    return np.dtype([("f0", f">i{entry_bytes - 4}"), ("f1", ">i4")])

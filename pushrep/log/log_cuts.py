@@ -30,6 +30,7 @@ class CuttableLog(LogWriter):
             if offset >= self.log_end_offset:
                 return self.log_end_offset
             number = max(i for i, base in enumerate(self._bases) if base <= offset)
+            self._changed = True
             try:
                 at = self._cut(number, offset)
             except OSError as error:
@@ -73,6 +74,7 @@ class CuttableLog(LogWriter):
             return ()
         with self._own_turn(), self._lock:
             self.check_open()
+            self._changed = True
             try:
                 self._lower_checkpoints(damaged_from)
                 # Not only those that the log counts as its own: it ends at the damage.

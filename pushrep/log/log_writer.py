@@ -76,6 +76,7 @@ class LogWriter:
         self._syncing = False
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
+        self._changed = recovered.active.size_bytes == 0  # else the files have their final form already
         self._active.close()  # opened again by the first append
         # A simulated clock gets no thread: its appends look at the age themselves, so that a run can be repeated.
         self._flusher = process_flusher() if around.clock is SYSTEM_CLOCK else None
@@ -121,6 +122,7 @@ class LogWriter:
             self._check_writable()
             self._housekeeping.check_room()
             self.used, was_open = True, self._active.is_open
+            self._changed = True
             base_offset = self._active.next_offset
             self._unflushed_bytes += self._write(batches)
             self.log_end_offset = self._active.next_offset
@@ -166,8 +168,11 @@ class LogWriter:
             _LOG.warning("%s: checkpoint put off: %s", self._around.view.path, error)
             self._dirty()
 
-    def checkpoint(self) -> None:
-        """Raise the recovery point over what is flushed, the index entries of it on disk first."""
+    def checkpoint(self, max_age_ms: int = 0) -> None:
+        """Raise the recovery point over what is flushed, the index entries of it on disk first.
+
+        `max_age_ms`: leave the writing to a later call, of any log of the directory, if the files are no older.
+        """
         flushed_offset = self.flushed_offset
         with self._lock:
             segment = self._active
@@ -177,7 +182,7 @@ class LogWriter:
         with self._lock:
             offset = min(flushed_offset, self.flushed_offset)  # a cut may have come in between
             view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=self.log_start_offset)
-        view.sync_checkpoints()
+        view.sync_checkpoints(max_age_ms)
 
     def let_go(self, *, flush: bool) -> bool:
         """Close the newest segment's file if nothing unflushed is in it; see OpenFiles."""
@@ -218,10 +223,11 @@ class LogWriter:
             if self._poison is not None or self._report.damaged_from is not None:
                 return None
             self.flush()
-            with self._own_turn():
-                self._active.finish()
-                self._active.sync()
-            self.checkpoint()
+            if self._changed:
+                with self._own_turn():
+                    self._active.finish()
+                    self._active.sync()
+                self.checkpoint(self._config.flush_ms)  # ten thousand logs that close share a few writes
             return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
         finally:
             with self._turn:

@@ -117,16 +117,18 @@ class PublishedFile:
             self._map[:] = bytes(len(self._map))
             self._map[:RECORD_BYTES] = _header()
         self._next = self._first_free()
+        self._positions = _all_positions(self._map, self._next)
 
     def entry(self, name: str) -> PublishedEntry:
         """The record of a log, made if it has none. The file doubles when it is full."""
-        position = _find(self._map, name)
+        block = _name_block(name)
+        position = self._positions.get(block)
         if position is None:
             position = self._next
             if position == len(self._map):
                 self._map = self._mapped(2 * len(self._map))
-            block = _name_block(name)
             self._map[position : position + RECORD_BYTES] = block + bytes(RECORD_BYTES - len(block))
+            self._positions[block] = position
             self._next = position + RECORD_BYTES
         return PublishedEntry(self._map, position, self._pid, self._boot_id)
 
@@ -218,6 +220,16 @@ def _valid_slots(mapped: mmap.mmap, position: int) -> list[tuple[int, int, int, 
         if _CRC.unpack_from(slot, _BODY.size)[0] == google_crc32c.value(body):
             slots.append(_BODY.unpack(body))
     return slots
+
+
+def _all_positions(mapped: mmap.mmap, end: int) -> dict[bytes, int]:
+    """Where each name's record is: looking through the file for each of ten thousand logs would take minutes."""
+    found: dict[bytes, int] = {}
+    for position in range(RECORD_BYTES, end, RECORD_BYTES):
+        length, _ = _NAME.unpack_from(mapped, position)
+        if 0 < length <= _NAME_BYTES_MAX:
+            found.setdefault(mapped[position : position + _NAME.size + length + 1], position)
+    return found
 
 
 def _find(mapped: mmap.mmap, name: str) -> int | None:

@@ -231,6 +231,7 @@ class Recovery:
     ) -> Recovered:
         """The newest segment in the state to append to, all of it on disk."""
         segment.trim()
+        segment.note_time()  # as a clean close left it
         segment.sync_indexes()
         if plan.opening is Opening.ABNORMAL:
             segment.file.sync()

@@ -84,8 +84,10 @@ class Segment:
         segment = cls(filesystem, directory, base_offset, config)
         try:
             segment._file = filesystem.open(segment.path, create=True)
-            segment.index.keep(0)  # of an earlier segment of this name that was cut off
-            segment.time_index.keep(0)
+            for index in (segment.index, segment.time_index):
+                if len(index):  # of an earlier segment of this name that was cut off
+                    index.keep(0)
+                    index.write()
             filesystem.sync_directory(directory)
         except OSError:
             segment.close()
