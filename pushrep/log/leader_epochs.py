@@ -63,6 +63,14 @@ class LeaderEpochs:
         at = bisect_right(self.entries, offset, key=lambda entry: entry[1])
         return self.entries[at - 1][0] if at else -1
 
+    def contradiction(self, offset: int, epoch: int) -> str | None:
+        """Why a batch at `offset` can't be of `epoch`, in words; None if it can, or if the list begins behind it."""
+        newest = self.entries[-1] if self.entries else (epoch, offset)
+        known = newest[0] if offset >= newest[1] else self.epoch_of(offset)
+        if known in {epoch, -1}:
+            return None
+        return f"leader epoch {epoch}, the checkpoint says {known}"
+
     def end_of(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(largest epoch at or below `epoch`, where it ends): up to there a follower with that epoch agrees with us.
 

@@ -8,7 +8,7 @@ from pushrep.log.leader_epochs import LeaderEpochs
 from pushrep.log.scan import ScanRange, WholeBatch, scan
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
-from pushrep.log.segment_look import WINDOW_BYTES, segment_name
+from pushrep.log.segment_look import segment_name
 from pushrep.seams import Filesystem
 
 
@@ -42,7 +42,7 @@ def epochs_of_batches(filesystem: Filesystem, log: Path) -> LeaderEpochs:
     for base in list_segments(filesystem, log):
         file = filesystem.open(segment_path(log, base), writable=False)
         try:
-            for step in scan(file, ScanRange(base_offset=base), window_bytes=WINDOW_BYTES):
+            for step in scan(file, ScanRange(base_offset=base)):
                 if isinstance(step, WholeBatch):
                     epochs = epochs.assigned(max(0, step.batch.header.leader_epoch), step.batch.header.base_offset)
         finally:

@@ -31,10 +31,10 @@ from pushrep.log.partition_metadata import (
 )
 from pushrep.log.rebuilding import epochs_of_batches, rebuild_indexes
 from pushrep.log.recovery_report import Cut
-from pushrep.log.scan import Damage, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.scan import WINDOW_BYTES, Damage, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import CUT_SUFFIX, free_name, list_segments, segment_path
-from pushrep.log.segment_look import BATCH_KINDS, WINDOW_BYTES, Expected, Kind, segment_name
+from pushrep.log.segment_look import BATCH_KINDS, Expected, Kind, segment_name
 from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
 from pushrep.log.verify import VerifyReport, verify_log
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
@@ -181,7 +181,7 @@ class Repairer:
         file = self._filesystem.open(segment_path(self._log, bases[-1]), writable=False)
         before = bases[-1]
         try:
-            for step in scan(file, ScanRange(base_offset=bases[-1]), window_bytes=WINDOW_BYTES):
+            for step in scan(file, ScanRange(base_offset=bases[-1])):
                 if isinstance(step, WholeBatch):
                     if step.batch.header.next_offset > offset:
                         return CutPlace(bases[-1], step.position, before)
@@ -234,7 +234,7 @@ class Repairer:
     def _check_spliced(self, file: File, segment: SegmentSplice) -> None:
         """The new file is read once more before it takes the place of the old one."""
         what = ScanRange(base_offset=segment.base_offset)
-        for step in scan(file, what, window_bytes=WINDOW_BYTES):
+        for step in scan(file, what):
             if not isinstance(step, WholeBatch) and step.next_offset < segment.end_offset:
                 raise RepairRefused(
                     f"{segment_name(segment.base_offset)} put together anew ends at {step.next_offset}, not at "

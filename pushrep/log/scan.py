@@ -107,13 +107,14 @@ def _batch_at(window: "_Window", position: int) -> RecordBatch | str:
     if len(head) < HEADER_BYTES:
         return f"{len(head)} bytes are no header"
     try:
-        size = BatchHeader.parse(head).size_bytes
+        header = BatchHeader.parse(head)
+        size = header.size_bytes
         if size > BATCH_BYTES_LIMIT:
             return f"length {size} is above {BATCH_BYTES_LIMIT}"
         data = window.view(position, size)
         if len(data) < size:
             return f"{len(data)} bytes of {size}: the file ends inside the batch"
-        return RecordBatch.check(data)
+        return RecordBatch.check(data, header)
     except CorruptRecordBatch as error:
         return error.reason
 

@@ -21,7 +21,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.leader_epochs import LeaderEpochs
 from pushrep.log.scan import CleanEnd, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment_files import list_segments, segment_path
-from pushrep.log.segment_look import WINDOW_BYTES, Expected, segment_name
+from pushrep.log.segment_look import Expected, segment_name
 from pushrep.records import BatchHeader
 from pushrep.seams import File, Filesystem
 
@@ -177,7 +177,7 @@ class SplicePlanner:
             recovery_point=self._expected.below or 0,
             leader_epoch=self._previous.leader_epoch if self._previous is not None else -1,
         )
-        for step in scan(file, what, window_bytes=WINDOW_BYTES):
+        for step in scan(file, what):
             if isinstance(step, WholeBatch) and (reason := self._contradiction(step.batch.header, following)):
                 yield TornTail(step.position, self._next_offset, reason)
                 return
@@ -186,10 +186,8 @@ class SplicePlanner:
     def _contradiction(self, header: BatchHeader, following: int | None) -> str | None:
         """What the CRC does not cover: is the epoch the kept one, does the last batch end where the log was closed?"""
         epochs, below = self._kept_epochs, self._expected.below
-        if epochs is not None and epochs.entries and header.base_offset >= epochs.entries[0][1]:
-            kept = epochs.epoch_of(header.base_offset)
-            if header.leader_epoch != kept:
-                return f"leader epoch {header.leader_epoch}, the checkpoint says {kept}"
+        if epochs is not None and (reason := epochs.contradiction(header.base_offset, header.leader_epoch)):
+            return reason
         is_last = following is None and below is not None and header.next_offset > below
         if is_last and header.base_offset > self._next_offset:
             return f"base offset {header.base_offset} where {self._next_offset} is expected"
@@ -292,7 +290,7 @@ class SplicePlanner:
             file = self._filesystem.open(segment_path(self._copy, base), writable=False)
             try:
                 what = ScanRange(base_offset=base, end_offset=following, leader_epoch=epoch)
-                for step in scan(file, what, window_bytes=WINDOW_BYTES):
+                for step in scan(file, what):
                     if not isinstance(step, WholeBatch):
                         if not isinstance(step, CleanEnd):
                             return

@@ -28,9 +28,12 @@ class RecordBatch:
             raise CorruptRecordBatch(f"{len(data)} bytes, the length field says {self.header.size_bytes}")
 
     @classmethod
-    def check(cls, data: Buffer) -> "RecordBatch":
-        """`data` as a batch whose length, magic and CRC were verified; raises CorruptRecordBatch with the reason."""
-        batch = cls(data)
+    def check(cls, data: Buffer, header: BatchHeader | None = None) -> "RecordBatch":
+        """`data` as a batch whose length, magic and CRC were verified; raises CorruptRecordBatch with the reason.
+
+        `header`: of these very bytes, if they were parsed before.
+        """
+        batch = cls(data, header)
         crc = crc32c(data, layout.CRC_COVERS_FROM)
         if crc != batch.header.crc:
             raise CorruptRecordBatch(f"CRC-32C is {crc:#010x}, the header says {batch.header.crc:#010x}")
