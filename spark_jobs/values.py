@@ -136,12 +136,12 @@ class ValueDecoder:
 def spark_schema(schema: Any) -> T.StructType:
     """The columns of an Avro record schema, given as parsed JSON. Raises BadValueFormat."""
     try:
-        fastavro.parse_schema(schema)
+        parsed: Any = fastavro.parse_schema(schema)  # names become full names, wherever they stand
+        if not isinstance(parsed, dict) or parsed["type"] != "record":
+            raise BadValueFormat("value-schema", "an Avro record is expected, whose fields become columns")
+        struct = _type_of(parsed, {}, "the record")
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, TypeError, KeyError) as error:
-        raise BadValueFormat("value-schema", f"is no Avro schema ({error})") from error
-    if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise BadValueFormat("value-schema", "an Avro record is expected, whose fields become columns")
-    struct = _type_of(schema, {}, "the record")
+        raise BadValueFormat("value-schema", f"is no Avro schema ({error!r})") from error
     assert isinstance(struct, T.StructType), "a record becomes a struct"
     return struct
 
@@ -198,7 +198,7 @@ def _type_of(kind: Any, named: dict[str, T.DataType], where: str) -> T.DataType:
         return _type_of(others[0], named, where)
     found = _complex_type(kind, named, where)
     if "name" in kind:
-        named[kind["name"]] = named[f"{kind.get('namespace', '')}.{kind['name']}"] = found
+        named[kind["name"]] = found
     return found
 
 

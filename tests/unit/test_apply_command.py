@@ -1,0 +1,104 @@
+"""The apply command before Spark starts: its help, its refusals, its events, its one-line errors."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("pyspark")
+
+from spark_jobs.jobs.apply import main
+from spark_jobs.jobs.reporting import Reporter, one_line
+from spark_jobs.replay_filter import BatchCounts
+
+GIVEN = ["--topic", "t", "--path", "p", "--sink", "./s", "--checkpoint", "./c"]
+
+
+def test_help_teaches():
+    answer = CliRunner().invoke(main, ["--help"])
+    assert answer.exit_code == 0
+    for word in ("--trigger", "available-now", "--value-schema", "--adopt", "Examples", "SIGTERM", "spark-submit"):
+        assert word in answer.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        ([], 2, "Missing option"),
+        ([*GIVEN, "--source-option", "x"], 2, "'x' is not NAME=VALUE"),
+        ([*GIVEN, "--conf", "=x"], 2, "'=x' is not NAME=VALUE"),
+        ([*GIVEN, "--adopt", "q"], 2, "'q' is not QUERY:BATCH"),
+        ([*GIVEN, "--window", "-1"], 2, "--window"),
+        ([*GIVEN, "--trigger", "often"], 1, "error: --trigger='often'"),
+        ([*GIVEN, "--value-format", "avro"], 1, "error: value-schema: format avro needs a schema"),
+        ([*GIVEN[:2], *GIVEN[4:]], 1, "error: --path=None"),
+    ],
+)
+def test_refusals_come_before_spark(arguments, code, why):
+    answer = CliRunner().invoke(main, arguments)
+    assert (answer.exit_code, why in answer.output) == (code, True), answer.output
+    assert "Traceback" not in answer.output
+
+
+def test_debug_shows_the_whole_stack():
+    answer = CliRunner().invoke(main, [*GIVEN, "--trigger", "often", "--debug"])
+    assert answer.exception is not None
+    assert "often" in str(answer.exception)
+
+
+def test_events_in_a_file_are_added_to(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for _ in range(2):
+        with Reporter.open(str(path)) as reporter:
+            reporter.started("q", "r")
+            reporter.batch(BatchCounts(3, 10, 1, 2, kept=7, dropped=2, late=0, jumped=0))
+            reporter.batch(BatchCounts(4, 10, 1, 0, skipped=True))
+            reporter.failed("why")
+            reporter.stopped()
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [e["event"] for e in events] == ["started", "batch", "batch", "failed", "stopped"] * 2
+    assert events[1] | {"seconds": 0} == {
+        "event": "batch",
+        "batch": 3,
+        "rows": 10,
+        "unkeyed": 1,
+        "pairs": 2,
+        "kept": 7,
+        "dropped": 2,
+        "late": 0,
+        "jumped": 0,
+        "all_dropped": [],
+        "skipped": False,
+        "seconds": 0,
+    }
+    assert events[4] == {"event": "stopped", "batches": 2, "kept": 7}
+
+
+def test_people_get_a_line_a_batch(capsys):
+    with Reporter.open(None) as reporter:
+        reporter.batch(BatchCounts(3, 10, 1, 2, kept=7, dropped=2))
+        reporter.batch(BatchCounts(4, 5, 0, 0, skipped=True))
+        reporter.failed("told elsewhere")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "batch 3: 10 records, 7 kept, 2 replays dropped, 1 without metadata",
+        "batch 4: 5 records, run before, not again, 0 without metadata",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("plain", "plain"),
+        ("first\n\tat java.lang.Thread.run", "first"),
+        ("[STREAM_FAILED] Query failed\nTraceback", "Query failed"),
+        (
+            "[PYTHON_EXCEPTION] An exception\nTraceback:\nx.y.BadOption: option path: missing\n SQLSTATE: 3\n\tat o.x",
+            "option path: missing",
+        ),
+        ("", "ValueError"),
+    ],
+)
+def test_an_error_in_one_line(text, line):
+    assert one_line(ValueError(text)) == line
