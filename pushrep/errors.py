@@ -5,6 +5,14 @@ class PushrepError(Exception):
     """Anything pushrep refuses or fails at. The message is for people, the fields of the sub-classes for code."""
 
 
+class BadArgument(PushrepError, ValueError, TypeError):
+    """An argument or setting can't be used as it is, `argument` names it: correct the call. Nothing was done."""
+
+    def __init__(self, argument: str, why: str) -> None:
+        super().__init__(f"{argument}: {why}")
+        self.argument, self.why = argument, why
+
+
 class ForkedProcess(PushrepError):
     """The object was made in the parent of this process; open it again here.
 

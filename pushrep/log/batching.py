@@ -5,11 +5,12 @@ refused before anything is written. Encoding happens before the log's lock is ta
 the CRC does not cover them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
+from pushrep.errors import BadArgument
 from pushrep.log.config import BATCH_BYTES_LIMIT, LogConfig
 from pushrep.records import HEADER_BYTES, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
 from pushrep.records.encoder import Headers, Keys
@@ -27,21 +28,27 @@ def to_batches(
     timestamps_ms: int | Sequence[int],
     config: LogConfig,
 ) -> list[RecordBatch]:
-    """The batches to write, at least one. Raises RecordTooLarge, ValueError for an empty list, TypeError for text."""
-    _refuse_text(data)
+    """The batches to write, at least one. Raises RecordTooLarge, CorruptRecordBatch, BadArgument."""
     if isinstance(data, RecordBatch):
+        if not data.is_checked:
+            RecordBatch.check(data.data)
         _refuse_above_limit(data.header.size_bytes, config)
         return [data]
     if isinstance(data, bytes | bytearray | memoryview):
-        if keys is None and headers is None and isinstance(timestamps_ms, int):
+        if keys is None and headers is None and timestamps_ms.__class__ is int:
             return [_alone(bytes(data), timestamps_ms, config)]
         values: Sequence[bytes | None] = [bytes(data)]
     else:
         values = data
-    if not len(values):
-        raise ValueError("nothing to append: the list of values is empty")
-    columns = _Columns(values, keys, headers, timestamps_ms)
-    return [batch for start, end in columns.cuts(config) for batch in columns.encoded(start, end, config)]
+    _refuse_unfit(values, timestamps_ms)
+    try:
+        columns = _Columns(values, keys, headers, timestamps_ms)
+        return [batch for start, end in columns.cuts(config) for batch in columns.encoded(start, end, config)]
+    except BadArgument:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        _name_what_is_wrong(values, keys, headers)
+        raise BadArgument("append", f"the records can't be encoded: {error}") from error
 
 
 def _alone(value: bytes, timestamp_ms: int, config: LogConfig) -> RecordBatch:
@@ -68,9 +75,9 @@ class _Columns:
         for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
             if isinstance(column, bytes | bytearray | memoryview):
                 if len(column) % len(values):
-                    raise ValueError(f"{name}: {len(column)} bytes are not {len(values)} pieces of equal size")
+                    raise BadArgument(name, f"{len(column)} bytes are not {len(values)} pieces of equal size")
             elif isinstance(column, Sequence) and not isinstance(column, HeaderColumn) and len(column) != len(values):
-                raise ValueError(f"{name} has {len(column)} entries for {len(values)} values")
+                raise BadArgument(name, f"has {len(column)} entries for {len(values)} values")
 
     def cuts(self, config: LogConfig) -> Iterator[tuple[int, int]]:
         """Ranges of records that make a batch of at most `batch_bytes` each, or of one record."""
@@ -152,6 +159,55 @@ def _refuse_above_limit(size: int, config: LogConfig, limit: int | None = None) 
         raise RecordTooLarge(size, limit or config.batch_limit_bytes, setting)
 
 
-def _refuse_text(data: object) -> None:
-    if isinstance(data, str):  # it is a sequence, too
-        raise TypeError("append takes bytes: encode the text first, for example with .encode()")
+def refuse_columns(**columns: object) -> None:
+    """A ready batch has its own: to pass over what was given beside it would lose it without a word."""
+    for name, column in columns.items():
+        if column is not None:
+            raise BadArgument(name, "a ready RecordBatch has its own; leave it out")
+
+
+def _refuse_unfit(values: object, timestamps_ms: object) -> None:
+    """Refuse what is no list, and what is no time, before either is looked into."""
+    if isinstance(values, str):  # it is a sequence, too
+        raise BadArgument("append", "takes bytes: encode the text first, for example with .encode()")
+    if not (hasattr(values, "__len__") and hasattr(values, "__getitem__")) or isinstance(values, Mapping):
+        raise BadArgument("append", f"takes bytes, a list of them or a RecordBatch, not {type(values).__name__}")
+    if not len(values):
+        raise BadArgument("append", "the list of values is empty; give at least one")
+    if isinstance(timestamps_ms, bool) or not (isinstance(timestamps_ms, int) or hasattr(timestamps_ms, "__len__")):
+        raise BadArgument("timestamps_ms", f"give whole milliseconds, one or one per value, not {timestamps_ms!r}")
+
+
+def _name_what_is_wrong(values: object, keys: object, headers: object) -> None:
+    """Encoding failed: raise BadArgument for the first entry that is not what it should be."""
+    _check_column(
+        "values", values, "bytes or None", lambda item: isinstance(item, bytes | bytearray | memoryview | None)
+    )
+    if not isinstance(keys, bytes | bytearray | memoryview | None):
+        _check_column(
+            "keys", keys, "bytes or None", lambda item: isinstance(item, bytes | bytearray | memoryview | None)
+        )
+    if not isinstance(headers, HeaderColumn | None):
+        _check_column("headers", headers, "a list of (text, bytes or None)", _are_headers)
+
+
+def _check_column(name: str, column: object, wanted: str, fits: Callable[[object], bool]) -> None:
+    if not isinstance(column, Iterable) or isinstance(column, str):
+        raise BadArgument(name, f"give one entry per value, {wanted}, not {type(column).__name__}")
+    for at, item in enumerate(column):
+        if not fits(item):
+            raise BadArgument(f"{name}[{at}]", f"give {wanted}, not {item!r:.60}")
+
+
+def _are_headers(item: object) -> bool:
+    return isinstance(item, Iterable) and all(map(_is_header, item))
+
+
+def _is_header(header: object) -> bool:
+    if not (isinstance(header, tuple | list) and len(header) == 2 and isinstance(header[0], str)):
+        return False
+    try:
+        header[0].encode()
+    except UnicodeEncodeError:
+        return False
+    return isinstance(header[1], bytes | bytearray | memoryview | None)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from pushrep.errors import BadArgument
 from pushrep.log.disk_space import DiskLimits
 from pushrep.records import HEADER_BYTES, Codec
 
@@ -16,6 +17,8 @@ BATCH_BYTES_LIMIT = 64 * MIB
 """No batch is larger: a length field above it is a broken one, and a scan needs no more memory than this."""
 
 _BATCH_BYTES_MIN = HEADER_BYTES + 64
+_DURATION_MAX_MS = 1 << 40
+"""34 years; the system's own waits end at a few centuries, and fail beyond."""
 
 
 class Durability(Enum):
@@ -87,10 +90,10 @@ class LogConfig:
         _within("index_interval_bytes", self.index_interval_bytes, 0, POSITION_MAX)
         _within("preallocate_bytes", self.preallocate_bytes, 0, POSITION_MAX)
         _within("flush_bytes", self.flush_bytes, 1, None)
-        _within("flush_ms", self.flush_ms, 1, None)
+        _within("flush_ms", self.flush_ms, 1, _DURATION_MAX_MS)
         _within("verify_last_segments", self.verify_last_segments, 0, None)
         _within("retention_files", self.retention_files, 1, None)
-        _within("retention_check_ms", self.retention_check_ms, 1, None)
+        _within("retention_check_ms", self.retention_check_ms, 1, _DURATION_MAX_MS)
         _within("lease_max_s", self.lease_max_s, 1, None)
         _within("open_files_max", self.open_files_max, 1, None)
         for name, low in (("segment_ms", 1), ("retention_ms", 0), ("retention_bytes", 0)):
@@ -100,7 +103,7 @@ class LogConfig:
             _within(name, getattr(self, name), 0, 100)
         _ = self.disk_limits  # they have to rise
         if not isinstance(self.codec, Codec):
-            raise TypeError(f"codec must be a pushrep.records.Codec, not {self.codec!r}")
+            raise BadArgument("codec", f"give a pushrep.Codec, not {self.codec!r}")
 
     @property
     def disk_limits(self) -> DiskLimits:
@@ -119,6 +122,7 @@ class LogConfig:
 
 def _within(name: str, value: int, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
+        raise BadArgument(name, f"give a whole number, not {value!r}")
     if value < low or (high is not None and value > high):
-        raise ValueError(f"{name} must be {f'between {low} and {high}' if high is not None else f'at least {low}'}")
+        allowed = f"between {low} and {high}" if high is not None else f"of at least {low}"
+        raise BadArgument(name, f"give a number {allowed}, not {value}")

@@ -18,6 +18,8 @@ really full is another thing: the system refuses the write then, whatever stands
 from dataclasses import dataclass
 from enum import IntEnum
 
+from pushrep.errors import BadArgument
+
 
 class DiskLevel(IntEnum):
     """How full the disk is, by a log's own limits; a higher level includes what the lower ones do."""
@@ -42,9 +44,9 @@ class DiskLimits:
 
     def __post_init__(self) -> None:
         if not 0 <= self.warn_percent <= self.pressed_percent <= self.refuse_percent <= 100:
-            raise ValueError(
-                "disk_warn_percent, disk_pressed_percent and disk_refuse_percent rise from 0 to 100, not "
-                f"{self.warn_percent}, {self.pressed_percent}, {self.refuse_percent}"
+            raise BadArgument(
+                "disk_warn_percent, disk_pressed_percent, disk_refuse_percent",
+                f"they rise from 0 to 100, not {self.warn_percent}, {self.pressed_percent}, {self.refuse_percent}",
             )
 
 

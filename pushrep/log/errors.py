@@ -97,7 +97,10 @@ class LogPoisoned(PushrepError):
     """
 
     def __init__(self, directory: Path, cause: BaseException) -> None:
-        super().__init__(f"{directory} is poisoned by a failed write to disk ({cause}): close it and open it again")
+        super().__init__(
+            f"{directory} is poisoned by a failed write to disk ({str(cause) or repr(cause)}): close it and open it "
+            "again"
+        )
         self.directory, self.cause = directory, cause
 
 

@@ -12,8 +12,8 @@ import errno
 from dataclasses import replace
 from itertools import pairwise
 
+from pushrep.errors import PushrepError
 from pushrep.log.cutting import keep_tail, move_aside, remove_segments
-from pushrep.log.errors import LogPoisoned
 from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
 from pushrep.log.log_writer import LogWriter
 from pushrep.log.segment import Segment
@@ -33,9 +33,11 @@ class CuttableLog(LogWriter):
             self._changed = True
             try:
                 at = self._cut(number, offset)
-            except OSError as error:
-                self._poison = error
-                raise LogPoisoned(self._around.view.path, error) from error
+            except PushrepError:  # before anything was changed
+                raise
+            except BaseException as error:
+                self._poison_by(error)
+                raise
             self._publish()
             return at
 
@@ -86,9 +88,9 @@ class CuttableLog(LogWriter):
                 segment.cut(position, damaged_from)
                 around.filesystem.sync_directory(around.view.path)
                 self._keep_epochs(self._epochs.cut_from(damaged_from))
-            except OSError as error:
-                self._poison = error
-                raise LogPoisoned(around.view.path, error) from error
+            except BaseException as error:
+                self._poison_by(error)
+                raise
             self._report = replace(self._report, damaged_from=None, damage=None)
             return (*([tail] if tail else []), *reversed(kept))
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeAlias
 from uuid import UUID
 
-from pushrep.errors import ForkedProcess
+from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, read_checkpoints
 from pushrep.log.errors import LogClosed, NotALog
 from pushrep.log.log_names import parse_log_name, real_log_path
@@ -47,7 +47,7 @@ class LogReader:
     ) -> None:
         """Use `SegmentLog.open_reader`."""
         if isolation not in {"stable", "written"}:
-            raise ValueError(f'isolation must be "stable" or "written", not {isolation!r}')
+            raise BadArgument("isolation", f'give "stable" or "written", not {isolation!r}')
         self.path = real_log_path(directory)
         self.topic, self.partition = parse_log_name(self.path.name)
         self._filesystem, self._isolation = filesystem, isolation

@@ -67,7 +67,7 @@ class LogWriter:
         # After recovery all that was found is on disk; a damaged log's readable part lies below its recovery point.
         self.log_end_offset = self.flushed_offset = recovered.active.next_offset
         self._report = recovered.report
-        self._poison: OSError | None = None
+        self._poison: BaseException | None = None
         self._closed = self._ended = False
         self._unflushed_bytes = 0
         self._dirty_since_ms: int | None = None
@@ -279,8 +279,14 @@ class LogWriter:
                 move_aside(self._around.filesystem, self._around.view.path, begun, keep=False)
                 self._active, self._bases = segment, bases
             segment.rewind(mark)
-        except OSError as error:
-            self._poison = error
+        except BaseException as error:
+            self._poison_by(error)
+            raise
+
+    def _poison_by(self, error: BaseException) -> None:
+        """Files were left half changed, by the disk or by an interruption: only an opening can judge them now."""
+        self._poison = error
+        if isinstance(error, OSError):
             raise LogPoisoned(self._around.view.path, error) from error
 
     def _roll(self) -> None:

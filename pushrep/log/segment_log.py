@@ -10,14 +10,15 @@ open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pushrep.errors import ForkedProcess
-from pushrep.log.batching import Appendable, to_batches
+from pushrep.errors import BadArgument, ForkedProcess
+from pushrep.log.batching import Appendable, refuse_columns, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.derived import DerivedStore
 from pushrep.log.directory import LogDirectory
@@ -50,6 +51,7 @@ class SegmentLog:
         self.log_id = opened.log_id
         self.recovery: RecoveryReport = opened.report
         self._writer, self._reader, self._housekeeping = opened.writer, opened.reader, opened.housekeeping
+        self._closing = threading.Lock()
         self._closed = False
 
     @classmethod
@@ -73,6 +75,8 @@ class SegmentLog:
         CorruptPartitionMetadata if it is unknown which log this is, DerivedStoreFailed, LogPoisoned if the disk fails.
         """
         path = real_log_path(directory)
+        if not isinstance(config, LogConfig | None):
+            raise BadArgument("config", f"give a LogConfig, not {type(config).__name__}")
         shared = LogDirectory.acquire(path.parent, filesystem, clock)
         try:
             view = shared.attach(path.name)
@@ -148,10 +152,14 @@ class SegmentLog:
 
         `keys` and `headers` are columns as `encode_batch` takes them, `timestamps_ms` one time or one per value
         (None: now). A ready batch has its own; its offsets and epoch are stamped into it. All of it is appended or
-        nothing. Raises RecordTooLarge, ValueError, AppendFailed (disk full: nothing was written) and its DiskAboveLimit
-        (fuller than the settings allow), LogPoisoned, LogDamaged.
+        nothing. Raises RecordTooLarge, BadArgument, CorruptRecordBatch (of a batch that is ready), AppendFailed (disk
+        full: nothing was written) and its DiskAboveLimit (fuller than the settings allow), LogPoisoned, LogDamaged.
         """
         writer = self._checked_writer()
+        if not isinstance(durability, Durability):
+            raise BadArgument("durability", f"give Durability.FLUSHED or BUFFERED, not {durability!r}")
+        if isinstance(data, RecordBatch):
+            refuse_columns(keys=keys, headers=headers, timestamps_ms=timestamps_ms)
         times = self._around.clock.wall_ms() if timestamps_ms is None else timestamps_ms
         result = writer.append(to_batches(data, keys, headers, times, self._around.config))
         if durability is Durability.FLUSHED:
@@ -266,9 +274,10 @@ class SegmentLog:
         Raises LogPoisoned or OSError if it could not be brought to disk: the next open then scans.
         """
         self._check_fork()
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         clean = None
         try:
             self._housekeeping.end()

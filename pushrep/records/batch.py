@@ -16,14 +16,16 @@ _COLUMNS_WORTHWHILE = 128  # records; below, the hundred numpy calls cost more t
 class RecordBatch:
     """The bytes of one batch and their header. The constructor believes the CRC; `check` computes it.
 
+    `is_checked`: the bytes were checked, or made here.
     Raises CorruptRecordBatch unless `data` is exactly one batch by its length field.
     """
 
-    __slots__ = ("data", "header")
+    __slots__ = ("data", "header", "is_checked")
 
     def __init__(self, data: Buffer, header: BatchHeader | None = None) -> None:
         self.data: Buffer = data
         self.header: BatchHeader = BatchHeader.parse(data) if header is None else header
+        self.is_checked = header is not None
         if self.header.size_bytes != len(data):
             raise CorruptRecordBatch(f"{len(data)} bytes, the length field says {self.header.size_bytes}")
 
@@ -37,6 +39,7 @@ class RecordBatch:
         crc = crc32c(data, layout.CRC_COVERS_FROM)
         if crc != batch.header.crc:
             raise CorruptRecordBatch(f"CRC-32C is {crc:#010x}, the header says {batch.header.crc:#010x}")
+        batch.is_checked = True
         return batch
 
     def __len__(self) -> int:
@@ -76,7 +79,9 @@ class RecordBatch:
         """
         layout.stamp(self._writable(), base_offset, leader_epoch)
         header = self.header
-        self.header = header._make((base_offset, header.batch_length, leader_epoch, *header[3:]))  # half of _replace
+        self.header = BatchHeader._make(
+            (base_offset, header.batch_length, leader_epoch, *header[3:])
+        )  # half of _replace
 
     def with_producer(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
         """This batch as an idempotent producer sends it: base offset 0, the producer's fields, the CRC redone.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pushrep.errors import BadArgument
 from pushrep.records.batch import RecordBatch
 from pushrep.records.checksum import crc32c
 from pushrep.records.codecs import compress
@@ -45,12 +46,12 @@ def encode_batch(  # noqa: PLR0913 - a batch has this many fields
 
     `keys` is a sequence, or n keys of equal size in one bytes (as `pack_keys` makes them), or None for null keys.
     `headers` has an iterable of (name, value) per record, or is a `HeaderColumn`. `timestamps_ms` is one time for all
-    or one per record, in any order. Raises ValueError for columns of different lengths or times out of range,
+    or one per record, in any order. Raises BadArgument for columns of different lengths or times out of range,
     RecordTooLarge if the batch would pass 2 GiB.
     """
     count = len(values)
     if count == 0:
-        raise ValueError("a record batch has at least one record: values is empty")
+        raise BadArgument("values", "is empty; a record batch has at least one record")
     times = _times(timestamps_ms, count)
     _check_lengths(keys, headers, count)
     data = encode_records(values, keys, headers, times.deltas, HEADER_BYTES)
@@ -94,11 +95,11 @@ def _times(timestamps_ms: Timestamps, count: int) -> _Times:
         _same_length("timestamps_ms", len(timestamps_ms), count)
         times = np.asarray(timestamps_ms)
         if times.dtype.kind not in "iu" or times.ndim != 1:
-            raise ValueError(f"timestamps_ms has to be integers of 64 bits, not {times.dtype}")
+            raise BadArgument("timestamps_ms", f"give integers of 64 bits, not {times.dtype}")
         lowest, highest, base = int(times.min()), int(times.max()), int(times[0])
         deltas = None if lowest == highest else times.astype(np.int64) - base
     if lowest < -_TIMESTAMP_LIMIT_MS or highest >= _TIMESTAMP_LIMIT_MS:
-        raise ValueError(f"timestamps_ms from {lowest} to {highest} are outside +-2**62")
+        raise BadArgument("timestamps_ms", f"{lowest} to {highest} are outside +-2**62")
     return _Times(base, highest, deltas)
 
 
@@ -107,11 +108,11 @@ def _check_lengths(keys: Keys | None, headers: Headers | None, count: int) -> No
     for name, column in columns:
         if isinstance(column, bytes | bytearray | memoryview):
             if len(column) % count:
-                raise ValueError(f"{name}: {len(column)} bytes are not {count} pieces of equal size")
+                raise BadArgument(name, f"{len(column)} bytes are not {count} pieces of equal size")
         elif column is not None:
             _same_length(name, len(column), count)
 
 
 def _same_length(name: str, got: int, count: int) -> None:
     if got != count:
-        raise ValueError(f"{name} has {got} entries for {count} values")
+        raise BadArgument(name, f"has {got} entries for {count} values")

@@ -5,10 +5,12 @@ import os
 import resource
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from pushrep.errors import BadArgument
 from pushrep.log import (
     AppendFailed,
     Durability,
@@ -22,7 +24,7 @@ from pushrep.log import (
     SegmentLog,
 )
 from pushrep.log import directory as log_directory
-from pushrep.records import Codec, HeaderColumn, RecordTooLarge, encode_batch
+from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
 from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
@@ -91,20 +93,107 @@ def test_the_segment_limits_a_record_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "columns", "error", "message"),
+    ("data", "columns", "message"),
     [
-        ([], {}, ValueError, "empty"),
-        ("text", {}, TypeError, "encode"),
-        ([b"a", b"b"], {"keys": [b"k"]}, ValueError, "keys has 1 entries for 2 values"),
-        ([b"a", b"b"], {"keys": b"123"}, ValueError, "keys"),
-        ([b"a", b"b"], {"timestamps_ms": [1]}, ValueError, "timestamps_ms"),
-        ([b"a"], {"headers": [[], []]}, ValueError, "headers"),
+        ([], {}, "empty"),
+        ("text", {}, "encode"),
+        (None, {}, "append: takes bytes, a list of them or a RecordBatch, not NoneType"),
+        ({b"a"}, {}, "append: takes bytes, a list of them or a RecordBatch, not set"),
+        ([b"a", "b"], {}, r"values\[1\]: give bytes or None, not 'b'"),
+        ([b"a", 1], {}, r"values\[1\]: give bytes or None, not 1"),
+        ([b"a", b"b"], {"keys": [b"k"]}, "keys: has 1 entries for 2 values"),
+        ([b"a", b"b"], {"keys": b"123"}, "keys"),
+        ([b"a", b"b"], {"keys": [b"k", "l"]}, r"keys\[1\]: give bytes or None, not 'l'"),
+        ([b"a"], {"keys": 5}, "keys: give one entry per value"),
+        ([b"a", b"b"], {"timestamps_ms": [1]}, "timestamps_ms"),
+        ([b"a"], {"timestamps_ms": 1.5}, "timestamps_ms: give whole milliseconds"),
+        ([b"a"], {"timestamps_ms": True}, "timestamps_ms: give whole milliseconds"),
+        (b"a", {"timestamps_ms": True}, "timestamps_ms: give whole milliseconds"),
+        ([b"a"], {"timestamps_ms": 1 << 63}, "timestamps_ms: .* outside"),
+        ([b"a"], {"headers": [[], []]}, "headers"),
+        ([b"a"], {"headers": [("a", b"b")]}, r"headers\[0\]: give a list of"),
+        ([b"a"], {"headers": [[("a", "b")]]}, r"headers\[0\]: give a list of"),
+        ([b"a"], {"headers": [[("\ud800", b"b")]]}, r"headers\[0\]: give a list of"),
+        ([b"a"], {"headers": 5}, "headers: give one entry per value"),
+        (b"a", {"durability": "FLUSHED"}, "durability: give Durability.FLUSHED or BUFFERED, not 'FLUSHED'"),
+        (b"a", {"durability": None}, "durability"),
+        (encode_batch([b"a"], timestamps_ms=5), {"keys": [b"k"]}, "keys: a ready RecordBatch has its own"),
+        (encode_batch([b"a"], timestamps_ms=5), {"timestamps_ms": 6}, "timestamps_ms: a ready RecordBatch has its own"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(log, data, columns, error, message):
-    with pytest.raises(error, match=message):
+def test_what_makes_no_sense_is_refused_by_name(log, data, columns, message):
+    with pytest.raises(BadArgument, match=message):
         log.append(data, **columns)
     assert log.log_end_offset == 0
+
+
+def test_a_ready_batch_is_checked_before_it_is_written(log):
+    """Its bytes would be damage to every reader, and none of them could pass it."""
+    data = bytearray(encode_batch([b"value"], timestamps_ms=5).data)
+    assert log.append(RecordBatch(bytes(data))) == (0, 0)
+    data[-1] ^= 1
+    with pytest.raises(CorruptRecordBatch, match="CRC"):
+        log.append(RecordBatch(data))
+    assert [record.value for record in log.records(0)] == [b"value"]
+
+
+def test_many_may_close_at_once(tmp_path, monkeypatch):
+    """Whoever comes second must not give the directory back a second time: another log would lose its lock."""
+    with SegmentLog.open(tmp_path / "orders-0") as other:
+        log = SegmentLog.open(tmp_path / "orders-1")
+        log.append(b"value")
+        meeting = threading.Barrier(2)
+
+        class Meeting(threading.local):
+            """The two look at the same moment."""
+
+            def __bool__(self):
+                with suppress(threading.BrokenBarrierError):
+                    meeting.wait(0.3)
+                return False
+
+        log._closed = Meeting()
+        errors = []
+
+        def close():
+            try:
+                log.close()
+            except Exception as error:  # noqa: BLE001 - shown below
+                errors.append(error)
+
+        threads = [threading.Thread(target=close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert other.append(b"still locked") == (0, 0)
+
+
+@pytest.mark.parametrize("where", ["write", "take back"])
+def test_an_interruption_leaves_nothing_of_the_append_or_a_log_to_open_again(tmp_path, monkeypatch, where):
+    log = SegmentLog.open(tmp_path / "orders-0")
+    log.append(b"before")
+    file = type(log._writer._active.file)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log._writer._active, "note", interrupt)
+    if where == "take back":
+        monkeypatch.setattr(file, "truncate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        log.append(b"interrupted")
+    monkeypatch.undo()
+    if where == "write":
+        assert log.append(b"after") == (1, 1)
+    else:
+        with pytest.raises(LogPoisoned, match="KeyboardInterrupt"):
+            log.append(b"after")
+    log.close()
+    with SegmentLog.open(log.path) as opened:
+        assert next(opened.records(0)).value == b"before"
+        assert opened.append(b"on") == (opened.log_end_offset - 1,) * 2
 
 
 def test_segments_roll_by_size_and_never_exceed_it(tmp_path):
@@ -377,14 +466,21 @@ def test_one_sync_serves_all_who_wait_and_appends_go_on_beside_it(tmp_path):
         ("flush_ms", 0),
         ("segment_ms", 0),
         ("preallocate_bytes", -1),
+        ("flush_ms", 10**18),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(setting, value):
-    with pytest.raises(ValueError, match=setting):
+    with pytest.raises(BadArgument, match=setting):
         LogConfig(**{setting: value})
 
 
 @pytest.mark.parametrize(("setting", "value"), [("flush_ms", "1"), ("segment_bytes", 1e6), ("codec", "zstd")])
 def test_a_setting_of_another_type_is_refused_by_name(setting, value):
-    with pytest.raises(TypeError, match=setting):
+    with pytest.raises(BadArgument, match=setting):
         LogConfig(**{setting: value})
+
+
+def test_a_config_of_another_type_is_refused_and_makes_nothing(tmp_path):
+    with pytest.raises(BadArgument, match="config: give a LogConfig, not dict"):
+        SegmentLog.open(tmp_path / "logs" / "orders-0", {"segment_bytes": 1000})
+    assert not (tmp_path / "logs").exists()

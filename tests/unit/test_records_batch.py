@@ -161,11 +161,11 @@ def test_log_append_time_is_the_time_of_every_record():
     ("arguments", "complaint"),
     [
         ({"values": [], "timestamps_ms": 1}, "at least one record"),
-        ({"values": [b"a"], "timestamps_ms": [1, 2]}, "timestamps_ms has 2 entries for 1"),
-        ({"values": [b"a"], "timestamps_ms": []}, "timestamps_ms has 0 entries for 1"),
-        ({"values": [b"a"], "keys": [b"k", b"l"], "timestamps_ms": 1}, "keys has 2 entries"),
+        ({"values": [b"a"], "timestamps_ms": [1, 2]}, "timestamps_ms: has 2 entries for 1"),
+        ({"values": [b"a"], "timestamps_ms": []}, "timestamps_ms: has 0 entries for 1"),
+        ({"values": [b"a"], "keys": [b"k", b"l"], "timestamps_ms": 1}, "keys: has 2 entries"),
         ({"values": [b"a", b"b"], "keys": b"123", "timestamps_ms": 1}, "keys: 3 bytes are not 2 pieces"),
-        ({"values": [b"a"], "headers": [], "timestamps_ms": 1}, "headers has 0 entries"),
+        ({"values": [b"a"], "headers": [], "timestamps_ms": 1}, "headers: has 0 entries"),
         ({"values": [b"a"], "timestamps_ms": 1 << 62}, "timestamps_ms"),
     ],
 )
