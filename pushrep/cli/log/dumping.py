@@ -46,13 +46,17 @@ def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
             click.echo(f"Dumping {file}")
             if file.suffix == ".log":
                 click.echo(f"Log starting offset: {int(file.stem)}")
+        shown = 0
         for entry in dump_file(file, window):
+            shown += 1
             good = good and not _is_bad(entry)
             if as_json:
                 show_json({"file": str(file)} | _as_json(entry, records=records))
             else:
                 for line in _lines(file, entry, records=records):
                     click.echo(line)
+        if file.suffix == ".index" and not shown and not as_json and window == OffsetWindow():
+            click.echo(f"{file} is empty.")
     if not good:
         click.get_current_context().exit(1)
 

@@ -1,0 +1,214 @@
+"""`pushrep log ...` as a user types it: what it says, its JSON, and its exit codes."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from pushrep.cli import main as cli_main
+from pushrep.log import LogConfig, SegmentLog
+
+CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
+MIDDLE = "00000000000000000009.log"
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "out" / "orders-0"
+    with SegmentLog.open(path, CONFIG) as opened:
+        for number in range(7):
+            opened.append([b"value %d" % number] * 3, keys=[b"\xff"] * 3, timestamps_ms=1_700_000_000_000 + number)
+    shutil.copytree(path, tmp_path / "copy" / "orders-0")
+    return path
+
+
+@pytest.fixture
+def run(capsys):
+    """Run `pushrep log ...`; (exit code, standard output, standard error)."""
+
+    def command(*arguments):
+        code = cli_main.run(["log", *map(str, arguments)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return command
+
+
+def damage(log):
+    data = bytearray((log / MIDDLE).read_bytes())
+    data[70] ^= 1
+    (log / MIDDLE).write_bytes(data)
+
+
+def json_lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_ls_shows_every_log(run, log):
+    with SegmentLog.open(log.parent / "orders-1", CONFIG) as other:
+        other.append(b"x")
+        code, out, _ = run("ls", log.parent, "--json")
+        assert code == 0
+        first, second = json_lines(out)
+        assert (first["name"], first["log_end_offset"], first["segments"]) == ("orders-0", 21, 3)
+        assert (second["log_end_offset"], second["writer_pid"], second["known_by"]) == (1, os.getpid(), "writer")
+        assert not second["is_clean"]
+        code, out, _ = run("ls", log.parent)
+        assert code == 0
+        assert f"pid {os.getpid()}" in out
+    _, out, _ = run("ls", log.parent, "--json")
+    assert all(one["is_clean"] and one["known_by"] == "clean marker" for one in json_lines(out))
+
+
+def test_describe_shows_what_is_there_and_what_lies_aside(run, log):
+    (log / f"{MIDDLE}.10.cut").write_bytes(b"kept")
+    code, out, _ = run("describe", log, "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert [segment["base_offset"] for segment in facts["segments"]] == [0, 9, 18]
+    assert facts["leader_epochs"] == [[0, 0]]
+    assert facts["checkpoints"] == {"recovery_point": 21, "log_start_offset": 0, "high_watermark": 21}
+    assert facts["clean_marker"]["end_offset"] == 21
+    assert facts["leftovers"] == [{"name": f"{MIDDLE}.10.cut", "size_bytes": 4}]
+    code, out, _ = run("describe", log)
+    assert code == 0
+    assert "aside" in out
+    assert facts["log_id"] in out
+
+
+def test_dump_window_records_and_indexes(run, log):
+    code, out, _ = run("dump", log, "--from", "4", "--to", "10", "--records", "--json")
+    assert code == 0
+    batches = [entry for entry in json_lines(out) if "baseOffset" in entry]
+    assert [batch["baseOffset"] for batch in batches] == [3, 6, 9]
+    record = batches[0]["records"][0]
+    assert (record["value"], record["key_base64"]) == ("value 1", "/w==")
+    code, out, _ = run("dump", log, "--indexes")
+    assert code == 0
+    assert "offset: 5 position: 106" in out
+    assert "timestamp: 1700000000001 offset: 5" in out
+
+
+def test_dump_of_the_small_files(run, log):
+    for name, text in (
+        ("leader-epoch-checkpoint", "epoch: 0 startOffset: 0"),
+        ("partition.metadata", "topic_id: "),
+        ("../recovery-point-offset-checkpoint", "orders-0: 21"),
+        ("../.pushrep_cleanshutdown", "endOffset: 21"),
+    ):
+        code, out, _ = run("dump", log / name)
+        assert code == 0
+        assert text in out
+    code, out, _ = run("dump", log / ".." / ".lock")
+    assert code == 1
+    (log / "partition.metadata").write_bytes(b"nonsense")
+    code, out, _ = run("dump", log / "partition.metadata")
+    assert code == 1
+    assert "isvalid: false" in out
+
+
+def test_dump_stops_at_damage_with_exit_code_1(run, log):
+    damage(log)
+    code, out, _ = run("dump", log)
+    assert code == 1
+    assert "isvalid: false" in out
+    assert "expectedOffset: 9" in out
+    assert "baseOffset: 18" in out, "the next segment has a beginning of its own"
+
+
+def test_verify_says_what_is_damaged_and_what_helps(run, log):
+    code, out, _ = run("verify", log.parent)
+    assert code == 0
+    assert "orders-0: whole: offsets [0, 21)" in out
+    damage(log)
+    code, out, _ = run("verify", log)
+    assert code == 1
+    assert f"damage: {MIDDLE} byte 0 offset 9: CRC-32C" in out
+    assert "pushrep log repair" in out
+    code, out, _ = run("verify", log, "--json")
+    assert code == 1
+    (report,) = json_lines(out)
+    assert not report["is_whole"]
+    assert report["findings"][0]["kind"] == "damage"
+
+
+def test_repair_from_a_copy(run, log, tmp_path):
+    damage(log)
+    copy = tmp_path / "copy" / "orders-0"
+    code, out, _ = run("repair", log, "--from-copy", copy, "--dry-run")
+    assert code == 0
+    assert "offsets [9, 12) would be taken from the copy" in out
+    assert run("verify", log)[0] == 1
+    code, out, _ = run("repair", log, "--from-copy", copy)
+    assert code == 0
+    assert f"kept aside: {MIDDLE}.0.corrupt" in out
+    assert "whole: offsets [0, 21)" in out
+    assert run("verify", log)[0] == 0
+
+
+def test_repair_asks_what_to_do(run, log):
+    damage(log)
+    code, _, err = run("repair", log)
+    assert code == 1
+    assert err.startswith("error: ")
+    assert "--from-copy" in err
+
+
+def test_repair_by_a_cut_wants_the_name(run, log):
+    damage(log)
+    code, _, err = run("repair", log, "--cut", "orders-1")
+    assert code == 2
+    assert "orders-0" in err
+    code, out, _ = run("repair", log, "--cut", "orders-0", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["is_whole"]
+    assert (report["cut"]["offset"], len(report["cut"]["kept_as"])) == (9, 2)
+
+
+def test_the_ways_to_repair_exclude_each_other(run, log):
+    code, _, err = run("repair", log, "--cut", "orders-0", "--cut-at", "3")
+    assert code == 2
+    assert "exclude" in err
+
+
+def test_truncate_wants_force_below_the_high_watermark(run, log):
+    code, _, err = run("truncate", log, "4")
+    assert code == 1
+    assert "high watermark" in err
+    code, out, _ = run("truncate", log, "4", "--force")
+    assert code == 0
+    assert "it ends at 3 now" in out
+    assert run("verify", log)[0] == 0
+
+
+def test_rebuild_index(run, log):
+    for path in log.glob("*index"):
+        path.write_bytes(b"\xff" * 12)
+    code, out, _ = run("verify", log)
+    assert code == 1
+    assert "rebuild-index" in out
+    code, out, _ = run("rebuild-index", log, "--json")
+    assert code == 0
+    assert len(json.loads(out)["rebuilt"]) == 6
+    assert run("verify", log)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["repair", "rebuild-index", "truncate"])
+def test_whoever_writes_keeps_the_tools_out(run, log, command):
+    arguments = [command, log, *(["3", "--force"] if command == "truncate" else [])]
+    with SegmentLog.open(log, CONFIG):
+        code, _, err = run(*arguments)
+    assert code == 1
+    assert f"process {os.getpid()}" in err or str(os.getpid()) in err
+
+
+@pytest.mark.parametrize("command", ["ls", "describe", "dump", "verify", "repair", "rebuild-index", "truncate"])
+def test_no_log_is_a_refusal_of_one_line_and_makes_none(run, tmp_path, command):
+    nowhere = tmp_path / "orders-7"
+    code, _, err = run(command, nowhere, *(["3"] if command == "truncate" else []))
+    assert code == 1
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert not nowhere.exists()
