@@ -1,7 +1,7 @@
 """What a log does beside reading and writing: it watches the disk, tells derived stores, runs retention.
 
     after a background flush     look at the disk (a look a second serves all logs), tell derived stores
-    after a roll                 the same, soon: a segment may have come of age
+    after a roll                 with the next flush, a pass of retention: a segment may have come of age
     every retention_check_ms     while there is retention or a lease: run a pass
     before an append             only while the disk is too full: look again, refuse
 
@@ -41,6 +41,7 @@ class Housekeeping:
     def __init__(self, watch: DiskWatch, limits: DiskLimits, derived: DerivedStores, check_ms: int) -> None:
         self._watch, self._limits, self._derived, self._check_ms = watch, limits, derived, check_ms
         self._level = DiskLevel.ROOM
+        self._rolled = False
         self._log: Attended | None = None
         self._flusher: Flusher | None = None
 
@@ -88,9 +89,8 @@ class Housekeeping:
         self._derived.cut_to(offset)
 
     def rolled(self) -> None:
-        """A segment was sealed; called under the writer's lock, so nothing is done now."""
-        if self._flusher is not None:
-            self._flusher.soon(self, 0)
+        """A segment was sealed; called under the writer's lock, so nothing is done before the next flush."""
+        self._rolled = True
 
     def after_flush(self) -> None:
         """More is on disk: tell it, and see whether there is still room."""
@@ -99,7 +99,8 @@ class Housekeeping:
             self._tell()
             if self._level >= DiskLevel.PRESSED:
                 self.keeper.break_leases(self._too_full())
-            if self._level >= DiskLevel.PRESSED or (self._flusher is None and self.keeper.has_work):
+            if self._level >= DiskLevel.PRESSED or (self.keeper.has_work and (self._rolled or self._flusher is None)):
+                self._rolled = False
                 self._run()
         except (OSError, PushrepError) as error:
             _LOG.warning("%s: put off: %s", self._watch.path, error)

@@ -1,0 +1,392 @@
+"""Retention, purge, holders, leases and a filling disk, on a log of small segments and a clock that stands."""
+
+import threading
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import (
+    AppendFailed,
+    DiskAboveLimit,
+    Durability,
+    LeaseBroken,
+    LogConfig,
+    LogPoisoned,
+    OffsetOutOfRange,
+    SegmentLog,
+    StillNeeded,
+)
+from pushrep.log import directory as log_directory
+from pushrep.log.index_file import IndexFile
+from pushrep.log.segment import TIME_ENTRY
+from pushrep.log.segment_files import TIME_INDEX_SUFFIX, list_segments, segment_path
+from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+
+PATH = Path("/logs/orders-0")
+DAY_MS = 86_400_000
+RECORDS = 40  # of about 150 bytes, five to a segment
+
+
+class Machine:
+    def __init__(self):
+        self.clock = SimulatedClock()
+        self.disk = SimulatedDisk(clock=self.clock)
+        self.log = None
+
+    def open(self, *, holders=None, **settings):
+        config = LogConfig(**{"segment_bytes": 1000, "preallocate_bytes": 0, "flush_ms": 50} | settings)
+        self.log = SegmentLog.open(PATH, config, filesystem=self.disk, clock=self.clock, holders=holders)
+        return self.log
+
+    def end_process(self):
+        held = log_directory._REGISTRY.held
+        for key in [key for key in held if key[0] == id(self.disk)]:
+            del held[key]
+        self.disk.crash()
+        self.log = None
+
+    def fill(self, records=RECORDS, age_ms=lambda n: 0):
+        for n in range(records):
+            self.log.append(b"%03d" % n * 30, timestamps_ms=self.clock.wall_ms() - age_ms(n))
+
+    def tick(self):
+        """Appends until one of them is late enough to bring flush and checkpoints with it."""
+        for _ in range(2):
+            self.clock.advance(100)
+            self.log.append(b"tick")
+
+    def bases(self):
+        return list_segments(self.disk, PATH)
+
+    def retain(self):
+        """Passes until nothing goes any more."""
+        gone = []
+        while found := self.log.apply_retention():
+            gone += found
+        return gone
+
+
+@pytest.fixture
+def machine():
+    machine = Machine()
+    yield machine
+    if machine.log is not None:
+        machine.log.close()
+
+
+def values(log):
+    return [(record.offset, record.value[:3]) for record in log.records(log.log_start_offset)]
+
+
+def test_without_rules_nothing_ever_goes(machine):
+    log = machine.open()
+    machine.fill(age_ms=lambda n: 1000 * DAY_MS)
+    assert machine.retain() == []
+    assert log.log_start_offset == 0
+
+
+def test_by_size_whole_old_segments_go_and_the_log_starts_behind_them(machine):
+    log = machine.open(retention_bytes=2500, retention_files=2)
+    machine.fill()
+    before = machine.bases()
+    first_pass = log.apply_retention()
+    assert first_pass == tuple(before[:2]), "a few files per pass"
+    gone = list(first_pass) + machine.retain()
+    assert gone == before[: len(gone)]
+    assert machine.bases() == before[len(gone) :]
+    kept_bytes = sum(len(machine.disk._inode(segment_path(PATH, base)).cache) for base in machine.bases())
+    assert kept_bytes >= 2500
+    assert log.log_start_offset == machine.bases()[0] > 0
+    assert values(log) == [(n, b"%03d" % n) for n in range(log.log_start_offset, RECORDS)]
+    with pytest.raises(OffsetOutOfRange) as caught:
+        log.read(0, 100)
+    assert (caught.value.start, caught.value.end) == (log.log_start_offset, RECORDS)
+    assert not [name for name in machine.disk.list(PATH) if name.startswith("0" * 20)], "indexes go with their segment"
+
+
+def test_by_time_the_active_segment_stays_however_old_it_is(machine):
+    log = machine.open(retention_ms=DAY_MS)
+    machine.fill(age_ms=lambda n: 5 * DAY_MS)
+    gone = machine.retain()
+    assert machine.bases() == [log.log_start_offset]
+    assert gone
+    assert values(log)
+
+
+def test_by_time_a_younger_record_keeps_its_segment_and_what_is_behind_it(machine):
+    machine.open(retention_ms=DAY_MS)
+    machine.fill(age_ms=lambda n: 0 if n == 17 else 5 * DAY_MS)
+    before = machine.bases()
+    machine.retain()
+    holds_17 = next(base for base, after in pairwise(before) if base <= 17 < after)
+    assert machine.bases()[0] == holds_17
+    machine.clock.advance(2 * DAY_MS)
+    machine.retain()
+    assert len(machine.bases()) == 1, "all of it is old by now"
+
+
+@pytest.mark.parametrize("damage", ["missing", "older", "shorter"])
+def test_a_time_index_that_lies_makes_no_record_old(machine, damage):
+    machine.open(retention_ms=DAY_MS)
+    machine.fill(age_ms=lambda n: 0 if n % 5 == 2 else 5 * DAY_MS)
+    for base in machine.bases():
+        path = segment_path(PATH, base, TIME_INDEX_SUFFIX)
+        if damage == "missing" and machine.disk.exists(path):
+            machine.disk.remove(path)
+        if damage != "missing" and machine.disk.exists(path):
+            file = machine.disk.open(path)
+            size = file.size()
+            if damage == "shorter":
+                file.truncate(max(0, size - TIME_ENTRY.size))
+            elif size:
+                rel = IndexFile(machine.disk, path, TIME_ENTRY).last[1]
+                file.write_at(TIME_ENTRY.pack(machine.clock.wall_ms() - 9 * DAY_MS, rel), size - TIME_ENTRY.size)
+    assert machine.retain() == []
+
+
+def test_a_segment_that_has_rotted_is_not_deleted_by_its_times(machine, caplog):
+    machine.open(retention_ms=DAY_MS)
+    machine.fill(age_ms=lambda n: 5 * DAY_MS)
+    machine.disk.flip_bit(segment_path(PATH, machine.bases()[0]), 8 * 500)
+    assert machine.retain() == []
+    assert "can't be read, so it stays" in caplog.text
+
+
+def test_what_is_not_flushed_stays(machine):
+    log = machine.open(retention_bytes=0, flush_ms=3_600_000)
+    log.append([b"x" * 90] * 30, durability=Durability.BUFFERED)
+    flushed = log.flushed_offset
+    machine.retain()
+    assert log.log_start_offset <= flushed
+    log.flush()
+    machine.retain()
+    assert len(machine.bases()) == 1
+
+
+def test_a_holder_is_asked_and_dropped_by_its_name(machine):
+    acknowledged = {"kafka": 12}
+    log = machine.open(retention_bytes=0, holders={"kafka": lambda: acknowledged["kafka"]})
+    machine.fill()
+    log.hold("replica-2", lambda: None)
+    machine.retain()
+    assert log.log_start_offset <= 12 < machine.bases()[1]
+    with pytest.raises(ValueError, match="kafka holds the log already"):
+        log.hold("kafka", lambda: 0)
+    with pytest.raises(StillNeeded, match="kafka needs them from 12") as caught:
+        log.purge(RECORDS)
+    assert (caught.value.needed_from, caught.value.by) == (12, "kafka")
+    acknowledged["kafka"] = 25
+    machine.retain()
+    assert log.log_start_offset <= 25 < machine.bases()[1]
+    log.drop_holder("kafka")
+    with pytest.raises(ValueError, match="nobody of the name 'kafka'"):
+        log.drop_holder("kafka")
+    machine.retain()
+    assert len(machine.bases()) == 1
+
+
+def test_a_holder_that_fails_stops_the_pass_and_keeps_everything(machine):
+    def unreachable():
+        raise OSError("no route")
+
+    log = machine.open(retention_bytes=0, holders={"kafka": unreachable})
+    machine.fill()
+    with pytest.raises(OSError, match="no route"):
+        log.apply_retention()
+    assert log.log_start_offset == 0
+
+
+def test_a_lease_holds_until_it_moves_or_ends(machine):
+    log = machine.open(retention_bytes=0, lease_max_s=60)
+    machine.fill()
+    with log.acquire_lease("audit", 12) as lease:
+        machine.retain()
+        assert log.log_start_offset <= 12 < machine.bases()[1]
+        with pytest.raises(OffsetOutOfRange):
+            log.acquire_lease("late", 0)
+        lease.renew(27)
+        machine.retain()
+        assert log.log_start_offset <= 27 < machine.bases()[1]
+        machine.clock.advance(60_001)
+        machine.retain()
+        assert lease.broken == "it was not renewed for 60 s"
+    assert len(machine.bases()) == 1
+
+
+def test_closing_the_log_ends_the_leases(machine):
+    told = []
+    log = machine.open()
+    log.append(b"x")
+    lease = log.acquire_lease("audit", 0, told.append)
+    log.close()
+    machine.log = None
+    assert told == ["the log was closed"] == [lease.broken]
+
+
+def test_purge_takes_whole_segments_and_delete_records_moves_the_start(machine):
+    log = machine.open()
+    machine.fill()
+    second, third = machine.bases()[1:3]
+    assert log.purge(third - 1) == second
+    assert machine.bases()[0] == second
+    assert log.purge(second) == second, "nothing more to do"
+    assert log.delete_records(third + 2) == third + 2
+    assert machine.bases()[0] == third
+    assert values(log)[0][0] == third + 2, "in the middle of a segment"
+    assert log.delete_records(RECORDS) == RECORDS
+    assert values(log) == []
+    assert len(machine.bases()) == 1
+    for outside in (0, RECORDS + 1):
+        with pytest.raises(OffsetOutOfRange):
+            log.purge(outside)
+        with pytest.raises(OffsetOutOfRange):
+            log.delete_records(outside)
+    assert log.append(b"next") == (RECORDS, RECORDS)
+    log.close()
+    log = machine.open()
+    assert (log.log_start_offset, log.log_end_offset) == (RECORDS, RECORDS + 1)
+
+
+def test_the_kept_start_is_on_disk_before_a_file_goes(machine):
+    """Whatever call the power cut hits, the log opens, and it starts at the old place or at the new one."""
+    steps = 0
+    while True:
+        steps += 1
+        machine.__init__()
+        machine.disk.seed = steps
+        log = machine.open()
+        machine.fill()
+        target = machine.bases()[4] + 1
+        machine.disk.power_after(steps)
+        done = False
+        with suppress(PowerLost):
+            log.delete_records(target)
+            done = True
+        machine.disk.lose_power()
+        machine.end_process()
+        log = machine.open()
+        assert log.recovery.damaged_from is None
+        assert log.log_start_offset in ({target} if done else {0, target})
+        assert values(log) == [(n, b"%03d" % n) for n in range(log.log_start_offset, RECORDS)]
+        assert machine.bases()[0] <= log.log_start_offset < machine.bases()[1], "what lies below is gone"
+        log.close()
+        machine.log = None
+        if done:
+            break
+    assert steps > 10
+
+
+def test_a_reader_beside_the_writer_is_told_the_range(machine):
+    log = machine.open()
+    machine.fill()
+    machine.tick()
+    end = log.log_end_offset
+    with SegmentLog.open_reader(PATH, filesystem=machine.disk) as reader:
+        going = reader.records(0)
+        assert next(going).offset == 0
+        log.purge(machine.bases()[3])
+        with pytest.raises(OffsetOutOfRange) as caught:
+            list(going)
+        assert (caught.value.start, caught.value.end) == (log.log_start_offset, end)
+        with pytest.raises(OffsetOutOfRange):
+            reader.read(1, 100)
+        assert reader.log_start_offset == log.log_start_offset
+        assert reader.offset_for_timestamp(0) == log.log_start_offset
+
+
+def test_a_poisoned_log_removes_nothing(machine):
+    log = machine.open(retention_bytes=0)
+    machine.fill()
+    machine.disk.fail_sync()
+    with pytest.raises(LogPoisoned):
+        log.append(b"x")
+    assert log.apply_retention() == ()
+    with pytest.raises(LogPoisoned):
+        log.purge(10)
+    assert log.log_start_offset == 0
+
+
+def test_retention_runs_by_itself_after_a_roll(tmp_path):
+    """On the machine's clock: the flusher's thread does it."""
+    config = LogConfig(segment_bytes=1000, preallocate_bytes=0, retention_bytes=1500, retention_files=1)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        done = threading.Event()
+        keeper, run = log._housekeeping.keeper, log._housekeeping.keeper.run
+
+        def watched():
+            gone = run()
+            if log.log_start_offset and not gone:
+                done.set()
+            return gone
+
+        keeper.run = watched
+        log.append([b"x" * 100] * 100)
+        assert done.wait(20), "no pass of retention ran"
+
+
+class TestFillingDisk:
+    def fill_to(self, machine, percent):
+        machine.disk.capacity_bytes = int(machine.disk._used_bytes() * 100 / percent)
+        machine.clock.advance(1000)
+
+    def test_above_the_second_limit_leases_break_and_retention_runs_at_once(self, machine):
+        told = []
+        log = machine.open(retention_bytes=1500)
+        log.acquire_lease("audit", 0, told.append)
+        machine.fill()
+        assert log.log_start_offset == 0
+        self.fill_to(machine, 82)
+        machine.tick()
+        assert told == []
+        self.fill_to(machine, 86)
+        machine.tick()
+        (reason,) = told
+        assert reason.startswith("the disk is 8")
+        assert reason.endswith("the limit is 85 %")
+        assert log.log_start_offset > 0
+        machine.disk.capacity_bytes = machine.disk._used_bytes() * 100 // 86
+        machine.clock.advance(1000)
+        with pytest.raises(LeaseBroken, match="the limit is 85 %"):
+            log.acquire_lease("audit", log.log_start_offset)
+
+    def test_above_the_third_appends_are_refused_until_it_is_below_the_second(self, machine):
+        log = machine.open()
+        machine.fill()
+        self.fill_to(machine, 91)
+        with suppress(DiskAboveLimit):
+            machine.tick()  # the look comes with a flush
+        end = log.log_end_offset
+        with pytest.raises(DiskAboveLimit) as caught:
+            log.append(b"y")
+        error = caught.value
+        assert isinstance(error, AppendFailed)
+        assert (error.refuse_percent, error.resume_percent) == (90, 85)
+        assert error.usage.used_percent > 90
+        assert f"{error.usage.used_bytes} of {error.usage.total_bytes} bytes are used" in str(error)
+        assert "disk_refuse_percent=90" in str(error)
+        assert log.log_end_offset == end
+        machine.disk.capacity_bytes = machine.disk._used_bytes() * 100 // 87
+        with pytest.raises(DiskAboveLimit):
+            log.append(b"y")
+        machine.disk.capacity_bytes = machine.disk._used_bytes() * 100 // 80
+        assert log.append(b"y") == (end, end), "at once, not a second later"
+        assert log.truncate_to(end, force=True) == end
+
+    def test_the_limits_are_settings(self, machine):
+        log = machine.open(disk_warn_percent=100, disk_pressed_percent=100, disk_refuse_percent=100)
+        machine.fill()
+        self.fill_to(machine, 97)
+        for _ in range(5):
+            machine.clock.advance(100)
+            log.append(b"")
+        assert log.log_end_offset == RECORDS + 5
+
+    def test_the_last_bytes_come_from_what_was_allocated_ahead(self, machine):
+        log = machine.open(preallocate_bytes=4000, segment_bytes=3000)
+        machine.fill()
+        machine.disk.capacity_bytes = machine.disk._used_bytes()
+        start = machine.bases()[2]
+        assert log.purge(start) == start
+        assert machine.bases()[0] == start
