@@ -23,8 +23,13 @@ from pushrep.log.flusher import Flusher
 from pushrep.log.keeping import Keeper
 from pushrep.log.leases import Lease, Told
 from pushrep.log.reading import BatchReader, Bounds
+from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.log")
+
+
+DERIVED_SYNC_MS = 10_000
+"""Derived stores come to disk so often while they change, and after a roll: what a kill makes them read again."""
 
 
 class Attended(Protocol):
@@ -38,8 +43,11 @@ class Attended(Protocol):
 class Housekeeping:
     """One log's. Thread-safe; nothing but `check_room` and `about_to_cut` raises: who calls has done its work."""
 
-    def __init__(self, watch: DiskWatch, limits: DiskLimits, derived: DerivedStores, check_ms: int) -> None:
+    def __init__(
+        self, watch: DiskWatch, limits: DiskLimits, derived: DerivedStores, check_ms: int, clock: Clock
+    ) -> None:
         self._watch, self._limits, self._derived, self._check_ms = watch, limits, derived, check_ms
+        self._clock, self._synced_ms = clock, clock.monotonic_ms()
         self._level = DiskLevel.ROOM
         self._rolled = False
         self._log: Attended | None = None
@@ -91,6 +99,7 @@ class Housekeeping:
     def rolled(self) -> None:
         """A segment was sealed; called under the writer's lock, so nothing is done before the next flush."""
         self._rolled = True
+        self._synced_ms = -DERIVED_SYNC_MS
 
     def after_flush(self) -> None:
         """More is on disk: tell it, and see whether there is still room."""
@@ -130,6 +139,10 @@ class Housekeeping:
         assert self._log is not None
         if self._derived:
             self._derived.tell(self._reader, Bounds(self._log.bounds().start, self._log.stable_offset))
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - self._synced_ms >= DERIVED_SYNC_MS:
+                self._synced_ms = now_ms
+                self._derived.sync()
 
     def _too_full(self) -> str:
         return f"the disk is {self._watch.usage.used_percent:.1f} % full, the limit is {self._limits.pressed_percent} %"

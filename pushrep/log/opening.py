@@ -60,7 +60,7 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
         recovered.active.close()
         raise
     view.open_files.limit = config.open_files_max
-    housekeeping = Housekeeping(view.disk, config.disk_limits, derived, config.retention_check_ms)
+    housekeeping = Housekeeping(view.disk, config.disk_limits, derived, config.retention_check_ms, around.clock)
     writer = CuttableLog(around, recovered, epochs, housekeeping)
     reader = BatchReader(filesystem, view.path, writer)
     keeper = Keeper(writer, reader, derived, config, view.path, filesystem, around.clock)
@@ -85,6 +85,9 @@ class _Found:
 
     def cleaned_offset(self) -> int:
         return self._cleaned_offset
+
+    def revision(self) -> int:
+        return 0
 
 
 class _Checkpoints:

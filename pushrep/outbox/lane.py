@@ -23,8 +23,9 @@ from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import Columns
 from pushrep.outbox.errors import OffsetsMoved, PartitionStopped
 from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.settings import OutboxSettings
-from pushrep.outbox.source_order import Pair, SourceOrder
+from pushrep.outbox.source_order import SourceOrder
 from pushrep.seams import Clock
 
 _FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many idle partitions hold little
@@ -46,14 +47,15 @@ class Shared(NamedTuple):
 class Lane:
     """See the file's map. Methods that start with an underscore, `add_one` and `add_many` run under `lock`."""
 
-    def __init__(self, log: SegmentLog, shared: Shared, positions: dict[Pair, int]) -> None:
+    def __init__(self, log: SegmentLog, shared: Shared, store: PositionsStore) -> None:
         self.log, self.topic, self.partition = log, log.topic, log.partition
         self.name = f"{log.topic}-{log.partition}"
         self.owner_pid = os.getpid()
         self.lock = threading.Lock()
         self.room = 0  # bytes of the budget that the open batch holds and has not used
         self.open: Batch | None = None
-        self.positions = positions  # (pid, source partition) -> highest source offset in the log
+        self._store = store
+        self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
         self._shared, self._settings = shared, shared.settings
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
         self._full: deque[Batch] = deque()
@@ -240,7 +242,7 @@ class Lane:
         log, shared, codec = self.log, self._shared, self._settings.codec
         carrier = shared.identity.carrier
         bases: list[int] = []
-        in_log = 0
+        in_log, epoch = 0, 0
         failure: Exception | None = None
         base = 0
         try:
@@ -252,6 +254,7 @@ class Lane:
                 if got != base:
                     raise OffsetsMoved(self.name, sealed_for=base, got=got)  # noqa: TRY301
                 bases.append(base)
+                epoch = sealed.header.leader_epoch
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the receipts' answer
             failure = error
             if in_log == len(bases) and self._ends_above(base):
@@ -261,7 +264,7 @@ class Lane:
                 log.flush()
             except Exception as error:  # noqa: BLE001
                 failure, bases = error, []
-        self._decide(round_, bases, in_log, failure)
+        self._decide(round_, bases, in_log, failure, epoch)
 
     def _ends_above(self, offset: int) -> bool:
         try:
@@ -269,14 +272,16 @@ class Lane:
         except PushrepError:  # closed under our feet: nobody knows
             return True
 
-    def _decide(self, round_: list[Batch], bases: list[int], in_log: int, failure: Exception | None) -> None:
+    def _decide(
+        self, round_: list[Batch], bases: list[int], in_log: int, failure: Exception | None, epoch: int
+    ) -> None:
         """Resolve the batches that have a base; fail the others, of which those before `in_log` may be delivered."""
         with self.lock:
             if not self._writing:
                 return  # close gave up on us, and has failed them
             self._writing = []
             for batch, base in zip(round_, bases, strict=False):
-                self._note_positions(batch, base)
+                self._note_positions(batch, base, epoch)
                 batch.base_offset = base
             done = round_
             if failure is not None:
@@ -299,14 +304,15 @@ class Lane:
             self._first_failed = batch
         self._order.failed(batch.runs, str(failure) or repr(failure))
 
-    def _note_positions(self, batch: Batch, base: int) -> None:
-        positions = self.positions
-        for run in batch.runs:
-            pair = (run.pid, run.partition)
-            if positions.get(pair, -1) < run.last_offset:
-                positions[pair] = run.last_offset
+    def _note_positions(self, batch: Batch, base: int, epoch: int) -> None:
+        noted = [((run.pid, run.partition), run.last_offset) for run in batch.runs]
         if (own_last := batch.last_own_index()) >= 0:
-            positions[self._shared.pid, self.partition] = base + own_last
+            noted.append(((self._shared.pid, self.partition), base + own_last))
+        positions = self.positions
+        for pair, offset in noted:
+            if positions.get(pair, -1) < offset:
+                positions[pair] = offset
+        self._store.note(base, base + len(batch.values), epoch, noted)
 
     def _release(self, decided: list[Batch]) -> None:
         for batch in decided:

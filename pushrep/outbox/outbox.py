@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -28,7 +29,7 @@ from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.errors import BufferFull, CloseTimedOut, OutboxClosed, ReceiptTimeout, RecordRefused, SettingRefused
 from pushrep.outbox.identity import OutboxIdentity, new_identity, settle_identity
 from pushrep.outbox.lane import Lane, Shared
-from pushrep.outbox.positions import positions_in
+from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
 from pushrep.outbox.settings import BATCH_BYTES, BUFFER_BYTES, Acks, OutboxSettings, refuse_for_now
 from pushrep.outbox.threads import Sealer, Writers
@@ -47,7 +48,7 @@ class Outbox:
         identity: OutboxIdentity,
         settings: OutboxSettings,
         *,
-        logs: Sequence[SegmentLog],
+        logs: Sequence[tuple[SegmentLog, PositionsStore]],
         clock: Clock,
     ) -> None:
         self.directory, self.identity = directory, identity
@@ -58,7 +59,7 @@ class Outbox:
         self._writers = Writers(len(logs), identity.topic)
         self._sealer = Sealer(settings.linger_ms, clock, identity.topic)
         shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, self._sealer.opened)
-        self._all_lanes = [Lane(log, shared, positions_in(log, identity.carrier)) for log in logs]
+        self._all_lanes = [Lane(log, shared, store) for log, store in logs]
         self._lanes: Mapping[int, Lane] = {lane.partition: lane for lane in self._all_lanes}
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
@@ -104,8 +105,9 @@ class Outbox:
         close_timeout_s: how long `close` waits for the disk.
         replicas, kafka, acks=ALL: not in this version; refused by name.
 
-        The keys of the logs are read once, for `last_metadata`. Raises `SettingRefused` (which names the argument),
-        `OutboxDiffers`, `CorruptOutboxFile`, `LogLocked`, `NotALogDirectory`, and what opening a log raises.
+        What `last_metadata` knows is kept beside the logs; only what a crash left out is read again. Raises
+        `SettingRefused` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `LogLocked`,
+        `NotALogDirectory`, and what opening a log raises.
         """
         refuse_for_now(replicas, kafka, acks)
         config = log_config if log_config is not None else LogConfig()
@@ -128,12 +130,14 @@ class Outbox:
             resources.callback(held.release)
             logs_exist = any(name == topic for name, _ in list_logs(held.path, filesystem))
             identity = settle_identity(filesystem, held.path, wanted, logs_exist=logs_exist)
-            logs = [
-                resources.enter_context(
-                    SegmentLog.open(held.path / f"{topic}-{n}", config=config, filesystem=filesystem, clock=clock)
-                )
-                for n in range(partitions)
-            ]
+            logs = []
+            for n in range(partitions):
+                path = held.path / f"{topic}-{n}"
+                store = PositionsStore(path / POSITIONS_NAME, carrier, filesystem)
+                log = SegmentLog.open(path, config=config, derived=(store,), filesystem=filesystem, clock=clock)
+                resources.enter_context(log)
+                store.follow(partial(getattr, log, "flushed_offset"))
+                logs.append((log, store))
             outbox = cls(directory, identity, settings, logs=logs, clock=clock)
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
             return outbox
@@ -219,7 +223,7 @@ class Outbox:
     def last_metadata(self, pid: int, partition: int) -> int | None:
         """The highest source offset of (pid, source partition) in the log; None if it has none. Where to go on: + 1.
 
-        Read from the logs at open, and raised when a batch is written. Failed and waiting records do not count.
+        Kept beside the log, and raised when a batch is written. Failed and waiting records do not count.
         """
         lanes = self._lanes
         return lanes[partition % self.identity.partitions].positions.get((pid, partition))

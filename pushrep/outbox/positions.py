@@ -12,17 +12,11 @@ from numpy.lib.stride_tricks import as_strided
 
 from filtering import KEY_BYTES, METADATA_HEADER, parse_keys
 from filtering.pair_groups import group_pairs
-from pushrep.log import SegmentLog
 from pushrep.outbox.source_order import Pair
 from pushrep.records import RecordBatch
 from pushrep.records.columns import RecordColumns
 
 _NAME = np.frombuffer(METADATA_HEADER.encode(), np.uint8)
-
-
-def positions_in(log: SegmentLog, carrier: str) -> dict[Pair, int]:
-    """(pid, source partition) -> highest source offset in the log. Raises `CorruptBatch` where the log is damaged."""
-    return highest_positions(log.batches(log.log_start_offset), carrier)
 
 
 def highest_positions(batches: Iterable[RecordBatch], carrier: str) -> dict[Pair, int]:

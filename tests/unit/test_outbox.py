@@ -343,6 +343,7 @@ def test_a_log_that_cant_be_read_refuses_the_open_and_frees_the_directory(tmp_pa
     with open_outbox(tmp_path, carrier=carrier, batch_bytes=2000) as outbox:
         outbox.append_many(0, [b"value"] * 2000)
     flip_bit(tmp_path / "orders-0", 100)  # far before the end, which is all that a clean open scans
+    (tmp_path / "orders-0" / "outbox-positions").unlink()  # so that the log is read for them
     with pytest.raises(CorruptBatch):
         open_outbox(tmp_path, carrier=carrier)
     with SegmentLog.open(tmp_path / "orders-1") as log:
