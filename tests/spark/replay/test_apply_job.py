@@ -134,6 +134,38 @@ def test_a_fresh_checkpoint_is_refused_until_it_adopts(spark, run, outbox, tmp_p
     assert sorted(values, key=int) == sorted([str(n) for n in range(130)] * 2, key=int)
 
 
+def test_a_checkpoint_rolled_back_by_hand_leaves_the_same_table(spark, run, outbox, tmp_path):
+    outbox([b"%d" % n for n in range(100)])
+    outbox([b"%d" % n for n in range(50, 150)], 50)
+    run(value_format="string", keep=("partition",), max_records_per_trigger=100)
+    checkpoint = tmp_path / "checkpoint-a"
+
+    def forget(kind, first):
+        for file in (checkpoint / kind).iterdir():
+            number = file.name.removeprefix(".").removesuffix(".crc")
+            if number.isdigit() and int(number) >= first:
+                file.unlink()
+
+    def table():
+        rows = spark.read.parquet(str(tmp_path / "table")).select("partition", "value", "batch_id").collect()
+        return sorted((r["partition"], int(r["value"])) for r in rows), {r["batch_id"] for r in rows}
+
+    expected = [(partition, n) for partition in range(2) for n in range(150)]
+    assert table()[0] == expected
+
+    forget("commits", 3)  # as a crash leaves it: the same batch again
+    events = run(value_format="string", keep=("partition",))
+    assert next(e["skipped"] for e in events if e["event"] == "batch") is True
+    assert table()[0] == expected
+
+    forget("commits", 1)
+    forget("offsets", 1)  # and now Spark plans batch 1 and what follows anew, with other ranges
+    events = run(value_format="string", keep=("partition",), max_records_per_trigger=160)
+    assert [e["batch"] for e in events if e["event"] == "batch"] == [1, 2]
+    assert table()[0] == expected
+    assert table()[1] <= {0, 1, 2}, "no batch of the time before stands beside them"
+
+
 def test_into_a_catalog_table(spark, run, outbox, tmp_path):
     outbox([b"%d" % n for n in range(50)])
     run(value_format="string", sink="applied_orders", sink_format="orc")

@@ -196,6 +196,15 @@ def test_counts_callback_and_dropped_rows(frames, logs, store, inside_query, cap
     assert told == [counts, once.last_counts]
 
 
+def test_a_batch_without_any_metadata_is_told_once(frames, logs, store, inside_query, caplog):
+    inside_query("q")
+    once = ReplayFilteredBatches(lambda batch, _: batch.count(), store)
+    with caplog.at_level(logging.WARNING, logger="spark_jobs.replay_filter"):
+        for n in range(2):
+            once(frames.split([logs.Row("t", 0, n, None, b"k", f"a{n}")], 1), n)
+    assert caplog.text.count("none of its 1 records has stream metadata as carrier='key'") == 1
+
+
 def test_a_handler_without_an_action_leaves_the_counts_open(frames, logs, store, inside_query):
     inside_query("q")
     once = ReplayFilteredBatches(lambda batch, _: None, store)
