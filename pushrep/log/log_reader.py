@@ -135,6 +135,13 @@ class LogReader:
         cleaned = read_checkpoint(self.path.parent, Checkpoint.CLEANED_OFFSET, self._filesystem)
         return cleaned.get(self.path.name, 0)
 
+    def revision(self) -> int:
+        """The same number before and after a look at the files: the writer cut nothing meanwhile."""
+        self._check()
+        with self._published_lock:
+            state = self._published.read()
+        return state.sequence if state is not None else 0
+
     def close(self) -> None:
         """Let go; closing twice is fine."""
         self._closed = True

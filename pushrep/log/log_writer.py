@@ -68,6 +68,7 @@ class LogWriter:
         self.log_end_offset = self.flushed_offset = recovered.active.next_offset
         self._report = recovered.report
         self._poison: BaseException | None = None
+        self._revision = 0
         self._closed = self._ended = False
         self._unflushed_bytes = 0
         self._dirty_since_ms: int | None = None
@@ -115,6 +116,10 @@ class LogWriter:
     def cleaned_offset(self) -> int:
         """Below it Kafka's cleaner may have left holes between segments."""
         return self._around.view.cleaned_offset
+
+    def revision(self) -> int:
+        """Grows with everything that is published, a cut before its files change included."""
+        return self._revision
 
     def append(self, batches: Sequence[RecordBatch]) -> AppendResult:
         """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged."""
@@ -328,6 +333,7 @@ class LogWriter:
             self._retired.clear()
 
     def _publish(self) -> None:
+        self._revision += 1
         self._around.view.publish(
             self.log_end_offset,
             self.flushed_offset,

@@ -22,6 +22,7 @@ from pushrep.seams import Filesystem
 
 _PAGE_BYTES = 4096
 _HINTS_MAX = 64
+_LOOKS_MAX = 100  # beside a writer that publishes all the time, what is damaged is to be called so in the end
 
 
 class Bounds(NamedTuple):
@@ -52,6 +53,10 @@ class Readable(Protocol):
 
     def cleaned_offset(self) -> int:
         """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
+        ...
+
+    def revision(self) -> int:
+        """The same number before and after a look at the files: nothing was cut meanwhile."""
         ...
 
 
@@ -138,12 +143,13 @@ class BatchReader:
     def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
         """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes.
 
-        A cut may have put other batches where one is expected. So what does not fit is looked up once more, in the
-        files of now, before it is believed: bytes that are no batch, and a batch behind the offset that is wanted.
+        A cut may have put other batches where one is expected. So what does not fit is looked up again, in the files
+        of now, before it is believed: bytes that are no batch, and a batch behind the offset that is wanted.
         """
         if start >= end:
             return
-        place, looked_up = self._locate(start), -1
+        looks, revision = 0, self._log.revision()
+        place = self._locate(start)
         while True:
             step: ScanEnd | None = None
             for found in self._scan(place, start, window_bytes):
@@ -151,10 +157,10 @@ class BatchReader:
                     step = found
                     break
                 header = found.batch.header
-                if header.base_offset > start != looked_up and not self._is_hole(start):
+                if header.base_offset > start and not self._is_hole(start) and not self._settled(looks, revision):
                     break
                 yield _Place(place.base, found.position, header.base_offset), found.batch
-                start = header.next_offset
+                start, looks = header.next_offset, 0
                 if start >= end:
                     return
             following = self._following(place.base, step, start, end)
@@ -162,10 +168,15 @@ class BatchReader:
                 return
             if isinstance(following, _Place):
                 place = following
-            elif looked_up == start:
+            elif self._settled(looks, revision):
                 raise following
             else:
-                place, looked_up = self._look_up(start, fresh=True), start
+                looks, revision = looks + 1, self._log.revision()
+                place = self._look_up(start, fresh=True)
+
+    def _settled(self, looks: int, revision: int) -> bool:
+        """Whether a second look at `revision` was undisturbed, so that what it found is so."""
+        return looks > 0 and (looks >= _LOOKS_MAX or self._log.revision() == revision)
 
     def _scan(self, place: _Place, start: int, window_bytes: int) -> Iterator[ScanStep]:
         """The segment's steps from there on, without the batches that end before `start`; none if its file is gone."""
