@@ -279,6 +279,23 @@ class DirectoryView:
         }
         self._directory.remember(self.name, {at: offset for at, offset in given.items() if offset is not None})
 
+    def lower_to_end(self, log_end_offset: int) -> None:
+        """The log was cut there: neither its start nor what Kafka's cleaner went over may lie above. On disk so.
+
+        Only after the cut: until then the start hides what was given up, and the holes have to be accounted for.
+        """
+        lower = {
+            name: log_end_offset
+            for name, value in (
+                ("log_start_offset", self.log_start_offset or 0),
+                ("cleaned_offset", self.cleaned_offset),
+            )
+            if value > log_end_offset
+        }
+        if lower:
+            self.checkpoint(**lower)
+            self.sync_checkpoints()
+
     def sync_checkpoints(self, max_age_ms: int = 0) -> None:
         """Put the remembered numbers of every log on disk; see LogDirectory.sync_checkpoints."""
         self._check_open()

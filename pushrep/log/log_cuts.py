@@ -106,6 +106,8 @@ class CuttableLog(LogWriter):
         position, end = segment.locate(offset, may_end_before=in_hole)
         self._housekeeping.about_to_cut(end)
         self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
+        # A start inside of the batch that goes, as `delete_records` leaves it: no log begins above its end.
+        self.log_start_offset = min(self.log_start_offset, end)
         self._publish()  # before the files change: readers take what they then miss for cut, not for corrupt
         self._lower_checkpoints(self.flushed_offset, high_watermark=end)
         move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
@@ -114,9 +116,7 @@ class CuttableLog(LogWriter):
         self._active, self._bases = segment, self._bases[: number + 1]
         self.flushed_offset = end
         self._unflushed_bytes = 0
-        if around.view.cleaned_offset > end:  # after the cut: until then the holes have to be accounted for
-            around.view.checkpoint(cleaned_offset=end)
-            around.view.sync_checkpoints()
+        around.view.lower_to_end(end)
         self._keep_epochs(self._epochs.cut_from(end))
         return end
 

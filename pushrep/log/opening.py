@@ -129,9 +129,8 @@ def _load(around: Surroundings, derived: DerivedStores, *, adopt: bool) -> tuple
     except PermissionError as error:
         raise NotALog(view.path, f"{error.filename or view.path} may not be written by this user") from error
     report = recovered.report
-    if report.damaged_from is None and view.cleaned_offset > report.log_end_offset:  # the log was cut, now or before
-        view.checkpoint(cleaned_offset=report.log_end_offset)
-        view.sync_checkpoints()
+    if report.damaged_from is None:
+        view.lower_to_end(report.log_end_offset)  # it was cut, now or before
     return recovered, log_id
 
 

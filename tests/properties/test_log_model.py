@@ -1,5 +1,6 @@
 """A list of values beside the real log, on a disk that forgets what was never synced: the model is always right."""
 
+import pickle
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,8 +9,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, SegmentLog
+from pushrep.log import AppendFailed, Durability, LeaseBroken, LogConfig, LogPoisoned, SegmentLog, StillNeeded
 from pushrep.log import directory as log_directory
+from pushrep.seams import read_whole, write_atomic
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
@@ -24,8 +26,45 @@ def end_process(disk):
     disk.crash()
 
 
+class Kept:
+    """A store derived from the log: the values by offset, in a file of the same disk."""
+
+    name = "kept"
+
+    def __init__(self, disk):
+        self.disk, self.path = disk, PATH / "kept"
+        self.values, self.epoch, self.end_offset = pickle.loads(read_whole(disk, self.path, 1 << 20) or NOTHING)
+
+    @property
+    def last(self):
+        return (self.end_offset - 1, self.epoch) if self.end_offset else None
+
+    def dispatch(self, batch):
+        assert batch.header.next_offset > self.end_offset, "told twice"
+        self.values |= {record.offset: record.value for record in batch.records()}
+        self.epoch, self.end_offset = batch.header.leader_epoch, batch.header.next_offset
+
+    def cut_to(self, offset):
+        self.values = {n: value for n, value in self.values.items() if n < offset}
+        self.end_offset = offset
+        self.sync()
+
+    def destroy(self):
+        self.values, self.epoch, self.end_offset = pickle.loads(NOTHING)
+        self.sync()
+
+    def sync(self):
+        write_atomic(self.disk, self.path, [pickle.dumps((self.values, self.epoch, self.end_offset))])
+
+
+NOTHING = pickle.dumps(({}, -1, 0))
+
+
 class LogBesideAList(RuleBasedStateMachine):
-    """`values[n]` is the value at offset n; the first `promised` of them were said to be on disk."""
+    """`values[n]` is the value at offset n; the first `promised` of them were said to be on disk.
+
+    Those below `start` were given up: by retention, which keeps what `needed` and the lease hold, or by order.
+    """
 
     @initialize(
         seed=st.integers(0, 2**32),
@@ -33,8 +72,9 @@ class LogBesideAList(RuleBasedStateMachine):
         index_interval_bytes=st.sampled_from([0, 100, 4096]),
         preallocate_bytes=st.sampled_from([0, 700]),
         flush_bytes=st.integers(200, 3000),
+        retention_bytes=st.sampled_from([None, 0, 2500]),
     )
-    def make(self, seed, segment_bytes, index_interval_bytes, preallocate_bytes, flush_bytes):
+    def make(self, seed, segment_bytes, index_interval_bytes, preallocate_bytes, flush_bytes, retention_bytes):
         self.clock = SimulatedClock()
         self.disk = SimulatedDisk(seed, clock=self.clock)
         self.config = LogConfig(
@@ -44,25 +84,53 @@ class LogBesideAList(RuleBasedStateMachine):
             preallocate_bytes=preallocate_bytes,
             flush_bytes=flush_bytes,
             flush_ms=50,
+            retention_bytes=retention_bytes,
+            retention_files=2,
         )
-        self.values, self.promised = [], 0
+        self.values, self.promised, self.start = [], 0, 0
+        self.needed, self.lease = None, None
         self.log = None
         self.open()
 
     def open(self):
-        self.log = SegmentLog.open(PATH, self.config, filesystem=self.disk, clock=self.clock)
+        self.log = None
+        store = Kept(self.disk)
+        self.log = SegmentLog.open(
+            PATH,
+            self.config,
+            derived=(store,),
+            holders={"destination": lambda: self.needed},
+            filesystem=self.disk,
+            clock=self.clock,
+        )
+        self.store, self.lease = store, None
         self.promised = max(self.promised, self.log.flushed_offset)
 
     def reopen_after(self, *, possible, at_least):
         """Open after an accident: the log holds a prefix of `possible`, at least so many of them."""
-        self.log = None
         self.open()
         assert self.log.recovery.damaged_from is None, f"nothing was flipped: {self.log.recovery}"
-        found = [record.value for record in self.log.records(0)]
-        assert found == possible[: len(found)], "a prefix, never a gap"
-        assert len(found) >= at_least, f"{at_least} were safe, {len(found)} are there: {self.log.recovery}"
-        assert self.log.flushed_offset == self.log.log_end_offset == len(found)
-        self.values = found
+        start, end = self.log.log_start_offset, self.log.log_end_offset
+        assert start >= min(self.start, end), "what was given up stays gone"
+        assert start <= self.floor(end), "what is needed was not given up"
+        found = [record.value for record in self.log.records(start)]
+        assert found == possible[start:end], "a prefix, never a gap"
+        assert end >= at_least, f"{at_least} were safe, {end} are there: {self.log.recovery}"
+        assert self.log.flushed_offset == end
+        assert self.store.end_offset == end, "the store was told all of it"
+        self.values, self.start = possible[:end], start
+
+    def floor(self, end):
+        """Above it nothing was given up since the last rule."""
+        return max(self.start, min(end, end if self.needed is None else self.needed))
+
+    def note_start(self):
+        """Retention may have run by itself."""
+        start, floor = self.log.log_start_offset, self.floor(len(self.values))
+        if self.lease is not None and self.lease.broken is None:
+            floor = max(self.start, min(floor, self.lease.offset))
+        assert self.start <= start <= floor
+        self.start = start
 
     @precondition(lambda self: self.log is not None)
     @rule(values=VALUES, durability=st.sampled_from(Durability), ms=st.integers(0, 30))
@@ -74,6 +142,63 @@ class LogBesideAList(RuleBasedStateMachine):
         if durability is Durability.FLUSHED:
             self.promised = len(self.values)
         assert self.log.flushed_offset >= self.promised
+        self.promised = self.log.flushed_offset
+
+    @rule(needed=st.none() | st.integers(0, 60))
+    def a_destination_acknowledges(self, needed):
+        self.needed = needed
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data())
+    def take_a_lease(self, data):
+        if self.lease is not None:
+            self.lease.release()
+        with suppress(LeaseBroken):
+            self.lease = self.log.acquire_lease("audit", data.draw(st.integers(self.start, len(self.values))))
+
+    @rule()
+    def apply_retention(self):
+        gone = self.log.apply_retention()
+        assert len(gone) <= 2
+        assert not gone or self.config.retention_bytes is not None or gone[-1] < self.start
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), whole_segments=st.booleans())
+    def give_up(self, data, whole_segments):
+        offset = data.draw(st.integers(self.start, len(self.values)))
+        try:
+            start = (self.log.purge if whole_segments else self.log.delete_records)(offset)
+        except StillNeeded:
+            assert self.log.log_start_offset == self.start, "nothing was removed"
+            assert self.lease is not None or self.needed is not None or self.log.flushed_offset < offset
+        else:
+            assert start <= offset if whole_segments else start == offset
+            assert start == self.log.log_start_offset
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), steps=st.integers(1, 30))
+    def lose_power_while_giving_up(self, data, steps):
+        offset = data.draw(st.integers(self.start, len(self.values)))
+        self.disk.power_after(steps)
+        with suppress(PowerLost, StillNeeded):
+            self.log.delete_records(offset)
+            self.log.apply_retention()
+        self.disk.lose_power()
+        end_process(self.disk)
+        self.reopen_after(possible=self.values, at_least=self.promised)
+
+    @precondition(lambda self: self.values)
+    @rule(data=st.data(), steps=st.integers(1, 40))
+    def lose_power_while_truncating(self, data, steps):
+        offset = data.draw(st.integers(self.start, len(self.values)))
+        firsts = [batch.header.base_offset for batch in self.log.batches(self.start)]
+        lowest = max((first for first in firsts if first <= offset), default=offset)
+        self.disk.power_after(steps)
+        with suppress(PowerLost):
+            self.log.truncate_to(offset, force=True)
+        self.disk.lose_power()
+        end_process(self.disk)
+        self.reopen_after(possible=self.values, at_least=min(self.promised, lowest))
         self.promised = self.log.flushed_offset
 
     @rule()
@@ -162,27 +287,31 @@ class LogBesideAList(RuleBasedStateMachine):
     @precondition(lambda self: self.values)
     @rule(data=st.data())
     def truncate(self, data):
-        offset = data.draw(st.integers(0, len(self.values)))
+        offset = data.draw(st.integers(self.start, len(self.values)))
         end = self.log.truncate_to(offset, force=True)
         assert end <= offset
         assert self.log.log_end_offset == end
         del self.values[end:]
+        self.start = min(self.start, end)
         self.promised = self.log.flushed_offset
 
     @precondition(lambda self: self.values)
     @rule(data=st.data(), max_bytes=st.integers(1, 2000))
     def read_somewhere(self, data, max_bytes):
-        start = data.draw(st.integers(0, len(self.values) - 1))
+        start = data.draw(st.integers(self.start, len(self.values)))
         end = data.draw(st.integers(start, len(self.values)))
         assert [(r.offset, r.value) for r in self.log.records(start, end)] == [
             (n, self.values[n]) for n in range(start, end)
         ]
-        assert self.log.read(start, max_bytes), "at least one batch"
+        assert bool(self.log.read(start, max_bytes)) == (start < len(self.values)), "at least one batch"
 
     @invariant()
     def everything_is_there(self):
         if self.log is not None:
-            assert [record.value for record in self.log.records(0)] == self.values
+            self.note_start()
+            assert [record.value for record in self.log.records(self.start)] == self.values[self.start :]
+            assert self.store.end_offset <= len(self.values), "told no further than the log goes"
+            assert all(self.values[n] == value for n, value in self.store.values.items())
 
     def teardown(self):
         if self.log is not None:
