@@ -7,6 +7,7 @@ Sizes are upper bounds of a record's encoded bytes, so that a batch never outgro
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -31,14 +32,15 @@ class Columns:
     """`len(values)` records. `keys`, `headers`, `timestamps_ms`: None, or one per record.
 
     `metadata`: None, the first record's position (the others take the offsets after it), or one per record.
+    `ends`: where record n begins, counting bytes, and behind the last where it ends: one number more than records.
     """
 
-    __slots__ = ("headers", "keys", "metadata", "size_bytes", "sizes", "timestamps_ms", "values")
+    __slots__ = ("ends", "headers", "keys", "metadata", "size_bytes", "timestamps_ms", "values")
 
     def __init__(  # noqa: PLR0913, PLR0917 - a record has these columns
         self,
         values: Sequence[bytes | None],
-        sizes: Sequence[int],
+        ends: Sequence[int],
         keys: Sequence[bytes | None] | None,
         headers: Sequence[Headers] | None,
         timestamps_ms: Sequence[int] | None,
@@ -46,8 +48,8 @@ class Columns:
     ) -> None:
         self.values, self.keys, self.headers, self.timestamps_ms = values, keys, headers, timestamps_ms
         self.metadata = metadata
-        self.sizes = sizes
-        self.size_bytes = sum(sizes)
+        self.ends = ends
+        self.size_bytes = ends[-1]
 
 
 class RecordRules:
@@ -83,7 +85,7 @@ class RecordRules:
         times = None if timestamp_ms is None else (timestamp_ms,)
         if size > self._size_max:
             raise self._too_large(size, value, key)
-        return Columns((value,), (size,), keys, all_headers, times, metadata)
+        return Columns((value,), (0, size), keys, all_headers, times, metadata)
 
     @staticmethod
     def check_position(timestamp_ms: int | None, metadata: StreamMetadata | None) -> None:
@@ -111,6 +113,9 @@ class RecordRules:
             raise RecordRefused("values", "is empty; append at least one record")
         if not set(map(type, values)) <= _BYTES_OR_NULL:
             values = [_as_bytes(f"values[{at}]", value) for at, value in enumerate(values)]
+        times, positions = _timestamps(timestamps_ms, count), _metadata(metadata, count)
+        if keys is None and headers is None and (ends := self._equal_ends(values)) is not None:
+            return Columns(values, ends, None, None, times, positions)
         overhead = self.overhead_bytes
         sizes = [len(value) + overhead if value is not None else overhead for value in values]
         if keys is not None:
@@ -129,7 +134,20 @@ class RecordRules:
         if max(sizes) > self._size_max:
             at = max(range(count), key=sizes.__getitem__)
             raise self._too_large(sizes[at], values[at], None if keys is None else keys[at], at)
-        return Columns(values, sizes, keys, kept, _timestamps(timestamps_ms, count), _metadata(metadata, count))
+        return Columns(values, [0, *accumulate(sizes)], keys, kept, times, positions)
+
+    def _equal_ends(self, values: list[bytes | None]) -> range | None:
+        """Where plain records of one size begin and end: known without looking at each; None for any others."""
+        try:
+            lengths = set(map(len, values))  # type: ignore[arg-type]  # a null has no length: that is the question
+        except TypeError:
+            return None
+        if len(lengths) > 1:
+            return None
+        size = lengths.pop() + self.overhead_bytes
+        if size > self._size_max:
+            raise self._too_large(size, values[0], None, 0)
+        return range(0, size * len(values) + 1, size)
 
     def _business_key(self, argument: str, key: object) -> bytes:
         if self._carries_key:

@@ -12,7 +12,6 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from itertools import accumulate
 from typing import NamedTuple
 
 from filtering import StreamMetadata
@@ -98,7 +97,7 @@ class Lane:
             self._order.take(columns.metadata, count)
         elif columns.metadata is not None:
             self._order.take_all(columns.metadata)
-        ends = [0, *accumulate(columns.sizes)]
+        ends, lingering = columns.ends, self.open
         parts: list[tuple[Batch, int, int]] = []
         start = 0
         while start < count:
@@ -112,6 +111,12 @@ class Lane:
             parts.append((batch, batch.extend(columns, start, end), end - start))
             batch.granted += ends[end] - ends[start]  # `room` stays what it was: these bytes came with the call
             start = end
+        # Its parts have one receipt, which waits for the last: with a sync to pay, the last goes with the others.
+        self._seal_wanted |= len(parts) > 1 and self._settings.durability is Durability.FLUSHED
+        if self.open is not lingering and not self._seal_wanted:
+            self._linger(self.open)
+        if self._full or self._seal_wanted:
+            self._call_writer()  # not before: it would wait for the lock, and write the first part alone
         return ManyReceipt(parts)
 
     def _batch_with_room(self, size: int) -> Batch | None:
@@ -119,6 +124,8 @@ class Lane:
         batch_bytes = self._settings.batch_bytes
         if self.open is not None and self.open.granted - self.room + size > batch_bytes:
             self._close_open()
+            if self._full:
+                self._call_writer()
         missing = size - self.room
         if missing <= 0:
             return self.open
@@ -127,25 +134,32 @@ class Lane:
         granted = self._shared.budget.try_take(wanted, missing)
         if not granted:
             return None
-        batch = self.open or self._new_batch()
+        batch = self.open
+        if batch is None:
+            batch = self._new_batch()
+            self._linger(batch)
         batch.granted += granted
         self.room += granted
         return batch
 
     def _new_batch(self) -> Batch:
         batch = self.open = Batch(self, self._shared.clock.wall_ms())
+        return batch
+
+    def _linger(self, batch: Batch | None) -> None:
+        """Let a new batch wait for more records, as long as the settings say."""
+        if batch is None:
+            return
         if self._settings.linger_ms == 0:
             self._want_seal(batch)
         else:
             self._shared.opened(batch)
-        return batch
 
     def _close_open(self) -> None:
-        """No more records for the open batch: what it did not use goes back to the budget, a writer comes for it."""
+        """No more records for the open batch: what it did not use goes back to the budget. Then call a writer."""
         batch = self._detach_open()
         if batch is not None:
             self._full.append(batch)
-            self._call_writer()
 
     def _detach_open(self) -> Batch | None:
         batch, room = self.open, self.room
@@ -203,6 +217,8 @@ class Lane:
         with self.lock:
             self._refusal = refusal
             self._close_open()
+            if self._full:
+                self._call_writer()
 
     def _stop_for(self, reason: str) -> None:
         if self._refusal is None:

@@ -128,6 +128,18 @@ def test_append_many_cuts_batches_and_keeps_neighbours_together(tmp_path):
         assert max(sizes) <= 8192
 
 
+def test_a_list_of_many_batches_is_synced_once(tmp_path, monkeypatch):
+    flushes = []
+    flush = SegmentLog.flush
+    monkeypatch.setattr(SegmentLog, "flush", lambda log: (flushes.append(log), flush(log)))
+    with open_outbox(tmp_path, batch_bytes=8192, linger_ms=60_000) as outbox:
+        for size in (1000, 1001):  # equal sizes and unequal ones are cut by different sums
+            values = [b"v" * (size + n * (size % 2)) for n in range(100)]
+            assert outbox.append_many(0, values).result(10) == (size - 1000) * 100
+            assert len(list(outbox.log(0).batches(0))) > 10
+        assert len(flushes) == 2, "the tail of a list does not linger, and has no sync of its own"
+
+
 def test_columns_of_every_kind_reach_the_log(tmp_path):
     with open_outbox(tmp_path, carrier="header", codec=Codec.ZSTD) as outbox:
         outbox.append(0, b"plain")
