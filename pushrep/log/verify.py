@@ -25,7 +25,7 @@ from typing import Any
 from pushrep.log.checkpoints import BadCheckpoint, read_bounded
 from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.index_check import IndexCheck
-from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts, size_of
+from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
 from pushrep.log.leader_epochs import (
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
@@ -146,11 +146,12 @@ class Verifier:
         """A look that can be told of; None if the segment is gone by rights."""
         same, before = 0, None
         while True:
-            expected = self._expected_now()
+            # The end that we came with is a batch's end only until the log is cut; the second look takes today's.
+            expected = self._expected_now() if before is None else self._known_now()
             look = self._look(base, epoch, expected)
             if look is None or not look.findings or not expected.is_live:
                 return look
-            claimed = self._expected_now()
+            claimed = self._known_now()
             holds = all(f.offset is None or claimed.below is None or f.offset < claimed.below for f in look.findings)
             same = same + 1 if holds and look.findings == before else int(holds)
             if same >= _LOOKS:
@@ -159,12 +160,15 @@ class Verifier:
 
     def _expected_now(self) -> Expected:
         """Never more than at the beginning: what came since is not looked at; less, if the writer cut its log."""
+        now = self._known_now()
+        if not now.is_live or now.below is None or self._first.below is None:
+            return now
+        return replace(now, below=min(now.below, self._first.below))
+
+    def _known_now(self) -> Expected:
         if not self._first.is_live:
             return self._first
-        now = Expected.of(read_state(self._log, self._filesystem))
-        if not now.is_live or now.below is None or self._first.below is None:
-            return now  # the writer ended meanwhile
-        return replace(now, below=min(now.below, self._first.below))
+        return Expected.of(read_state(self._log, self._filesystem))
 
     def _look(self, base: int, epoch: int, expected: Expected) -> SegmentLook | None:
         following = [b for b in list_segments(self._filesystem, self._log) if b > base]
@@ -248,11 +252,12 @@ def _add(report: VerifyReport, look: SegmentLook) -> None:
 
 
 def _read(path: Path, filesystem: Filesystem) -> bytes | None:
-    size = size_of(path, filesystem)
-    if size is None or size > _INDEX_BYTES_MAX:
-        return None
-    file = filesystem.open(path, writable=False)
+    """An index file's bytes; None if it is not there, or went meanwhile."""
     try:
-        return file.read_at(size, 0)
+        file = filesystem.open(path, writable=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.read_at(min(file.size(), _INDEX_BYTES_MAX), 0)
     finally:
         file.close()

@@ -40,25 +40,31 @@ def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
     """
     if from_ > to:
         raise click.BadParameter(f"{to} lies before --from {from_}", param_hint="--to")
-    window, good = OffsetWindow(from_, to), True
-    for file in files_to_dump(path, window, indexes=indexes):
-        if not as_json:
-            click.echo(f"Dumping {file}")
-            if file.suffix == ".log":
-                click.echo(f"Log starting offset: {int(file.stem)}")
-        shown = 0
-        for entry in dump_file(file, window):
-            shown += 1
-            good = good and not _is_bad(entry)
-            if as_json:
-                show_json({"file": str(file)} | _as_json(entry, records=records))
-            else:
-                for line in _lines(file, entry, records=records):
-                    click.echo(line)
-        if file.suffix == ".index" and not shown and not as_json and window == OffsetWindow():
-            click.echo(f"{file} is empty.")
-    if not good:
+    window = OffsetWindow(from_, to)
+    files = files_to_dump(path, window, indexes=indexes)
+    # A file that the writer removed meanwhile is passed over.
+    shown = [_show(file, window, records=records, as_json=as_json) for file in files if file == path or file.exists()]
+    if not all(shown):
         click.get_current_context().exit(1)
+
+
+def _show(file: Path, window: OffsetWindow, *, records: bool, as_json: bool) -> bool:
+    """Print one file; whether all of it is good."""
+    if not as_json:
+        click.echo(f"Dumping {file}")
+        if file.suffix == ".log":
+            click.echo(f"Log starting offset: {int(file.stem)}")
+    good, entry = True, None
+    for entry in dump_file(file, window):
+        good = good and not _is_bad(entry)
+        if as_json:
+            show_json({"file": str(file)} | _as_json(entry, records=records))
+            continue
+        for line in _lines(file, entry, records=records):
+            click.echo(line)
+    if file.suffix == ".index" and entry is None and not as_json and window == OffsetWindow():
+        click.echo(f"{file} is empty.")
+    return good
 
 
 def _is_bad(entry: Dumped) -> bool:
