@@ -62,7 +62,7 @@ class MarksMissing(SparkJobError):
         have = f"it has batches {kept[0]} to {kept[-1]}" if kept else "it has none of this query"
         super().__init__(
             f"marks at {location} lack batch {batch_id} of query {query_id}: {have}. Give the store that belongs to "
-            "this checkpoint, or begin a fresh checkpoint with adopt=(query, batch)"
+            "this checkpoint, or begin a fresh checkpoint with adopt=(query, batch), --adopt QUERY:BATCH"
         )
         self.location, self.query_id, self.batch_id, self.kept = location, query_id, batch_id, kept
 
@@ -73,7 +73,8 @@ class MarksOfAnotherQuery(SparkJobError):
     def __init__(self, location: str, owner: str, last: int, query_id: str) -> None:
         super().__init__(
             f"marks at {location} belong to query {owner} (last batch {last}), this is query {query_id}. To go on "
-            f"where that one ended pass adopt=({owner!r}, {last}); otherwise choose another place for the marks"
+            f"where that one ended pass adopt=({owner!r}, {last}), --adopt {owner}:{last}; otherwise choose another "
+            "place for the marks"
         )
         self.location, self.owner, self.last, self.query_id = location, owner, last, query_id
 
@@ -241,6 +242,7 @@ class ReplayFilteredBatches:
         self._on_dropped, self._on_counts = on_dropped, on_counts
         self._sort, self._clock = sort, clock
         self._without_runs = 0  # batches still to come for which nobody looks for runs
+        self._unkeyed_told = False
         self.last_counts: BatchCounts | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -347,6 +349,14 @@ class ReplayFilteredBatches:
                 len(counts.all_dropped),
                 list(counts.all_dropped[:_NAMED_IN_LOG]),
                 " and more" if len(counts.all_dropped) > _NAMED_IN_LOG else "",
+            )
+        if counts.unkeyed == counts.rows > 0 and self._rule.only_pids is None and not self._unkeyed_told:
+            self._unkeyed_told = True
+            _LOG.warning(
+                "batch %d: none of its %d records has stream metadata as carrier=%r: all of them pass, replayed or not",
+                counts.batch_id,
+                counts.rows,
+                self._rule.carrier,
             )
         if self._on_counts is not None:
             self._on_counts(counts)

@@ -56,11 +56,11 @@ _EPILOG = """\b
 Examples
   a log into Parquet, all that is there, then stop:
     python -m spark_jobs.jobs.apply --path outbox --topic orders \\
-        --sink orders-table --checkpoint orders-checkpoint
+        --sink ./orders-table --checkpoint orders-checkpoint
   follow it, Avro values as columns, a batch every 5 seconds:
     python -m spark_jobs.jobs.apply --path outbox --topic orders \\
-        --value-format avro --value-schema order.avsc --sink orders-table \\
-        --checkpoint orders-checkpoint --trigger 5s
+        --value-format avro --value-schema order.avsc \\
+        --sink ./orders-table --checkpoint orders-checkpoint --trigger 5s
   a Kafka topic, with Spark's Kafka connector:
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \\
         apply.py --source kafka --source-option kafka.bootstrap.servers=HOST:9092 \\

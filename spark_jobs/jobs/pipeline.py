@@ -6,11 +6,13 @@ Stopping between batches costs nothing; stopping inside one would only make Spar
 """
 
 import contextlib
+import json
 import re
 import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -72,6 +74,10 @@ class ApplyOptions:
             raise BadOption("--path", self.path, f"belongs to source pushrep; use --source-option for {self.source}")
         if self.source_options.get("failOnDataLoss", "true").lower() == "false" and self.source == "kafka":
             raise BadOption("--source-option failOnDataLoss", "false", "a gap that nobody sees would be marked as read")
+        made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
+        if made not in {None, self.carrier}:
+            why = f"the outbox in {self.path} carries the metadata in the {made}: give --carrier {made}"
+            raise BadOption("--carrier", self.carrier, why)
         self.trigger_arguments()
         self.decoder()
 
@@ -101,6 +107,15 @@ class ApplyOptions:
         if self.carrier == "header":
             options["includeHeaders"] = "true"
         return options | self.source_options
+
+
+def outbox_carrier(directory: str, topic: str) -> str | None:
+    """Where the outbox of `topic` in a directory of logs puts the metadata, "key" or "header"; None: no outbox."""
+    try:
+        told = json.loads((Path(directory) / "outbox.json").read_text(encoding="utf-8"))
+        return str(told["carrier"]) if told["topic"] == topic else None
+    except (OSError, ValueError, TypeError, KeyError):  # a log without an outbox; who opens the outbox judges its file
+        return None
 
 
 def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> None:

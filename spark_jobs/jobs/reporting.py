@@ -20,6 +20,8 @@ from spark_jobs.replay_filter import BatchCounts
 
 # A worker's traceback inside Spark's text ends with the error itself: `package.module.Name: message`.
 _WORKER_ERROR = re.compile(r"^(?:\w+\.)+(\w+): (.+)$", re.MULTILINE)
+# Py4J's first line says only that a call failed; the Java exception stands on the second.
+_JAVA_CALL = re.compile(r"^An error occurred while calling .*\n: (?:[\w$]+\.)+[\w$]+: ")
 _CONDITION = re.compile(r"^(?:\[[A-Z_.]+\] )")
 
 
@@ -28,7 +30,7 @@ class Reporter:
 
     def __init__(self, stream: TextIO | None, *, owned: bool) -> None:
         self._stream, self._owned = stream, owned
-        self._batches = self._kept = 0
+        self._batches = self._kept = self._unkeyed = 0
         self._batch_began_s = time.monotonic()
 
     @classmethod
@@ -49,14 +51,15 @@ class Reporter:
         seconds, self._batch_began_s = now_s - self._batch_began_s, now_s
         self._batches += 1
         self._kept += counts.kept or 0
+        self._unkeyed += 0 if counts.skipped else counts.unkeyed
         fields = {("batch" if name == "batch_id" else name): value for name, value in asdict(counts).items()}
-        text = "run before, not again" if counts.skipped else f"{counts.kept} kept, {counts.dropped} replays dropped"
-        text = f"batch {counts.batch_id}: {counts.rows} records, {text}, {counts.unkeyed} without metadata"
+        text = f"{counts.kept} kept, {counts.dropped} replays dropped, {counts.unkeyed} without metadata pass"
+        text = f"batch {counts.batch_id}: {counts.rows} records, {'run before, not again' if counts.skipped else text}"
         self._event("batch", text, fields | {"seconds": round(seconds, 3)})
 
     def stopped(self) -> None:
         """The query ended without an error."""
-        text = f"done: {self._batches} batches, {self._kept} records kept"
+        text = f"done: batches {self._batches}, records kept {self._kept}, without metadata {self._unkeyed}"
         self._event("stopped", text, {"batches": self._batches, "kept": self._kept})
 
     def failed(self, error: str) -> None:
@@ -88,4 +91,4 @@ def one_line(error: BaseException) -> str:
     ours = [f"{message}" for name, message in named if not name.startswith(("Py4J", "Spark", "Python"))]
     if ours:
         return ours[-1].strip()
-    return _CONDITION.sub("", text.splitlines()[0]).strip()
+    return _CONDITION.sub("", _JAVA_CALL.sub("", text).splitlines()[0]).strip()

@@ -23,7 +23,7 @@ class TableOfAnotherQuery(SparkJobError):
         super().__init__(
             f"table {table} is written by query {owner}, this is query {query_id}: a fresh checkpoint would write "
             f"every record again. To go on where that query ended pass adopt=({owner!r}, its last batch), here and "
-            "to the filter; otherwise write another table"
+            f"to the filter (--adopt {owner}:BATCH); otherwise write another table"
         )
         self.table, self.owner, self.query_id = table, owner, query_id
 

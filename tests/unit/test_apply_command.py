@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("pyspark")
 
+from pushrep import Outbox
 from spark_jobs.jobs.apply import main
 from spark_jobs.jobs.reporting import Reporter, one_line
 from spark_jobs.replay_filter import BatchCounts
@@ -19,6 +20,15 @@ def test_help_teaches():
     assert answer.exit_code == 0
     for word in ("--trigger", "available-now", "--value-schema", "--adopt", "Examples", "SIGTERM", "spark-submit"):
         assert word in answer.output
+
+
+def test_a_carrier_unlike_the_outbox_is_refused(tmp_path):
+    Outbox.open(tmp_path, topic="t", partitions=1, producer="p", carrier="header").close()
+    given = ["--topic", "t", "--path", str(tmp_path), "--sink", "./s", "--checkpoint", "./c"]
+    answer = CliRunner().invoke(main, [*given, "--trigger", "often"])
+    assert "error: --carrier='key': the outbox in" in answer.output
+    assert "give --carrier header" in answer.output
+    assert "--trigger" in CliRunner().invoke(main, [*given, "--trigger", "often", "--carrier", "header"]).output
 
 
 @pytest.mark.parametrize(
@@ -79,11 +89,13 @@ def test_people_get_a_line_a_batch(capsys):
         reporter.batch(BatchCounts(3, 10, 1, 2, kept=7, dropped=2))
         reporter.batch(BatchCounts(4, 5, 0, 0, skipped=True))
         reporter.failed("told elsewhere")
+        reporter.stopped()
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        "batch 3: 10 records, 7 kept, 2 replays dropped, 1 without metadata",
-        "batch 4: 5 records, run before, not again, 0 without metadata",
+        "batch 3: 10 records, 7 kept, 2 replays dropped, 1 without metadata pass",
+        "batch 4: 5 records, run before, not again",
+        "done: batches 2, records kept 7, without metadata 1",
     ]
 
 
@@ -96,6 +108,10 @@ def test_people_get_a_line_a_batch(capsys):
         (
             "[PYTHON_EXCEPTION] An exception\nTraceback:\nx.y.BadOption: option path: missing\n SQLSTATE: 3\n\tat o.x",
             "option path: missing",
+        ),
+        (
+            "An error occurred while calling o1.load.\n: org.x.NotFound: [NOT_FOUND] No kafak here.\n\tat o.x",
+            "No kafak here.",
         ),
         ("", "ValueError"),
     ],
