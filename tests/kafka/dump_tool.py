@@ -17,7 +17,7 @@ OBJECTION = re.compile(
 )
 _LOGS_PER_RUN = 60
 """All files are one argument, and Linux takes 128 KiB for one (MAX_ARG_STRLEN)."""
-_HOLES = re.compile(r"Non-consecutive offsets in :?(\S+)")
+_HOLES_IN, _HOLE = re.compile(r"Non-consecutive offsets in (\S+)"), re.compile(r" *(-?\d+) is followed by \d+")
 _FIELD = re.compile(r"(\w+): (\S+)")
 _TIMES = ("CreateTime", "LogAppendTime")
 
@@ -59,8 +59,10 @@ def _dump(logs: Sequence[Path]) -> list[Dump]:
             current.objections.append(f"{looked_at[-1].name}: {line}")
     assert looked_at == files, f"these were not looked at: {sorted(set(files) - set(looked_at))}"
     for line in done.stderr.splitlines():
-        if holes := _HOLES.match(line):
-            dumps[Path(holes[1]).parent].has_holes = True
+        if named := _HOLES_IN.match(line):
+            current = dumps[Path(named[1]).parent]
+        elif (hole := _HOLE.fullmatch(line)) and hole[1] != "-1":  # every file but the first one "begins" behind -1
+            current.has_holes = True
     loose = [line for line in done.stderr.splitlines() if OBJECTION.search(line)]
     assert not loose, f"the tool complains: {loose[:5]}"
     return list(dumps.values())

@@ -4,6 +4,7 @@ broker writes topics ─▶ kill -9 ─▶ copy "killed" ─▶ its topic "ours"
 serves everything to a plain consumer ─▶ clean stop ─▶ copy "stopped"
 """
 
+import json
 import random
 import shutil
 import signal
@@ -12,8 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tenacity import retry, stop_after_delay, wait_fixed
 
+from pushrep.cli.main import cli
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint
 from pushrep.log.segment_files import list_segments, segment_path
@@ -34,6 +37,7 @@ KILLED = len(Codec)
 
 WRITER = """
 import sys
+from pushrep.cli.main import cli
 from pushrep.log import Durability, LogConfig, SegmentLog
 log = SegmentLog.open(sys.argv[1], LogConfig(segment_bytes=60_000, batch_bytes=1500, preallocate_bytes=40_000))
 while True:
@@ -303,4 +307,28 @@ def described(header):
         "compresscodec": header.codec.name.lower(),
         "crc": header.crc,
         "time": header.max_timestamp_ms,
+    }
+
+
+def test_our_own_tools_agree(left, opened):
+    """`pushrep log dump --json` names and says what Kafka's tool does; `verify` finds no damage."""
+    data, _ = left
+    dumps = dump_segments(*(data / f"{topic}-0" for topic in THEIRS))
+    for topic, kafka in zip(THEIRS, dumps, strict=True):
+        path = str(data / f"{topic}-0")
+        said = CliRunner().invoke(cli, ["log", "dump", path, "--json"])
+        assert said.exit_code == 0, f"{topic}: {said.output[-500:]}"
+        lines = [json.loads(line) for line in said.stdout.splitlines()]
+        ours = [as_kafka_says(line) for line in lines if "baseOffset" in line]
+        assert ours == [{name: batch[name] for name in ours[0]} for batch in kafka.batches], topic
+        verified = CliRunner().invoke(cli, ["log", "verify", path, "--json"])
+        assert verified.exit_code == 0, f"{topic}: {verified.output[-500:]}"
+
+
+def as_kafka_says(batch):
+    horizon, kind = batch["deleteHorizonMs"], batch["timestampType"]
+    return {
+        **{name: said for name, said in batch.items() if name not in {"file", "timestampType", "maxTimestamp"}},
+        "deleteHorizonMs": "OptionalLong.empty" if horizon is None else f"OptionalLong[{horizon}]",
+        {"CREATE_TIME": "CreateTime", "LOG_APPEND_TIME": "LogAppendTime"}[kind]: batch["maxTimestamp"],
     }
