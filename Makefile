@@ -28,6 +28,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
+$(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing pushrep[bench] into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e '.[bench]'
+	@touch $@ $(VENV)/.dev $(VENV)/.demo
+
 $(JARS)/.done: tests/kafka/pom.xml
 	@echo "fetching Kafka's own tools into $(JARS) ..."
 	@rm -rf $(JARS)
@@ -58,7 +63,7 @@ format: $(VENV)/.dev  ## Rewrite the sources in the house format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.dev  ## Benchmarks beside their peers; one alone: python -m benchmarks NAME
+bench: $(VENV)/.bench  ## Benchmarks beside their peers; one alone: python -m benchmarks NAME
 	$(BIN)/python -m benchmarks all
 
 clean:  ## Remove what the targets above made

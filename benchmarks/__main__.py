@@ -1,6 +1,7 @@
-"""`python -m benchmarks [NAME ...] [--rounds 5] [--json FILE] [--write]`: figures beside their peers, in one run.
+"""`python -m benchmarks [NAME ...] [--rounds 5] [--long] [--json FILE] [--write]`: figures beside their peers.
 
-A benchmark is a module in this folder with `run(rounds) -> dict`: one result of `harness.compare`, or several by title.
+A benchmark is a module in this folder with `run(rounds) -> dict`: one result of `harness.compare`, or several by title;
+with --long its `run_long(rounds)`, if it has one. The name of a row (g1, g2 ...) stands for the module that shows it.
 """
 
 import json
@@ -13,26 +14,46 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import bare
 from benchmarks.harness import machine
 
 HERE = Path(__file__).parent
-NAMES = sorted(m.name for m in iter_modules([str(HERE)]) if m.name not in {"harness", "__main__"})
+NAMES = sorted(m.name for m in iter_modules([str(HERE)]) if m.name not in {"harness", "bare", "__main__"})
+ROWS = {
+    "g1": "append_singly",
+    "g2": "append_lists",
+    "g3": "append_lists",
+    "g4": "append_durably",
+    "g5": "append_durably",
+    "g6": "append_lists",
+    "g12": "log_open",
+    "g13": "log_open",
+    "g14": "verify",
+    "g16": "spark_filter",
+    "g17": "spark_filter",
+    "g18": "filter_batch",
+}
 
 
 @click.command(help=__doc__)
-@click.argument("names", nargs=-1, metavar="[NAME ...]", type=click.Choice([*NAMES, "all"]))
+@click.argument("names", nargs=-1, metavar="[NAME ...]", type=click.Choice([*NAMES, *ROWS, "all"]))
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="Counted rounds of every side.")
+@click.option("--long", "is_long", is_flag=True, help="The forms that need tens of gigabytes and minutes.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write everything to this file.")
 @click.option("--write", is_flag=True, help="Put the tables into benchmarks/RESULTS.md, with command and machine.")
-def main(names: tuple[str, ...], rounds: int, json_file: Path | None, *, write: bool) -> None:
-    chosen = NAMES if not names or "all" in names else sorted(set(names))
+def main(names: tuple[str, ...], rounds: int, json_file: Path | None, *, is_long: bool, write: bool) -> None:
+    chosen = NAMES if not names or "all" in names else sorted({ROWS.get(name, name) for name in names})
     host = machine()
     console = Console(width=110)
     console.print(f"{host['processors']} processors ({host['processor']}), {host['memory_gib']} GiB, {host['system']}")
+    bare.touch_memory()
+    host["bare"] = bare.figures()
+    console.print(bare.told(host["bare"]))
     results: dict[str, Any] = {}
     for name in chosen:
         console.rule(name)
-        outcome = import_module(f"benchmarks.{name}").run(rounds)
+        module = import_module(f"benchmarks.{name}")
+        outcome = getattr(module, "run_long" if is_long else "run", module.run)(rounds)
         results[name] = {name: outcome} if "rates" in outcome else outcome
         for title, result in results[name].items():
             console.print(table(title, result))
@@ -40,7 +61,8 @@ def main(names: tuple[str, ...], rounds: int, json_file: Path | None, *, write: 
         json_file.write_text(json.dumps({"machine": host, "results": results}, indent=1))
     if write:
         for name, parts in results.items():
-            replace_section(HERE / "RESULTS.md", name, markdown(name, parts, rounds, host))
+            command = f"python -m benchmarks {name} --rounds {rounds}{' --long' if is_long else ''}"
+            replace_section(HERE / "RESULTS.md", name, markdown(command, parts, host))
 
 
 def table(title: str, result: dict[str, Any]) -> Table:
@@ -62,8 +84,14 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
         ratio = result["ratios"].get(side)
         cells = [side, *(number(rate[k]) for k in ("median", "min", "max"))]
         cells += [f"{ratio[k]:.2f}" for k in ("median", "min", "max")] if ratio else ["", "", ""]
-        lines.append([*cells, f"≥ {ratio['goal']:g}" if ratio and "goal" in ratio else ""])
+        lines.append([*cells, goal(ratio) if ratio and "goal" in ratio else ""])
     return lines
+
+
+def goal(ratio: dict[str, float]) -> str:
+    """The goal of a ratio, and whether the median is there."""
+    met = ratio["median"] <= ratio["goal"] if ratio.get("at_most") else ratio["median"] >= ratio["goal"]
+    return f"{'≤' if ratio.get('at_most') else '≥'} {ratio['goal']:.3g} {'met' if met else 'missed'}"
 
 
 def number(value: float) -> str:
@@ -71,13 +99,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def markdown(name: str, parts: dict[str, Any], rounds: int, host: dict[str, Any]) -> str:
+def markdown(command: str, parts: dict[str, Any], host: dict[str, Any]) -> str:
     """The section of RESULTS.md for one benchmark."""
     packages = ", ".join(f"{package} {v}" for package, v in host["packages"].items() if v)
     processors = f"{host['processors']} processors ({host['processor']})"
-    command = f"`python -m benchmarks {name} --rounds {rounds}`"
     text = [
-        f"{command} on {processors}, {host['memory_gib']} GiB, {host['system']}, Python {host['python']}, {packages}."
+        f"`{command}` on {processors}, {host['memory_gib']} GiB, {host['system']}, Python {host['python']},",
+        f"{packages}.",
+        f"The bare machine in this run: {bare.told(host['bare'])}.",
     ]
     for title, result in parts.items():
         text += ["", f"**{title}** ({result['unit']}, {result['rounds']} rounds)", ""]

@@ -7,16 +7,29 @@ result of `compare` is a plain dict, so that `--json` and the table show the sam
 import os
 import platform
 import random
+import shutil
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Side = Callable[[], float]
 POOL_BYTES = 4 << 20  # payloads come from a random pool: one repeated value flatters every codec and cache
+
+
+class AtMost(NamedTuple):
+    """A goal that ours divided by the peer's has to stay below: a time, a size."""
+
+    ratio: float
+
+    def cells(self) -> dict[str, float]:
+        """What a result keeps of it."""
+        return {"goal": self.ratio, "at_most": 1}
 
 
 def compare(
@@ -55,6 +68,16 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
+@contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """A directory on the disk that the working directory is on (/tmp may be memory), removed at the end."""
+    root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=Path.cwd()))
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root)
+
+
 def random_values(count: int, size_bytes: int, *, seed: int = 1) -> list[bytes]:
     """`count` values cut from a random pool at rising places, so that no two neighbours are equal."""
     pool = random.Random(seed).randbytes(POOL_BYTES + size_bytes)
@@ -66,13 +89,15 @@ def random_values(count: int, size_bytes: int, *, seed: int = 1) -> list[bytes]:
 def machine() -> dict[str, Any]:
     """What the figures were taken on: processors, memory, kernel, versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    packages = ("numpy", "pyspark", "pyarrow", "aiokafka", "confluent-kafka")
+    peers = ("lmdb", "rocksdict", "litequeue", "persist-queue")
     return {
         "processors": os.cpu_count(),
         "processor": _processor(),
         "memory_gib": round(memory / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": sys.version.split()[0],
-        "packages": {name: _version(name) for name in ("numpy", "pyspark", "pyarrow", "aiokafka", "confluent-kafka")},
+        "packages": {name: _version(name) for name in (*packages, *peers)},
     }
 
 
