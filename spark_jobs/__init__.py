@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_jobs.columns import carrier_key, stream_metadata_columns, with_stream_metadata
     from spark_jobs.errors import SparkJobError
+    from spark_jobs.filtered_frame import filter_frame
     from spark_jobs.keyed_state import filter_replays
     from spark_jobs.marks import LocalMarks
-    from spark_jobs.replay_filter import ReplayFilteredBatches, filter_frame
+    from spark_jobs.replay_filter import ReplayFilteredBatches
     from spark_jobs.sinks.table import idempotent_table
     from spark_jobs.sources import register_sources
 
@@ -20,7 +21,7 @@ _HOME = {
     "ReplayFilteredBatches": "spark_jobs.replay_filter",
     "SparkJobError": "spark_jobs.errors",
     "carrier_key": "spark_jobs.columns",
-    "filter_frame": "spark_jobs.replay_filter",
+    "filter_frame": "spark_jobs.filtered_frame",
     "filter_replays": "spark_jobs.keyed_state",
     "idempotent_table": "spark_jobs.sinks.table",
     "register_sources": "spark_jobs.sources",
