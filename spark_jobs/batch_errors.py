@@ -28,8 +28,8 @@ class MarksOfAnotherQuery(SparkJobError):
     def __init__(self, location: str, owner: str, last: int, query_id: str) -> None:
         super().__init__(
             f"marks at {location} belong to query {owner} (last batch {last}), this is query {query_id}. To go on "
-            f"where that one ended pass adopt=({owner!r}, {last}), --adopt {owner}:{last}; otherwise choose another "
-            "place for the marks"
+            f"where that one ended begin a fresh checkpoint with adopt=({owner!r}, {last}), --adopt {owner}:{last}; "
+            "otherwise choose another place for the marks"
         )
         self.location, self.owner, self.last, self.query_id = location, owner, last, query_id
 
