@@ -46,7 +46,7 @@ class LogDirectory:
         self._clock = clock
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._written_ms = clock.monotonic_ms()
+        self._written_ms: int | None = None
         self._lock_file = _take_lock(path, filesystem)
         try:
             self._load()
@@ -134,7 +134,7 @@ class LogDirectory:
         """
         self.check_usable()
         with self._write_lock:
-            if self._clock.monotonic_ms() - self._written_ms < max_age_ms:
+            if self._written_ms is not None and self._clock.monotonic_ms() - self._written_ms < max_age_ms:
                 return
             with self._lock:
                 changed = {checkpoint: dict(self._offsets[checkpoint]) for checkpoint in self._unwritten}

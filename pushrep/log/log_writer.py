@@ -29,6 +29,7 @@ from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs
 from pushrep.log.reading import Bounds
 from pushrep.log.recovery import Recovered
+from pushrep.log.recovery_plan import Opening
 from pushrep.log.segment import Segment, SegmentMark
 from pushrep.records import RecordBatch
 from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem
@@ -83,6 +84,8 @@ class LogWriter:
         self._flusher = process_flusher() if around.clock is SYSTEM_CLOCK else None
         if self._flusher is not None:
             self._flusher.attach(self)
+            if recovered.report.opening is Opening.ABNORMAL:
+                self._dirty()  # the recovery point that was found is brought to disk soon
         self._publish()
 
     @property

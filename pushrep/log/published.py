@@ -209,6 +209,8 @@ def _newest(mapped: mmap.mmap, position: int, boot_id: bytes) -> PublishedState 
         if slots:
             ours = [fields for fields in slots if fields[-1] == boot_id]
             return PublishedState(*max(ours)[:-1]) if ours else None
+        if not any(mapped[position + SLOTS_AT[0] : position + RECORD_BYTES]):
+            return None  # nobody has written there yet
     return None
 
 

@@ -22,15 +22,15 @@ from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_
 from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scan import Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
-from pushrep.log.segment_files import list_orphan_indexes, list_segments, list_swaps, segment_path
+from pushrep.log.segment_files import orphan_indexes_in, segment_path, segments_in, swaps_in
 from pushrep.seams import Clock, Filesystem
 
 
 class Progress(Protocol):
-    """What recovery tells the directory of logs; both are on disk when they return."""
+    """What recovery tells the directory of logs; it is on disk when they return, unless it may wait a moment."""
 
-    def proven(self, recovery_point: int) -> None:
-        """Everything below is whole and on disk."""
+    def proven(self, recovery_point: int, *, soon: bool = False) -> None:
+        """Everything below is whole and on disk. `soon`: to be written with what other logs have to say."""
         ...
 
     def about_to_cut(self, offset: int) -> None:
@@ -73,16 +73,19 @@ class Recovery:
         Between segments below `cleaned_offset` there may be holes: Kafka's cleaner took what was there.
         """
         self._cleaned_offset = cleaned_offset
-        bases = list_segments(self._filesystem, self._directory)
-        self._refuse_half_replaced()
+        names = self._filesystem.list(self._directory)
+        bases = segments_in(names)
+        self._refuse_half_replaced(names)
         bases = self._without_those_below(bases, log_start_offset or 0)
-        for name in list_orphan_indexes(self._filesystem, self._directory):
+        for name in orphan_indexes_in(names):
             self._filesystem.remove(self._directory / name)
         if not bases:
             return self._new(recovery_point, log_start_offset)
         if log_start_offset is not None and bases[0] > log_start_offset:
-            names = (segment_path(Path(), log_start_offset).name, segment_path(Path(), bases[0]).name)
-            raise CorruptLog(self._directory, names, f"the log starts at {log_start_offset}, its first file is missing")
+            missing = (segment_path(Path(), log_start_offset).name, segment_path(Path(), bases[0]).name)
+            raise CorruptLog(
+                self._directory, missing, f"the log starts at {log_start_offset}, its first file is missing"
+            )
         plan = self._plan(bases, recovery_point, clean)
         if plan.opening is Opening.ABNORMAL:
             bases = self._without_empty_newest(bases, plan)
@@ -199,8 +202,8 @@ class Recovery:
         kind = f"a gap that {Checkpoint.CLEANED_OFFSET.value} does not account for" if end < next_base else "an overlap"
         raise CorruptLog(self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}")
 
-    def _refuse_half_replaced(self) -> None:
-        if names := list_swaps(self._filesystem, self._directory):
+    def _refuse_half_replaced(self, names: Sequence[str]) -> None:
+        if names := swaps_in(names):
             why = "a broker was stopped while it replaced segments by these: start that broker once, or restore"
             raise CorruptLog(self._directory, tuple(names), why)
 
@@ -236,7 +239,7 @@ class Recovery:
         if plan.opening is Opening.ABNORMAL:
             segment.file.sync()
             self._filesystem.sync_directory(self._directory)
-            self._progress.proven(segment.next_offset)
+            self._progress.proven(segment.next_offset, soon=True)
         return self._recovered(plan, bases, segment, start, cut=cut)
 
     def _recovered(  # noqa: PLR0913 - the parts of one report

@@ -10,6 +10,7 @@ What else a broker leaves there (.snapshot, .txnindex, .deleted, .cleaned) is ne
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from pushrep.seams import Filesystem
@@ -29,19 +30,23 @@ def segment_path(directory: Path, base_offset: int, suffix: str = LOG_SUFFIX) ->
 
 def list_segments(filesystem: Filesystem, directory: Path) -> list[int]:
     """Base offsets of the segments in the directory, ascending."""
-    return [int(match[1]) for name in filesystem.list(directory) if (match := _SEGMENT.fullmatch(name))]
+    return segments_in(filesystem.list(directory))
 
 
-def list_orphan_indexes(filesystem: Filesystem, directory: Path) -> list[str]:
+def segments_in(names: Iterable[str]) -> list[int]:
+    """Base offsets of the segments among the names of a directory, which are sorted."""
+    return [int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name))]
+
+
+def orphan_indexes_in(names: Iterable[str]) -> list[str]:
     """Names of index files whose segment is gone: a crash came between the removal of the two."""
-    bases = set(list_segments(filesystem, directory))
-    names = filesystem.list(directory)
+    bases = set(segments_in(names := list(names)))
     return [name for name in names if (match := _OF_A_SEGMENT.fullmatch(name)) and int(match[1]) not in bases]
 
 
-def list_swaps(filesystem: Filesystem, directory: Path) -> list[str]:
+def swaps_in(names: Iterable[str]) -> list[str]:
     """Names of segments that a broker had compacted and was about to put in the place of others when it was stopped."""
-    return [name for name in filesystem.list(directory) if _SWAP.fullmatch(name)]
+    return [name for name in names if _SWAP.fullmatch(name)]
 
 
 def free_name(filesystem: Filesystem, path: Path) -> Path:

@@ -165,6 +165,8 @@ class RealFilesystem:
         return path.exists()
 
     def make_directory(self, path: Path) -> None:
+        if path.is_dir():
+            return
         missing = [p for p in (path, *path.parents) if not p.exists()]
         path.mkdir(parents=True, exist_ok=True)
         for made in missing:

@@ -1,0 +1,149 @@
+"""Ten thousand partitions in one directory: opening them after a clean stop, after a kill, and the memory each takes.
+
+The clock counts `SegmentLog.open` of every log of the directory and nothing else. Each holds a few records. They are
+made without syncs, which only making needs; what is measured syncs as it does anywhere. Goals: 10 s, 20 KB.
+The peer is what no opening can do without: to list each directory and to read the first bytes of its newest segment.
+"""
+
+import gc
+import multiprocessing
+import os
+import resource
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import spread
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.seams import File
+from pushrep.seams.filesystem import RealFile, RealFilesystem
+
+PARTITIONS = 10_000
+RECORDS = 20
+
+
+class _UnsyncedFile(RealFile):
+    __slots__ = ()
+
+    def sync(self) -> None:
+        pass
+
+
+class _Unsynced(RealFilesystem):
+    """The real file system without its slowest part, for making what is then measured."""
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return _UnsyncedFile(os.open(path, flags, 0o644), path)
+
+    def sync_directory(self, directory: Path) -> None:
+        pass
+
+
+def make(directory: Path, partitions: int) -> None:
+    """`partitions` logs of a few records each, closed."""
+    filesystem = _Unsynced()
+    logs = [SegmentLog.open(directory / f"many-{n}", filesystem=filesystem) for n in range(partitions)]
+    values = [b"%04d" % n * 25 for n in range(RECORDS)]
+    for log in logs:
+        log.append(values, durability=Durability.BUFFERED)
+    for log in logs:
+        log.close()
+
+
+def open_all(directory: Path, partitions: int) -> tuple[list[SegmentLog], dict[str, float]]:
+    """The opened logs; the seconds that took, of the clock and of the processor; kilobytes of memory each takes."""
+    gc.collect()
+    before, began, worked = _resident_bytes(), time.perf_counter(), time.process_time()
+    logs = [SegmentLog.open(directory / f"many-{n}", LogConfig()) for n in range(partitions)]
+    seconds, processor_s = time.perf_counter() - began, time.process_time() - worked
+    gc.collect()
+    return logs, {
+        "open_s": seconds,
+        "processor_s": processor_s,
+        "kilobytes": (_resident_bytes() - before) / partitions / 1000,
+    }
+
+
+def _measure(directory: Path, partitions: int, *, kill: bool) -> dict[str, float]:
+    logs, found = open_all(directory, partitions)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    opening = logs[0].recovery.opening.value
+    began = time.perf_counter()
+    if not kill:
+        for log in logs:
+            log.close()
+    return found | {
+        "close_s": time.perf_counter() - began,
+        "descriptors": descriptors,
+        "clean": float(opening == "normal"),
+    }
+
+
+def _in_a_process(directory: Path, partitions: int, *, kill: bool) -> dict[str, float]:
+    """In a fresh process, so that memory is what the logs take; `kill` leaves without closing them."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=_child, args=(there, directory, partitions, kill))
+    process.start()
+    there.close()
+    found: dict[str, float] = here.recv()
+    process.join()
+    return found
+
+
+def _child(pipe: Any, directory: Path, partitions: int, kill: bool) -> None:  # noqa: FBT001
+    pipe.send(_measure(directory, partitions, kill=kill))
+    pipe.close()
+    if kill:
+        os._exit(9)
+
+
+def _bare(directory: Path, partitions: int) -> float:
+    began = time.perf_counter()
+    for n in range(partitions):
+        path = directory / f"many-{n}"
+        newest = max(name for name in os.listdir(path) if name.endswith(".log"))
+        fd = os.open(path / newest, os.O_RDONLY)
+        os.pread(fd, 4096, 0)
+        os.close(fd)
+    return time.perf_counter() - began
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def run(rounds: int, partitions: int = PARTITIONS) -> dict[str, Any]:
+    """Seconds to open `partitions` logs, after a clean stop and after a kill, beside the bare system calls."""
+    directory = Path(tempfile.mkdtemp(prefix="pushrep-many-"))
+    rows: dict[str, list[float]] = {"open, closed clean": [], "open, killed": [], "bare: list and read each": []}
+    notes = []
+    try:
+        began = time.perf_counter()
+        make(directory, partitions)
+        notes.append(f"made {partitions} logs in {time.perf_counter() - began:.1f} s, without syncs")
+        os.sync()
+        for _ in range(rounds):
+            clean = _in_a_process(directory, partitions, kill=True)
+            killed = _in_a_process(directory, partitions, kill=False)
+            assert (clean["clean"], killed["clean"]) == (1.0, 0.0), "each opening finds what the one before left"
+            rows["open, closed clean"].append(partitions / clean["open_s"])
+            rows["open, killed"].append(partitions / killed["open_s"])
+            rows["bare: list and read each"].append(partitions / _bare(directory, partitions))
+            for name, found in (("closed clean", clean), ("killed", killed)):
+                notes.append(
+                    f"{name}: {found['open_s']:.2f} s, {found['processor_s']:.2f} s of them on the processor; "
+                    f"{found['kilobytes']:.1f} KB a log, {found['descriptors']:.0f} descriptors in all; "
+                    f"closing all takes {killed['close_s']:.2f} s"
+                )
+    finally:
+        shutil.rmtree(directory)
+    ours = "open, closed clean"
+    result: dict[str, Any] = {"unit": "logs/s", "rounds": rounds, "ours": ours, "ratios": {}, "notes": notes}
+    result["rates"] = {name: spread(values) for name, values in rows.items()}
+    for name, values in rows.items():
+        if name != ours:
+            result["ratios"][name] = spread([mine / other for mine, other in zip(rows[ours], values, strict=True)])
+    return result
