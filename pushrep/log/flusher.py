@@ -27,7 +27,8 @@ class Flusher:
     """Calls attached logs back when they are due. Thread-safe; a log is never called back after `detach`."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # not the condition's own `with`: Ctrl-C could leave that locked
+        self._changed = threading.Condition(self._lock)
         self._due_s: dict[Flushable, float] = {}
         # The same, earliest first; a line that `_due_s` contradicts is out of date. Ten thousand logs may wait at once.
         self._queue: list[tuple[float, int, Flushable]] = []
@@ -38,17 +39,17 @@ class Flusher:
 
     def attach(self, log: Flushable) -> None:
         """Let `log` be flushed from now on; each `attach` needs a `detach`."""
-        with self._changed:
+        with self._lock:
             self._attached.add(log)
 
     def soon(self, log: Flushable, delay_ms: int) -> None:
         """Flush `log` within `delay_ms`; an earlier time stays. Nothing happens if it is detached."""
         due_s = time.monotonic() + delay_ms / 1000
-        with self._changed:
+        with self._lock:
             if log not in self._attached or self._due_s.get(log, due_s + 1) <= due_s:
                 return
+            heappush(self._queue, (due_s, next(self._counter), log))  # first: alone it is passed over
             self._due_s[log] = due_s
-            heappush(self._queue, (due_s, next(self._counter), log))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pushrep-flusher", daemon=True)
                 self._thread.start()
@@ -56,7 +57,7 @@ class Flusher:
 
     def detach(self, log: Flushable) -> None:
         """Forget `log`; a flush of it that is running has ended when this returns. The last one ends the thread."""
-        with self._changed:
+        with self._lock:
             self._attached.discard(log)
             self._due_s.pop(log, None)
             self._changed.notify_all()
@@ -67,7 +68,7 @@ class Flusher:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._running = log = self._next()
                 if log is None:
                     self._thread = None
@@ -75,7 +76,7 @@ class Flusher:
             try:
                 log.flush_in_background()
             finally:
-                with self._changed:
+                with self._lock:
                     self._running = None
                     self._changed.notify_all()
 
@@ -84,6 +85,7 @@ class Flusher:
         while self._attached:
             if not self._due_s:
                 self._queue.clear()
+            if not self._queue:
                 self._changed.wait()
                 continue
             due_s, _, log = self._queue[0]

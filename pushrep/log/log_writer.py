@@ -8,6 +8,8 @@ Its cuts are in log_cuts.py.
 
 Lock order: _lock, then _turn. The sync itself runs under neither, so that appends go on beside it; a segment that is
 rolled meanwhile keeps its descriptor until the sync has ended.
+Whoever is interrupted (Ctrl-C) must not keep the turn: it is taken inside the `try` that gives it back, and given back
+before anything else is done. A Condition's own `with` can be interrupted with its lock held; a plain lock's can't.
 A failed sync poisons: the kernel may have dropped the pages, and a second sync could succeed over lost data.
 """
 
@@ -31,8 +33,11 @@ from pushrep.log.reading import Bounds
 from pushrep.log.recovery import Recovered
 from pushrep.log.recovery_plan import Opening
 from pushrep.log.segment import Segment, SegmentMark
+from pushrep.log.segment_files import list_segments
 from pushrep.records import RecordBatch
 from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem
+
+_LOOK_AGAIN_S = 1.0  # in case that who had the turn was interrupted before it could tell
 
 _LOG = logging.getLogger("pushrep.log")
 
@@ -74,7 +79,8 @@ class LogWriter:
         self._unflushed_bytes = 0
         self._dirty_since_ms: int | None = None
         self._lock = threading.Lock()
-        self._turn = threading.Condition()
+        self._turn_lock = threading.Lock()
+        self._turn = threading.Condition(self._turn_lock)
         self._syncing = False
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
@@ -145,23 +151,25 @@ class LogWriter:
     def flush(self, offset: int | None = None) -> None:
         """Everything below `offset` (None: the log end now) is on disk when this returns. Raises LogPoisoned."""
         wanted = self.log_end_offset if offset is None else offset
+        mine = False
         while True:
-            with self._turn:
-                self._turn.wait_for(lambda: not self._syncing or self.flushed_offset >= wanted or self._poison)
-                # What was cut off meanwhile never gets to the disk: nobody waits for it.
-                if self.flushed_offset >= min(wanted, self.log_end_offset):
-                    return
-                if self._poison is not None:
-                    raise LogPoisoned(self._around.view.path, self._poison) from self._poison
-                if self._ended:
-                    raise LogClosed(self._around.view.path)
-                self._syncing = True
             try:
+                with self._turn_lock:
+                    # What was cut off meanwhile never gets to the disk: nobody waits for it.
+                    while self.flushed_offset < min(wanted, self.log_end_offset) and self._syncing and not self._poison:
+                        self._turn.wait(_LOOK_AGAIN_S)
+                    if self.flushed_offset >= min(wanted, self.log_end_offset):
+                        return
+                    if self._poison is not None:
+                        raise LogPoisoned(self._around.view.path, self._poison) from self._poison
+                    if self._ended:
+                        raise LogClosed(self._around.view.path)
+                    self._syncing = mine = True
                 self._sync()
             finally:
-                with self._turn:
-                    self._syncing = False
-                    self._turn.notify_all()
+                if mine:
+                    self._syncing = mine = False
+                    self._tell_waiting()
 
     def flush_in_background(self) -> None:
         """The flusher's call: a flush and the checkpoints."""
@@ -199,11 +207,12 @@ class LogWriter:
                 self.flush()
             except PushrepError:
                 return False
-        with self._turn:
-            if self._syncing:
-                return False
-            self._syncing = True
+        mine = False
         try:
+            with self._turn_lock:
+                if self._syncing:
+                    return False
+                self._syncing = mine = True
             if not self._lock.acquire(blocking=False):
                 return False
             try:
@@ -214,9 +223,9 @@ class LogWriter:
             finally:
                 self._lock.release()
         finally:
-            with self._turn:
+            if mine:
                 self._syncing = False
-                self._turn.notify_all()
+                self._tell_waiting()
 
     def close(self) -> CleanLog | None:
         """Bring everything to disk in its final form. None if the log must not count as closed clean.
@@ -238,9 +247,8 @@ class LogWriter:
                 self.checkpoint(self._config.flush_ms)  # ten thousand logs that close share a few writes
             return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
         finally:
-            with self._turn:
-                self._ended = True
-                self._turn.notify_all()
+            self._ended = True
+            self._tell_waiting()
             self._active.close()
             self._around.view.open_files.forget(self)
 
@@ -281,11 +289,13 @@ class LogWriter:
         if self._poison is not None:
             raise LogPoisoned(self._around.view.path, cause) from cause
         try:
-            if self._bases != bases:
+            if self._active is not segment:
                 self._active.close()
-                begun = [base for base in self._bases if base not in bases]
-                move_aside(self._around.filesystem, self._around.view.path, begun, keep=False)
-                self._active, self._bases = segment, bases
+            self._active, self._bases = segment, bases
+            # By the files: who was interrupted while a segment was made has not noted it yet.
+            filesystem, path = self._around.filesystem, self._around.view.path
+            begun = [base for base in list_segments(filesystem, path) if base > bases[-1]]
+            move_aside(filesystem, path, begun, keep=False)
             segment.rewind(mark)
         except BaseException as error:
             self._poison_by(error)
@@ -309,7 +319,7 @@ class LogWriter:
         new = Segment.create(self._around.filesystem, view.path, old.next_offset, self._config)
         self._active, self._bases = new, (*self._bases, new.base_offset)
         self._housekeeping.rolled()
-        with self._turn:
+        with self._turn_lock:
             if self._syncing:
                 self._retired.append(old)
                 return
@@ -348,15 +358,21 @@ class LogWriter:
     @contextmanager
     def _own_turn(self) -> Iterator[None]:
         """No sync runs meanwhile: descriptors may be closed."""
-        with self._turn:
-            self._turn.wait_for(lambda: not self._syncing)
-            self._syncing = True
+        mine = False
         try:
+            with self._turn_lock:
+                while self._syncing:
+                    self._turn.wait(_LOOK_AGAIN_S)
+                self._syncing = mine = True
             yield
         finally:
-            with self._turn:
+            if mine:
                 self._syncing = False
-                self._turn.notify_all()
+                self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        with self._turn_lock:
+            self._turn.notify_all()
 
     def _keep_promise(self) -> None:
         """The flushed offset and the recovery point rise at least once per flush_bytes or flush_ms."""

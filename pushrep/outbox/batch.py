@@ -24,6 +24,27 @@ if TYPE_CHECKING:
     from pushrep.outbox.lane import Lane
 
 
+class Gate:
+    """Opens once. One lock and no Python inside, unlike an Event: Ctrl-C in who waits can't stop who opens."""
+
+    __slots__ = ("_shut",)
+
+    def __init__(self) -> None:
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def open(self) -> None:
+        """Let everybody through, now and later. Called once."""
+        self._shut.release()
+
+    def wait(self, timeout: float | None) -> bool:
+        """True once it is open; False after `timeout` seconds."""
+        if self._shut.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
+            self._shut.release()
+            return True
+        return False
+
+
 class Batch:
     """Records of one partition that will be one record batch. Guarded by its lane's lock until it is decided."""
 
@@ -44,7 +65,7 @@ class Batch:
         self.base_offset = -1
         self.failure: tuple[BaseException, bool] | None = None  # (why, may be delivered)
         self.seen = False  # somebody was told of the failure
-        self.waiters: threading.Event | None = None
+        self.waiters: Gate | None = None
 
     @property
     def decided(self) -> bool:
@@ -53,6 +74,16 @@ class Batch:
     def extend(self, columns: Columns, start: int, end: int) -> int:
         """Add the records `start` to `end` of the columns; answers the first one's index here."""
         index = len(self.values)
+        runs, last_records = len(self.runs), self.runs[-1].records if self.runs else 0
+        try:
+            self._extend_columns(index, columns, start, end)
+        except BaseException:  # Ctrl-C: a column that is longer than the others would belong to the next record
+            self._cut_columns(index, runs, last_records)
+            raise
+        self.values += columns.values[start:end]
+        return index
+
+    def _extend_columns(self, index: int, columns: Columns, start: int, end: int) -> None:
         if columns.keys is not None:
             _pad(self.keys, index, None)
             self.keys += columns.keys[start:end]
@@ -71,19 +102,27 @@ class Batch:
         elif metadata is not None:
             for at, position in enumerate(metadata[start:end], start=index):
                 self._add_run(at, 1, position)
-        self.values += columns.values[start:end]
-        return index
+
+    def _cut_columns(self, index: int, runs: int, last_records: int) -> None:
+        del self.keys[index:], self.headers[index:], self.timestamps_ms[index:], self.runs[runs:]
+        if self.runs:
+            self.runs[-1].records = last_records
 
     def add(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> int:
         """Add one record without key and headers; answers its index. `extend` for one, in half the time."""
         index = len(self.values)
-        if timestamp_ms is not None:
-            times = self.timestamps_ms
-            if len(times) != index:
-                _pad(times, index, self.opened_ms)
-            times.append(timestamp_ms)
-        if metadata is not None:
-            self._add_run(index, 1, metadata)
+        runs, last_records = len(self.runs), self.runs[-1].records if self.runs else 0
+        try:
+            if timestamp_ms is not None:
+                times = self.timestamps_ms
+                if len(times) != index:
+                    _pad(times, index, self.opened_ms)
+                times.append(timestamp_ms)
+            if metadata is not None:
+                self._add_run(index, 1, metadata)
+        except BaseException:
+            self._cut_columns(index, runs, last_records)
+            raise
         self.values.append(value)
         return index
 
@@ -152,8 +191,8 @@ class Batch:
             return True
         if os.getpid() != self.lane.owner_pid:
             raise ForkedProcess(f"the outbox of {self.lane.name}", owner_pid=self.lane.owner_pid, pid=os.getpid())
-        event = self.lane.hurry(self)
-        return event is None or event.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        gate = self.lane.hurry(self)
+        return gate is None or gate.wait(timeout)
 
     def raise_failure(self, delivered: int = 0) -> None:
         """Raise why the batch failed, if it did; `delivered` records of the same call are in the log before it."""

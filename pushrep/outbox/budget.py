@@ -15,7 +15,8 @@ class Budget:
     def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
         self._free = limit
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # not the condition's own `with`: Ctrl-C could leave that locked
+        self._changed = threading.Condition(self._lock)
         self._clock = clock
 
     @property
@@ -25,7 +26,7 @@ class Budget:
 
     def try_take(self, wanted: int, at_least: int) -> int:
         """`wanted` bytes, or what is left if that is `at_least`; else 0. Never waits."""
-        with self._changed:
+        with self._lock:
             taken = min(wanted, self._free)
             if taken < at_least:
                 return 0
@@ -35,13 +36,13 @@ class Budget:
     def give(self, size: int) -> None:
         """Bytes that no longer wait in memory."""
         if size:
-            with self._changed:
+            with self._lock:
                 self._free += size
                 self._changed.notify_all()
 
     def wait_for(self, size: int, deadline_ms: int) -> bool:
         """Wait until `size` bytes were free, at most to `deadline_ms` of the monotonic clock; True if they were."""
-        with self._changed:
+        with self._lock:
             while self._free < size:
                 left_ms = deadline_ms - self._clock.monotonic_ms()
                 if left_ms <= 0:

@@ -11,20 +11,20 @@ import os
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from filtering import StreamMetadata
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogPoisoned, SegmentLog
-from pushrep.outbox.batch import Batch, ManyReceipt, Receipt
+from pushrep.outbox.batch import Batch, Gate, ManyReceipt, Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import Columns
 from pushrep.outbox.errors import OffsetsMoved, PartitionStopped
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.settings import OutboxSettings
-from pushrep.outbox.source_order import SourceOrder
+from pushrep.outbox.source_order import Run, SourceOrder
 from pushrep.seams import Clock
 
 _FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many idle partitions hold little
@@ -78,7 +78,11 @@ class Lane:
         if isinstance(record.metadata, StreamMetadata):
             self._order.take(record.metadata)
         self.room -= record.size_bytes
-        return Receipt(batch, batch.extend(record, 0, 1))
+        try:
+            return Receipt(batch, batch.extend(record, 0, 1))
+        except BaseException:
+            self._interrupted(record.metadata, 0, 1)
+            raise
 
     def add_within_room(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> Receipt:
         """Take a record that fits into `room`, which the caller then lowers. Raises `RecordRefused`."""
@@ -86,7 +90,11 @@ class Lane:
         assert batch is not None, "room is room of the open batch"
         if metadata is not None:
             self._order.take(metadata)
-        return Receipt(batch, batch.add(value, timestamp_ms, metadata))
+        try:
+            return Receipt(batch, batch.add(value, timestamp_ms, metadata))
+        except BaseException:
+            self._interrupted(metadata, 0, 1)
+            raise
 
     def add_many(self, columns: Columns) -> ManyReceipt:
         """Take all records; the caller took their `size_bytes` of the budget for them. Raises, and takes none."""
@@ -97,9 +105,24 @@ class Lane:
             self._order.take(columns.metadata, count)
         elif columns.metadata is not None:
             self._order.take_all(columns.metadata)
-        ends, lingering = columns.ends, self.open
+        lingering = self.open
         parts: list[tuple[Batch, int, int]] = []
-        start = 0
+        try:
+            self._spread(columns, parts)
+        except BaseException:
+            self._interrupted(columns.metadata, sum(records for _, _, records in parts), count)
+            raise
+        # Its parts have one receipt, which waits for the last: with a sync to pay, the last goes with the others.
+        self._seal_wanted |= len(parts) > 1 and self._settings.durability is Durability.FLUSHED
+        if self.open is not lingering and not self._seal_wanted:
+            self._linger(self.open)
+        if self._full or self._seal_wanted:
+            self._call_writer()  # not before: it would wait for the lock, and write the first part alone
+        return ManyReceipt(parts)
+
+    def _spread(self, columns: Columns, parts: list[tuple[Batch, int, int]]) -> None:
+        """Put the records into batches; `parts` gets (batch, index of the first record in it, records)."""
+        ends, count, start = columns.ends, len(columns.values), 0
         while start < count:
             used = 0 if self.open is None else self.open.granted - self.room
             end = bisect_right(ends, ends[start] + self._settings.batch_bytes - used, lo=start + 1) - 1
@@ -111,13 +134,14 @@ class Lane:
             parts.append((batch, batch.extend(columns, start, end), end - start))
             batch.granted += ends[end] - ends[start]  # `room` stays what it was: these bytes came with the call
             start = end
-        # Its parts have one receipt, which waits for the last: with a sync to pay, the last goes with the others.
-        self._seal_wanted |= len(parts) > 1 and self._settings.durability is Durability.FLUSHED
-        if self.open is not lingering and not self._seal_wanted:
-            self._linger(self.open)
-        if self._full or self._seal_wanted:
-            self._call_writer()  # not before: it would wait for the lock, and write the first part alone
-        return ManyReceipt(parts)
+
+    def _interrupted(self, metadata: StreamMetadata | Sequence[StreamMetadata] | None, start: int, end: int) -> None:
+        """Ctrl-C came before the records `start` to `end` were in a batch: their positions come first from now on."""
+        if isinstance(metadata, StreamMetadata):
+            first = StreamMetadata(metadata.pid, metadata.partition, metadata.offset + start)
+            self._order.failed([Run(0, end - start, first)], "interrupted")
+        elif metadata is not None:
+            self._order.failed([Run(0, 1, position) for position in metadata[start:end]], "interrupted")
 
     def _batch_with_room(self, size: int) -> Batch | None:
         """The open batch with `size` bytes of room, after closing a full one; None if the budget is spent."""
@@ -157,22 +181,15 @@ class Lane:
 
     def _close_open(self) -> None:
         """No more records for the open batch: what it did not use goes back to the budget. Then call a writer."""
-        batch = self._detach_open()
-        if batch is not None:
-            self._full.append(batch)
-
-    def _detach_open(self) -> Batch | None:
         batch, room = self.open, self.room
         self.open, self.room, self._seal_wanted = None, 0, False
-        if batch is None:
-            return None
-        if not batch.values:  # its first record was refused
-            self._shared.budget.give(batch.granted)
-            return None
-        if room:
+        # No call before this one, after which Ctrl-C may come: a batch in neither place would be a hole in the log.
+        if batch is not None and batch.values:
+            self._full.append(batch)
             batch.granted -= room
             self._shared.budget.give(room)
-        return batch
+        elif batch is not None:  # its first record was refused
+            self._shared.budget.give(batch.granted)
 
     def _call_writer(self) -> None:
         if not self._with_writer:
@@ -189,16 +206,17 @@ class Lane:
     def _want_seal(self, batch: Batch | None) -> None:
         if self.open is not None and (batch is None or batch is self.open):
             self._seal_wanted = True
+        if self._full or self._seal_wanted:
             self._call_writer()
 
-    def hurry(self, batch: Batch) -> threading.Event | None:
-        """Somebody waits for `batch`: seal it, and give the event that is set when it is decided; None: it is."""
+    def hurry(self, batch: Batch) -> Gate | None:
+        """Somebody waits for `batch`: seal it, and give the gate that opens when it is decided; None: it is."""
         with self.lock:
             if batch.decided:
                 return None
             self._want_seal(batch)
             if batch.waiters is None:
-                batch.waiters = threading.Event()
+                batch.waiters = Gate()
             return batch.waiters
 
     def pending(self) -> list[Batch]:
@@ -309,8 +327,8 @@ class Lane:
         self._release(done)
 
     def _take_waiting(self) -> list[Batch]:
-        last = self._detach_open()
-        waiting = [*self._full, *([] if last is None else [last])]
+        self._close_open()
+        waiting = list(self._full)
         self._full.clear()
         return waiting
 
@@ -335,4 +353,4 @@ class Lane:
             self._shared.budget.give(batch.granted)
             batch.drop_records()
             if batch.waiters is not None:
-                batch.waiters.set()
+                batch.waiters.open()

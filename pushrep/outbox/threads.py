@@ -5,7 +5,6 @@ per linger time while batches are being opened.
 """
 
 import threading
-from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -51,8 +50,8 @@ class Sealer:
 
     def __init__(self, linger_ms: int, clock: Clock, name: str) -> None:
         self._linger_ms, self._clock = linger_ms, clock
-        self._due: deque[tuple[int, Batch]] = deque()  # in order, as all linger alike
-        self._wake = threading.Event()
+        # In order, as all linger alike. A queue in C: Ctrl-C in the appending thread can't leave it locked.
+        self._due: SimpleQueue[tuple[int, Batch] | None] = SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pushrep-sealer-{name}", daemon=True)
 
@@ -62,24 +61,17 @@ class Sealer:
     def stop(self) -> None:
         """End the thread; what lingers stays as it is."""
         self._stop.set()
-        self._wake.set()
+        self._due.put(None)
         self._thread.join()
 
     def opened(self, batch: Batch) -> None:
         """A batch was begun now."""
-        self._due.append((self._clock.monotonic_ms() + self._linger_ms, batch))
-        if not self._wake.is_set():
-            self._wake.set()
+        self._due.put((self._clock.monotonic_ms() + self._linger_ms, batch))
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self._wake.wait()
-            self._wake.clear()
-            while self._due and not self._stop.is_set():
-                due_ms, batch = self._due[0]
-                wait_ms = due_ms - self._clock.monotonic_ms()
-                if wait_ms > 0 and not batch.decided:
-                    self._stop.wait(wait_ms / 1000)
-                    continue
-                self._due.popleft()
-                batch.lane.want_seal(batch)
+        while (due := self._due.get()) is not None:
+            due_ms, batch = due
+            while (wait_ms := due_ms - self._clock.monotonic_ms()) > 0 and not batch.decided:
+                if self._stop.wait(wait_ms / 1000):
+                    return
+            batch.lane.want_seal(batch)

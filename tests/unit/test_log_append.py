@@ -1,9 +1,11 @@
 """Appending: what can be given, where it goes, what is refused, and what is left of a write that failed."""
 
 import errno
+import inspect
 import os
 import resource
 import signal
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -168,6 +170,62 @@ def test_many_may_close_at_once(tmp_path, monkeypatch):
             thread.join()
         assert not errors
         assert other.append(b"still locked") == (0, 0)
+
+
+def test_an_interruption_while_a_segment_is_made_leaves_no_second_one(tmp_path, monkeypatch):
+    """It would stand there, unknown, until the records behind the interruption overlap it."""
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=300)) as log:
+        log.append(b"x" * 200)
+        synced = RealFilesystem.sync_directory
+
+        def interrupt(*args):
+            synced(*args)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(RealFilesystem, "sync_directory", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.append(b"y" * 200)
+        log.append(b"small")
+        log.append(b"z" * 200)
+    with SegmentLog.open(log.path) as log:
+        assert [record.value[:5] for record in log.records(0)] == [b"xxxxx", b"small", b"zzzzz"]
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_an_interruption_while_others_wait_for_the_turn_lets_them_go(tmp_path, end):
+    """Ctrl-C at every line from before the turn to sync is taken to the end of the sync."""
+    log = SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=600_000))
+    source, first = inspect.getsourcelines(type(log._writer).flush)
+    lines = set(range(first, first + [line.strip() for line in source].index("finally:")))
+
+    def trace(frame, event, arg):
+        if frame.f_code is not type(log._writer).flush.__code__:
+            return None
+        if event == "line" and frame.f_lineno in lines:
+            lines.remove(frame.f_lineno)
+            raise KeyboardInterrupt
+        return trace
+
+    interrupted = 0
+    for n in range(40):
+        log.append(b"%d" % n, durability=BUFFERED)
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            log.flush()
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+    assert interrupted > 5
+    others = threading.Thread(target=getattr(log, end), daemon=True)
+    others.start()
+    others.join(10)
+    assert not others.is_alive(), "who was interrupted kept the turn"
+    log.close()
+    with SegmentLog.open(log.path) as opened:
+        assert opened.log_end_offset == 40
 
 
 @pytest.mark.parametrize("where", ["write", "take back"])

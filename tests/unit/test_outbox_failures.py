@@ -18,6 +18,7 @@ from pushrep.outbox import (
     PartitionStopped,
     ReceiptTimeout,
 )
+from pushrep.outbox.batch import Batch
 from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedDisk
 
@@ -326,3 +327,37 @@ def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):
         assert failed.value.may_be_delivered
         with pytest.raises(PartitionStopped):
             outbox.append(0, b"more")
+
+
+@pytest.mark.parametrize("how", ["one", "quick", "many", "list"])
+def test_an_interrupted_append_leaves_neither_half_a_record_nor_a_hole(tmp_path, monkeypatch, how):
+    """Ctrl-C in the middle of append, and a program that goes on."""
+    with Outbox.open(tmp_path, "orders", 1, "billing", linger_ms=60_000) as outbox:
+        outbox.append(0, b"before", metadata=StreamMetadata(7, 0, 0))
+        add_run = Batch._add_run
+
+        def interrupt(batch, *args):
+            add_run(batch, *args)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Batch, "_add_run", interrupt)
+        first = StreamMetadata(7, 0, 1)
+        appends = {
+            "one": lambda: outbox.append(0, b"lost", headers=[("h", b"")], timestamp_ms=5, metadata=first),
+            "quick": lambda: outbox.append(0, b"lost", timestamp_ms=5, metadata=first),
+            "many": lambda: outbox.append_many(0, [b"lost"] * 3, timestamps_ms=5, metadata=first),
+            "list": lambda: outbox.append_many(0, [b"lost"], metadata=[first]),
+        }
+        with pytest.raises(KeyboardInterrupt):
+            appends[how]()
+        monkeypatch.undo()
+        with pytest.raises(MetadataGap):
+            outbox.append(0, b"later", metadata=StreamMetadata(7, 0, 2))
+        outbox.append(0, b"again", metadata=StreamMetadata(7, 0, 1))
+        outbox.append(0, b"later", metadata=StreamMetadata(7, 0, 2))
+        outbox.flush()
+        records = list(outbox.log(0).records(0))
+        assert [(r.value, StreamMetadata.unpack(r.key).offset) for r in records] == [
+            (b"before", 0), (b"again", 1), (b"later", 2),
+        ]  # fmt: skip
+        assert all(record.timestamp_ms > 5 and not record.headers for record in records)

@@ -1,0 +1,84 @@
+"""Ctrl-C at any moment, and a program that goes on: nothing acknowledged is lost, and close returns."""
+
+import signal
+import time
+
+import pytest
+
+from pushrep.log import Durability, LogConfig, LogPoisoned, SegmentLog
+from pushrep.outbox import Outbox
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C inside a __del__
+
+
+class Interrupts:
+    """While armed, the next tick of the timer is Ctrl-C."""
+
+    def __init__(self):
+        self.armed, self.count = False, 0
+
+    def tick(self, *args):
+        if self.armed:
+            self.armed = False
+            self.count += 1
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupts():
+    made = Interrupts()
+    before = signal.signal(signal.SIGALRM, made.tick)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.003)
+    yield made
+    made.armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_log_under_interrupts(tmp_path, interrupts, torture):
+    random = torture.random("log")
+    log = SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=2000, flush_ms=10, flush_bytes=3000))
+    acknowledged, end_s, number = {}, time.monotonic() + torture.count(1, 20), 0
+    try:
+        while time.monotonic() < end_s or not interrupts.count:
+            number += 1
+            try:
+                interrupts.armed = True
+                result = log.append([b"%d" % number] * random.randrange(1, 4), durability=random.choice([*Durability]))
+                interrupts.armed = False
+            except KeyboardInterrupt:
+                continue
+            acknowledged[result.base_offset] = b"%d" % number
+        log.close()
+    except LogPoisoned:  # interrupted while it took an interrupted append back: it says so, and opens again
+        log.close()
+    with SegmentLog.open(log.path) as opened:
+        values = [record.value for record in opened.records(0)]
+        assert opened.recovery.damaged_from is None
+    assert {offset: values[offset] for offset in acknowledged} == acknowledged
+
+
+def test_an_outbox_under_interrupts(tmp_path, interrupts, torture):
+    random = torture.random("outbox")
+    outbox = Outbox.open(tmp_path, "orders", 1, "billing", linger_ms=1, batch_bytes=500, close_timeout_s=20)
+    receipts, end_s, number = [], time.monotonic() + torture.count(1, 20), 0
+    while time.monotonic() < end_s or not interrupts.count:
+        number += 1
+        kind = random.random()
+        try:
+            interrupts.armed = True
+            if kind < 0.1:
+                outbox.flush(20)
+            elif kind < 0.3:
+                receipt = outbox.append_many(0, [b"%d" % number] * 3, timestamps_ms=5)
+            else:
+                receipt = outbox.append(0, b"%d" % number)
+            interrupts.armed = False
+        except KeyboardInterrupt:
+            continue
+        if kind >= 0.1:
+            receipts.append((receipt, b"%d" % number))
+    outbox.close()
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        values = [record.value for record in log.records(0)]
+    assert [values[receipt.result(0)] for receipt, _ in receipts] == [value for _, value in receipts]
