@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from pushrep.log.index_check import IndexCheck
 from pushrep.log.inspection import LogState
 from pushrep.log.leader_epochs import LeaderEpochs
-from pushrep.log.read_ahead import ReadAheadFile
 from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment_files import segment_path
 from pushrep.records import BatchHeader
@@ -123,7 +122,7 @@ def look_at_segment(
     """Scan one segment and judge its end, its joint to the next one and its indexes."""
     walk = _Walk(task, indexes)
     told = 0
-    for step in walk.steps(ReadAheadFile(file)):
+    for step in walk.steps(file):
         end = step.end if isinstance(step, WholeBatch) else step.position
         if on_bytes is not None and (end - told >= _TELL_EVERY_BYTES or not isinstance(step, WholeBatch)):
             on_bytes(end - told)
