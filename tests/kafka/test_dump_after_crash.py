@@ -161,7 +161,7 @@ def test_torn_tails(tmp_path, codec, torture, tool_or_skip):
     tool_or_skip(missing())
     draw, ends = torture.random(codec), {}
     config = LogConfig(**LAYOUT, codec=codec)
-    for round_ in range(torture.count(2, 40)):
+    for round_ in range(torture.count(2, 20)):
         for name, tear in TEARS.items():
             path = tmp_path / f"{name} {round_}".replace(" ", "_").replace(",", "") / "t-0"
             die_at(path, config, 60 + 3 * round_)
