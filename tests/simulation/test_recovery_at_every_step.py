@@ -1,0 +1,126 @@
+"""A recovery that is stopped at any of its calls, by a kill or a power cut, goes on: the next ends at the same log."""
+
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log import directory as log_directory
+from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+
+PATH = Path("/logs/orders-0")
+CONFIG = LogConfig(segment_bytes=900, preallocate_bytes=500, index_interval_bytes=200, flush_ms=3_600_000)
+RECORDS = 60
+
+
+class Kept:
+    """A store derived from the log, whose memory survives everything: what it was told, it keeps."""
+
+    name = "kept"
+
+    def __init__(self):
+        self.values, self.epochs = {}, {}
+
+    @property
+    def end_offset(self):
+        return max(self.values, default=-1) + 1
+
+    @property
+    def last(self):
+        return (self.end_offset - 1, self.epochs[self.end_offset - 1]) if self.values else None
+
+    def dispatch(self, batch):
+        for record in batch.records():
+            self.values[record.offset], self.epochs[record.offset] = record.value, batch.header.leader_epoch
+
+    def cut_to(self, offset):
+        self.values = {n: value for n, value in self.values.items() if n < offset}
+
+    def destroy(self):
+        self.values = {}
+
+    def sync(self):
+        pass
+
+
+def end_process(disk):
+    held = log_directory._REGISTRY.held
+    for key in [key for key in held if key[0] == id(disk)]:
+        del held[key]
+    disk.crash()
+
+
+def broken(seed):
+    """A log as a power cut left it: synced to record 20, torn somewhere behind; and a store that knew too much."""
+    clock = SimulatedClock()
+    disk = SimulatedDisk(seed, clock=clock)
+    store = Kept()
+    log = SegmentLog.open(PATH, CONFIG, derived=(store,), filesystem=disk, clock=clock)
+    for n in range(RECORDS):
+        durability = Durability.FLUSHED if n == 20 else Durability.BUFFERED
+        log.append(b"%02d" % n * 40, durability=durability, timestamps_ms=n)
+    for batch in log.batches(0):
+        store.dispatch(batch)
+    disk.lose_power()
+    end_process(disk)
+    return disk, clock, store
+
+
+def opened(disk, clock, store):
+    return SegmentLog.open(PATH, CONFIG, derived=(store,), filesystem=disk, clock=clock)
+
+
+def picture(log, store):
+    """All that must not depend on how often the recovery was stopped; an empty newest segment may be there or not."""
+    records = [(record.offset, record.value) for record in log.records(0)]
+    assert store.values == dict(records)
+    answers = [log.offset_for_timestamp(n) for n in range(RECORDS)]
+    return records, answers, log.log_end_offset, log.flushed_offset, log.log_start_offset
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("end", ["kill", "power"])
+def test_the_next_recovery_ends_at_the_same_log(seed, end, torture):
+    disk, clock, store = broken(seed)
+    before = disk.steps
+    log = opened(disk, clock, store)
+    steps = disk.steps - before
+    expected = picture(log, store)
+    assert expected[2] > 20
+    assert log.recovery.cut is not None or expected[2] == RECORDS
+    log.close()
+    for step in range(1 + torture.count(seed + 3 * (end == "kill"), 0), steps + 1, torture.count(12, 1)):
+        disk, clock, store = broken(seed)
+        disk.power_after(step)
+        with pytest.raises(PowerLost):
+            opened(disk, clock, store)
+        if end == "power":
+            disk.lose_power()
+        else:
+            disk._power_at, disk._off = None, False  # the machine goes on, the process does not
+        end_process(disk)
+        log = opened(disk, clock, store)
+        found = picture(log, store)
+        assert found == expected, f"seed {seed}, stopped at call {step} of {steps}: {log.recovery}"
+        assert log.append(b"next") == (expected[2], expected[2])
+        log.close()
+
+
+def test_a_second_recovery_changes_nothing():
+    disk, clock, store = broken(1)
+    first = picture(opened(disk, clock, store), store)
+    end_process(disk)
+    log = opened(disk, clock, store)
+    assert picture(log, store) == first
+    assert log.recovery.cut is None
+    log.close()
+
+
+def test_what_is_proven_is_not_scanned_again():
+    disk, clock, store = broken(0)
+    log = opened(disk, clock, store)
+    everything = log.recovery.bytes_scanned
+    end_process(disk)
+    log = opened(disk, clock, store)
+    assert log.recovery.bytes_scanned < everything
+    log.close()
