@@ -183,7 +183,7 @@ def test_what_expired_does_not_come_back_from_the_marks_given():
 
 def test_a_pair_whose_every_row_was_dropped_is_named_and_logged_once(caplog):
     replay_filter = ReplayFilter()
-    with caplog.at_level(logging.WARNING, logger="filtering"):
+    with caplog.at_level(logging.WARNING, logger="filtering.replay_filter"):
         replay_filter.admit_batch(keys(5, 6) + keys(1, pid=2))
         assert replay_filter.all_dropped == ()
         assert not caplog.records
