@@ -105,7 +105,15 @@ class BatchReader:
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
-        bounds = self._log.bounds()
+        while True:
+            bounds = self._log.bounds()
+            try:
+                return self._first_since(timestamp_ms, bounds)
+            except OffsetOutOfRange:
+                if self._log.bounds() == bounds:
+                    raise  # else retention or a cut came in between: the answer lies in what is left
+
+    def _first_since(self, timestamp_ms: int, bounds: Bounds) -> int | None:
         start = self._start_for_timestamp(timestamp_ms, bounds)
         if start is None:
             return None

@@ -296,6 +296,23 @@ def test_a_reader_beside_the_writer_is_told_the_range(machine):
         assert reader.offset_for_timestamp(0) == log.log_start_offset
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_search_by_time_during_retention_answers_by_what_is_left(machine, beside, monkeypatch):
+    log = machine.open()
+    machine.fill()
+    machine.tick()
+    reading = SegmentLog.open_reader(PATH, filesystem=machine.disk) if beside else log
+    started, kept = reading._reader._start_for_timestamp, machine.bases()[3]
+
+    def start_and_purge(*args):
+        answer = started(*args)
+        log.purge(kept)
+        return answer
+
+    monkeypatch.setattr(reading._reader, "_start_for_timestamp", start_and_purge)
+    assert reading.offset_for_timestamp(0) == kept
+
+
 def test_a_poisoned_log_removes_nothing(machine):
     log = machine.open(retention_bytes=0)
     machine.fill()
