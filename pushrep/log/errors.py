@@ -104,6 +104,19 @@ class LogPoisoned(PushrepError):
         self.directory, self.cause = directory, cause
 
 
+_REMEDIES = {
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "raise the user's quota",
+    errno.EFBIG: "raise the process's file size limit (ulimit -f) or lower segment_bytes",
+    errno.EROFS: "mount the file system writable",
+}
+
+
+def append_remedy(cause: OSError) -> str:
+    """What a person does about a write that the system refused."""
+    return _REMEDIES.get(cause.errno or 0, "look at the disk")
+
+
 class AppendFailed(PushrepError):
     """The system refused the write. Nothing of it remains and its offsets were given back: remedy, append again.
 

@@ -13,7 +13,6 @@ before anything else is done. A Condition's own `with` can be interrupted with i
 A failed sync poisons: the kernel may have dropped the pages, and a second sync could succeed over lost data.
 """
 
-import errno
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cutting import move_aside
 from pushrep.log.directory import DirectoryView
-from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogPoisoned
+from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogPoisoned, append_remedy
 from pushrep.log.flusher import process_flusher
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs
@@ -40,13 +39,6 @@ from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem
 _LOOK_AGAIN_S = 1.0  # in case that who had the turn was interrupted before it could tell
 
 _LOG = logging.getLogger("pushrep.log")
-
-_REMEDIES = {
-    errno.ENOSPC: "free space on the disk",
-    errno.EDQUOT: "raise the user's quota",
-    errno.EFBIG: "raise the process's file size limit (ulimit -f) or lower segment_bytes",
-    errno.EROFS: "mount the file system writable",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +273,7 @@ class LogWriter:
             self._take_back(segment, mark, bases, error)
             if not isinstance(error, OSError):
                 raise
-            raise AppendFailed(self._active.path, error, _REMEDIES.get(error.errno or 0, "look at the disk")) from error
+            raise AppendFailed(self._active.path, error, append_remedy(error)) from error
         return size_bytes
 
     def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...], cause: BaseException) -> None:
