@@ -61,6 +61,8 @@ def _heads(
         return joined.keyless_heads(count)
     if key is not None and spans is not None:
         return template.encode_heads(key, spans, time_deltas)
+    if time_deltas is None and isinstance(keys, bytes | bytearray | memoryview) and 0 < count < _RECORDS_MIN:
+        return joined.equal_key_heads(_cut(keys, count), len(keys) // count)
     deltas = None if time_deltas is None else time_deltas.tolist()
     return joined.heads(count, None if keys is None else _sequence(keys, count), deltas)
 
@@ -107,7 +109,9 @@ def _size_varint(field: Field) -> bytes:
 
 
 def _sequence(column: Sequence[bytes | None] | Buffer, count: int) -> Sequence[bytes | None]:
-    if not isinstance(column, bytes | bytearray | memoryview):
-        return column
+    return _cut(column, count) if isinstance(column, bytes | bytearray | memoryview) else column
+
+
+def _cut(column: Buffer, count: int) -> list[bytes]:
     piece = template.pieces(column, count)
     return [piece] * count if isinstance(piece, bytes) else piece.tolist()
