@@ -95,5 +95,8 @@ class MarksVersionUnsupported(FilteringError):
     """The marks were written by another version of this format: read them with the release that wrote them."""
 
     def __init__(self, version: int, supported: int) -> None:
-        super().__init__(f"marks have format version {version}, this release reads version {supported}")
+        super().__init__(
+            f"marks have format version {version}, this release reads version {supported}: use the release that wrote "
+            "them"
+        )
         self.version, self.supported = version, supported

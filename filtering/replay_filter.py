@@ -73,6 +73,8 @@ class ReplayFilter:
         ttl_s: float | None = None,
     ) -> None:
         self._window = check_window(window)
+        if not isinstance(marks, HighwaterMarks):
+            raise BadFilterSetting("marks", marks, "HighwaterMarks, such as HighwaterMarks.from_bytes gives")
         self._only_pids = None if only_pids is None else _pid_set(only_pids)
         self._only_list = np.array(sorted(self._only_pids or ()), np.int64)
         if ttl_s is not None and not (isinstance(ttl_s, int | float) and 0 < ttl_s < math.inf):
@@ -172,7 +174,7 @@ class ReplayFilter:
         nothing expires, and a pair that rose has no known advance.
         """
         if now_ms is not None:
-            if isinstance(now_ms, bool) or not isinstance(now_ms, int | np.integer) or now_ms < 0:
+            if isinstance(now_ms, bool) or not isinstance(now_ms, int | np.integer) or not 0 <= now_ms < 2**63:
                 raise BadFilterSetting("now_ms", now_ms, "None or milliseconds since 1970, a whole number")
             self._table.stamp(int(now_ms))
             if self._ttl_s is not None:
@@ -245,6 +247,8 @@ class ReplayFilter:
 
 
 def _pid_set(only_pids: Iterable[int]) -> frozenset[int]:
+    if not isinstance(only_pids, Iterable):
+        raise BadFilterSetting("only_pids", only_pids, "None or signed 64-bit numbers")
     pids = frozenset(only_pids)
     for pid in pids:
         if isinstance(pid, bool) or not isinstance(pid, int | np.integer) or not -(2**63) <= pid < 2**63:

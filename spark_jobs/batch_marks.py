@@ -42,7 +42,10 @@ class BatchMarksVersionUnsupported(SparkJobError):
     """Another release wrote these marks: run the job with that release, or a newer one."""
 
     def __init__(self, version: int, supported: int) -> None:
-        super().__init__(f"marks of a batch have format version {version}, this release reads version {supported}")
+        super().__init__(
+            f"marks of a batch have format version {version}, this release reads version {supported}: run the job with "
+            "the release that wrote them"
+        )
         self.version, self.supported = version, supported
 
 

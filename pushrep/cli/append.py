@@ -6,7 +6,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -105,6 +105,8 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
     appended, and a line that you mend later needs a file of its own.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     _check_usage(format_, partition, partition_by, timestamp_column, delimiter)
+    if source is not None and not source.strip():
+        raise click.BadParameter("it is empty; give the input's name, the same at every run", param_hint="--source")
     stored = read_identity(REAL_FILESYSTEM, directory) if directory.is_dir() else None
     count = partitions or (stored.partitions if stored else 1)
     if partition is not None and partition >= count:
@@ -114,15 +116,18 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
     name = source if source is not None else (None if str(file) == "-" else str(file.resolve()))
     config = LogConfig()
     started = time.monotonic()
-    with _opened(file) as stream, Outbox.open(
-        directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
-        carrier=carrier or (stored.carrier if stored else "key"),
-        durability=Durability[durability.upper()], log_config=config,
-    ) as outbox:  # fmt: skip
-        appender = Appender(outbox, LineRules(choices), name, choices.placement)
+    rules = LineRules(choices)
+    with ExitStack() as resources:
+        stream = resources.enter_context(_opened(file))
         lines = numbered_lines(stream, config.batch_limit_bytes - HEADER_BYTES)
         if choices.is_csv:
-            _take_header(lines, appender)
+            _take_header(lines, rules)  # before a log is made with what is fixed from then on
+        outbox = resources.enter_context(Outbox.open(
+            directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
+            carrier=carrier or (stored.carrier if stored else "key"),
+            durability=Durability[durability.upper()], log_config=config,
+        ))  # fmt: skip
+        appender = Appender(outbox, rules, name, choices.placement)
         with _progress(stream) as advance:
             _append_all(lines, appender, advance, stop=on_bad_line == "stop")
         outbox.flush()
@@ -138,8 +143,9 @@ def _check_usage(
             raise click.UsageError(f"{option} names a column of a CSV: add --format csv")
     if partition is not None and partition_by is not None:
         raise click.UsageError("--partition and --partition-by exclude each other")
-    if len(delimiter) != 1:
-        raise click.BadParameter(f"{delimiter!r} is not one character", param_hint="--delimiter")
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise click.BadParameter(f"{delimiter!r} is not one character that a line may hold between its fields",
+                                 param_hint="--delimiter")  # fmt: skip
 
 
 def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
@@ -150,13 +156,13 @@ def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
     return file.open("rb")
 
 
-def _take_header(lines: Iterator[tuple[int, bytes | BadLine]], appender: Appender) -> None:
+def _take_header(lines: Iterator[tuple[int, bytes | BadLine]], rules: LineRules) -> None:
     _, line = next(lines, (1, None))
     if line is None:
         raise BadHeader("the input is empty; a CSV begins with a line that names its columns")
     if isinstance(line, BadLine):
         raise BadHeader(f"the CSV's header: {line}")
-    appender.rules.take_header(line)
+    rules.take_header(line)
 
 
 def _append_all(

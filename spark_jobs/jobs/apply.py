@@ -77,7 +77,7 @@ SIGTERM or Ctrl-C: the running batch is finished, then the job ends with 0.
 @click.option("--topic", required=True, help="The topic to read (for kafka its option `subscribe`).")
 @click.option("--source-option", "source_options", type=_Pair(), multiple=True, help="Any option of the source.")
 @click.option("--carrier", type=click.Choice(["key", "header"]), default="key", help="Where the metadata travels.")
-@click.option("--starting-offsets", default="earliest", help="earliest, latest or JSON; for a fresh checkpoint only.")
+@click.option("--starting-offsets", help="earliest, latest or JSON; for a fresh checkpoint only.  [default: earliest]")
 @click.option("--max-records-per-trigger", type=click.IntRange(min=1), help="At most so many records a batch.")
 @click.option("--window", type=click.IntRange(min=0), default=0, help="Offsets so far below a mark may still come.")
 @click.option("--only-pid", "only_pids", type=int, multiple=True, help="Filter these PIDs only; others pass.")

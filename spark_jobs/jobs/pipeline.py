@@ -27,6 +27,7 @@ from spark_jobs.sinks.table import IdempotentSink, idempotent_table
 from spark_jobs.sources import register_sources
 from spark_jobs.values import ValueDecoder
 
+_STARTS = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}  # in any case, as Spark reads them
 AVAILABLE_NOW = "available-now"
 _POLL_S = 0.2  # Spark takes parts of a second, its annotation does not
 _INTERVAL = re.compile(r"^\s*(\d+)\s*(ms|s|m|h)\s*$")
@@ -53,7 +54,7 @@ class ApplyOptions:
     path: str | None = None
     source_options: dict[str, str] = field(default_factory=dict)
     carrier: str = "key"
-    starting_offsets: str = "earliest"
+    starting_offsets: str | None = None
     max_records_per_trigger: int | None = None
     window: int = 0
     only_pids: frozenset[int] | None = None
@@ -68,11 +69,17 @@ class ApplyOptions:
     conf: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for option in ("topic", "sink", "checkpoint", "marks"):
+            if not getattr(self, option).strip():
+                raise BadOption(f"--{option}", getattr(self, option), "it is empty; see --help for what it names")
+        if Path(self.checkpoint).is_file():
+            raise BadOption("--checkpoint", self.checkpoint, "it is a file; name a directory, or a new one")
         if self.source == "pushrep" and self.path is None:
             raise BadOption("--path", None, "source pushrep reads logs from a directory: name it")
         if self.source != "pushrep" and self.path is not None:
             raise BadOption("--path", self.path, f"belongs to source pushrep; use --source-option for {self.source}")
-        if self.source_options.get("failOnDataLoss", "true").lower() == "false" and self.source == "kafka":
+        by_name = {name.lower(): text.lower() for name, text in self.source_options.items()}
+        if by_name.get("failondataloss") == "false" and self.source == "kafka":
             raise BadOption("--source-option failOnDataLoss", "false", "a gap that nobody sees would be marked as read")
         made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
         if made not in {None, self.carrier}:
@@ -97,7 +104,9 @@ class ApplyOptions:
     def reader_options(self) -> dict[str, str]:
         """The source's options, those of the command line by the source's own names."""
         kafka = self.source == "kafka"
-        options = {"startingOffsets": self.starting_offsets, ("subscribe" if kafka else "topic"): self.topic}
+        options = {("subscribe" if kafka else "topic"): self.topic}
+        if self.starting_offsets is not None or not any(name.lower() in _STARTS for name in self.source_options):
+            options["startingOffsets"] = self.starting_offsets or "earliest"
         if kafka:
             options["kafka.isolation.level"] = "read_committed"
         if self.path is not None:

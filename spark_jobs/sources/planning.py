@@ -100,6 +100,6 @@ def _given(option: str, partition: int, offset: int, extent: Extent) -> int:
         return extent.end
     if not extent.start <= offset <= extent.end:
         where = "below the log start" if offset < extent.start else "beyond the end"
-        holds = f"the log holds [{extent.start}, {extent.end})"
+        holds = f"the log holds [{extent.start}, {extent.end}); give an offset of these, -2 (earliest) or -1 (latest)"
         raise BadOption(option, None, f"offset {offset} of partition {partition} is {where}; {holds}")
     return offset

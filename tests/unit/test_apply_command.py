@@ -9,6 +9,7 @@ pytest.importorskip("pyspark")
 
 from pushrep import Outbox
 from spark_jobs.jobs.apply import main
+from spark_jobs.jobs.pipeline import ApplyOptions, BadOption
 from spark_jobs.jobs.reporting import Reporter, one_line
 from spark_jobs.replay_filter import BatchCounts
 
@@ -42,6 +43,9 @@ def test_a_carrier_unlike_the_outbox_is_refused(tmp_path):
         ([*GIVEN, "--trigger", "often"], 1, "error: --trigger='often'"),
         ([*GIVEN, "--value-format", "avro"], 1, "error: value-schema: format avro needs a schema"),
         ([*GIVEN[:2], *GIVEN[4:]], 1, "error: --path=None"),
+        ([*GIVEN, "--sink", ""], 1, "error: --sink='': it is empty"),
+        ([*GIVEN, "--checkpoint", ""], 1, "error: --checkpoint='': it is empty"),
+        ([*GIVEN, "--checkpoint", __file__], 1, "it is a file; name a directory"),
     ],
 )
 def test_refusals_come_before_spark(arguments, code, why):
@@ -118,3 +122,22 @@ def test_people_get_a_line_a_batch(capsys):
 )
 def test_an_error_in_one_line(text, line):
     assert one_line(ValueError(text)) == line
+
+
+def test_a_start_among_the_sources_own_options_is_the_only_one():
+    """The default start beside it would be refused as a second one, which nobody gave."""
+
+    def starts(**given):
+        options = ApplyOptions(topic="t", path="p", sink="/s", checkpoint="c", marks="m", **given).reader_options()
+        return {name: text for name, text in options.items() if name.lower().startswith("starting")}
+
+    assert starts() == {"startingOffsets": "earliest"}
+    assert starts(source_options={"startingTimestamp": "0"}) == {"startingTimestamp": "0"}
+    assert starts(source_options={"STARTINGOFFSETS": "latest"}) == {"STARTINGOFFSETS": "latest"}
+    assert len(starts(starting_offsets="latest", source_options={"startingTimestamp": "0"})) == 2, "the source refuses"
+
+
+def test_a_gap_is_never_passed_over_in_kafka_whatever_case_the_option_has():
+    given = {"topic": "t", "sink": "/s", "checkpoint": "c", "marks": "m", "source": "kafka"}
+    with pytest.raises(BadOption, match="failOnDataLoss"):
+        ApplyOptions(source_options={"failondataloss": "FALSE"}, **given)

@@ -221,6 +221,8 @@ def test_a_line_above_the_limit_is_named(pushrep, tmp_path):
         ("a\n", ["--partition", "0", "--partition-by", "a", "--format", "csv"], 2, "exclude each other"),
         ("a\n", ["--partition", "1"], 2, "1 is not one of the 1 partitions"),
         ("a\n", ["--delimiter", "::"], 2, "is not one character"),
+        ("a\n", ["--delimiter", '"'], 2, "is not one character"),
+        ("a\n", ["--source", ""], 2, "--source: it is empty"),
     ],
 )
 def test_refusals_name_the_option_or_the_line(pushrep, tmp_path, text, options, code, why):
@@ -230,6 +232,7 @@ def test_refusals_name_the_option_or_the_line(pushrep, tmp_path, text, options, 
     assert (answer, output) == (code, "")
     assert why in errors
     assert "Traceback" not in errors
+    assert (tmp_path / "out").exists() == why.startswith("line "), "a log is made for a line, not for a refused option"
 
 
 def test_a_missing_file_and_a_directory_are_named(pushrep, tmp_path):
