@@ -57,6 +57,8 @@ class LogReader:
             raise NotALog(self.path) from None
         except NotADirectoryError:
             raise NotALog(self.path, "it is a file; a log is a directory") from None
+        except PermissionError as error:
+            raise NotALog(self.path, "it may not be read by this user") from error
         self._published = PublishedReader(self.path.parent, self.path.name, filesystem)
         self._published_lock = threading.Lock()
         self._reader = BatchReader(filesystem, self.path, self)

@@ -1,5 +1,7 @@
 """Reading by offset and by time, in the writing process and beside it, and cutting."""
 
+import errno
+import os
 import threading
 from itertools import pairwise
 
@@ -19,6 +21,7 @@ from pushrep.log import flusher as log_flusher
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.segment import Segment
 from pushrep.records import RecordBatch, encode_batch
+from pushrep.seams import RealFilesystem
 
 BUFFERED = Durability.BUFFERED
 CONFIG = LogConfig(segment_bytes=3000, batch_bytes=400, index_interval_bytes=500, flush_ms=600_000)
@@ -266,3 +269,13 @@ def test_who_waits_for_a_flush_is_let_go_when_its_records_are_cut(tmp_path, monk
         waiting.join(10)
         assert not waiting.is_alive(), "it syncs for ever for records that are not there any more"
         assert (log.log_end_offset, log.flushed_offset) == (1, 1)
+
+
+def test_a_log_that_may_not_be_read_is_refused(tmp_path, monkeypatch, log):
+    def refuse(self, directory):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+    monkeypatch.setattr(RealFilesystem, "list", refuse)
+    with pytest.raises(NotALog, match="may not be read by this user"):
+        SegmentLog.open_reader(log.path)
+    monkeypatch.undo()
