@@ -61,19 +61,19 @@ def test_a_log_that_closed_by_itself_is_forgotten(pool):
     assert len(pool) == 0
 
 
-def open_log_files():
+def open_log_files(directory):
     links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-    return [name for name in links if name.endswith(".log")]
+    return [name for name in links if name.endswith(".log") and name.startswith(os.path.realpath(directory))]
 
 
 def test_fifty_logs_share_eight_files(tmp_path):
     config = LogConfig(open_files_max=8, preallocate_bytes=0, flush_ms=3_600_000)
     logs = [SegmentLog.open(tmp_path / f"many-{n}", config) for n in range(50)]
-    assert open_log_files() == [], "a file is opened by the first append"
+    assert open_log_files(tmp_path) == [], "a file is opened by the first append"
     for turn in range(3):
         for n, log in enumerate(logs):
             log.append(b"%d.%d" % (n, turn), durability=Durability.BUFFERED)
-            assert len(open_log_files()) <= 8
+            assert len(open_log_files(tmp_path)) <= 8
     hot = logs[7]
     for log in logs:
         hot.append(b"hot", durability=Durability.BUFFERED)
@@ -83,7 +83,7 @@ def test_fifty_logs_share_eight_files(tmp_path):
         assert hot._writer._active._file is descriptor, "what is in use stays open"
     for log in logs:
         log.close()
-    assert open_log_files() == []
+    assert open_log_files(tmp_path) == []
     for n in range(50):
         with SegmentLog.open(tmp_path / f"many-{n}", config) as log:
             found = [record.value for record in log.records(0) if record.value not in {b"hot", b"again"}]
