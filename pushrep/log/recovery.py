@@ -1,6 +1,6 @@
 """Opening a log: gather facts, take the plan, scan, cut what is torn, rebuild indexes, say what was done.
 
-    segments before the plan's first     looked at from their last index entry on: does each end where the next begins?
+    segments before the plan's first     does each end where the next begins? by its headers (joints.py), else a scan
     the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them
     a torn tail                          kept aside and cut; later segments moved aside whole
     damage                               nothing is touched; the log ends there and takes no appends
@@ -18,6 +18,7 @@ from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import keep_tail, move_aside, remove_segments
 from pushrep.log.errors import CorruptLog, LogPoisoned
+from pushrep.log.joints import sealed_end
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scan import Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
@@ -161,6 +162,8 @@ class Recovery:
         start = bases[0] if log_start_offset is None else log_start_offset
         for number, base in enumerate(bases):
             next_base = bases[number + 1] if number + 1 < len(bases) else None
+            if number < plan.first and sealed_end(self._filesystem, self._directory, base) == next_base:
+                continue
             segment = Segment(self._filesystem, self._directory, base, self._config)
             try:
                 end = self._walk(segment, plan, number, next_base)

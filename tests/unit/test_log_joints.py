@@ -1,0 +1,77 @@
+"""Where a sealed segment ends, by its index and headers: right, or no answer."""
+
+import struct
+
+import pytest
+
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.joints import sealed_end
+from pushrep.log.segment import Segment
+from pushrep.seams import REAL_FILESYSTEM
+
+CONFIG = LogConfig(segment_bytes=20_000, batch_bytes=1500, index_interval_bytes=4096)
+
+
+@pytest.fixture
+def rolled(tmp_path):
+    """The path of a closed log of several segments, and their base offsets."""
+    path = tmp_path / "orders-0"
+    with SegmentLog.open(path, CONFIG) as log:
+        for _ in range(30):
+            log.append([b"v" * 100] * 30, durability=Durability.BUFFERED)
+    return path, sorted(int(file.stem) for file in path.glob("*.log"))
+
+
+def end_of(path, base):
+    return sealed_end(REAL_FILESYSTEM, path, base)
+
+
+def test_every_sealed_segment_ends_where_the_next_begins(rolled):
+    path, bases = rolled
+    assert len(bases) > 4
+    assert [end_of(path, base) for base in bases[:-1]] == bases[1:]
+
+
+def test_without_entries_headers_are_hopped_from_the_beginning(rolled):
+    path, bases = rolled
+    (path / f"{bases[1]:020d}.index").write_bytes(b"")
+    assert end_of(path, bases[1]) == bases[2]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change"),
+    [
+        ("index", None),
+        ("timeindex", None),
+        ("index", lambda data: data + struct.pack(">ii", 0, 0)),
+        ("index", lambda data: data[:-8] + struct.pack(">ii", 7, 100)),
+        ("index", lambda data: data + struct.pack(">ii", -1, -1)),
+        ("index", lambda data: data + struct.pack(">ii", 10_000, 1 << 30)),
+        ("log", lambda data: data[:-1]),
+        ("log", lambda data: data + b"\0"),
+        ("log", lambda data: data + b"\0" * 4096),
+        ("log", lambda data: b""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_does_not_fit_gives_no_answer_and_opening_heals_or_refuses(rolled, suffix, change):
+    path, bases = rolled
+    file = path / f"{bases[1]:020d}.{suffix}"
+    if change is None:
+        file.unlink()
+    else:
+        file.write_bytes(change(file.read_bytes()))
+    assert end_of(path, bases[1]) != bases[2]
+    if suffix != "log":
+        with SegmentLog.open(path, CONFIG) as log:
+            assert len(list(log.records(0))) == 900
+        assert end_of(path, bases[1]) == bases[2], "the open that did look has made the index again"
+
+
+def test_opening_after_a_clean_stop_walks_the_newest_segment_only(rolled, monkeypatch):
+    path, bases = rolled
+    walked = []
+    walk = Segment.walk
+    monkeypatch.setattr(Segment, "walk", lambda self, *how: (walked.append(self.base_offset), walk(self, *how))[1])
+    with SegmentLog.open(path, CONFIG):
+        assert walked == [bases[-1]]
