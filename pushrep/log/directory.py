@@ -126,16 +126,18 @@ class LogDirectory:
                     self._offsets[checkpoint][name] = offset
                     self._unwritten.add(checkpoint)
 
-    def sync_checkpoints(self, max_age_ms: int = 0) -> None:
+    def sync_checkpoints(self, max_age_ms: int = 0) -> bool:
         """Write the files whose numbers changed; on disk when this returns. One write serves all who wait.
 
-        With `max_age_ms`, nothing is done within that time after the last write: many logs then share one write.
+        With `max_age_ms`, nothing is done within that time after the last write: many logs then share one write. The
+        answer is whether nothing waits to be written.
         Raises OSError; the old file stands then, and the numbers are written with the next call.
         """
         self.check_usable()
         with self._write_lock:
             if self._written_ms is not None and self._clock.monotonic_ms() - self._written_ms < max_age_ms:
-                return
+                with self._lock:
+                    return not self._unwritten
             with self._lock:
                 changed = {checkpoint: dict(self._offsets[checkpoint]) for checkpoint in self._unwritten}
                 self._unwritten.clear()
@@ -147,7 +149,9 @@ class LogDirectory:
                 with self._lock:
                     self._unwritten.update(changed)
                 raise
-            self._written_ms = self._clock.monotonic_ms()
+            if changed:
+                self._written_ms = self._clock.monotonic_ms()
+            return True
 
     def detach(self, name: str, clean: CleanLog | None) -> None:
         """A log is closed; without `clean` it stays out of the marker and its unwritten numbers are dropped."""
@@ -296,10 +300,10 @@ class DirectoryView:
             self.checkpoint(**lower)
             self.sync_checkpoints()
 
-    def sync_checkpoints(self, max_age_ms: int = 0) -> None:
+    def sync_checkpoints(self, max_age_ms: int = 0) -> bool:
         """Put the remembered numbers of every log on disk; see LogDirectory.sync_checkpoints."""
         self._check_open()
-        self._directory.sync_checkpoints(max_age_ms)
+        return self._directory.sync_checkpoints(max_age_ms)
 
     def close_clean(self, clean: CleanLog) -> None:
         """The log is closed and every byte of it is flushed; the directory's last release lists it in the marker."""

@@ -168,7 +168,9 @@ class LogWriter:
         try:
             self._dirty_since_ms = None
             self.flush()
-            self.checkpoint()
+            share_ms = self._config.flush_ms // 4
+            if not self.checkpoint(share_ms) and self._flusher is not None:
+                self._flusher.soon(self, share_ms)  # another log has just written the files: the next write has ours
             self._housekeeping.after_flush()
         except LogPoisoned:
             _LOG.exception("%s takes no more appends", self._around.view.path)
@@ -176,10 +178,11 @@ class LogWriter:
             _LOG.warning("%s: checkpoint put off: %s", self._around.view.path, error)
             self._dirty()
 
-    def checkpoint(self, max_age_ms: int = 0) -> None:
+    def checkpoint(self, max_age_ms: int = 0) -> bool:
         """Raise the recovery point over what is flushed, the index entries of it on disk first.
 
-        `max_age_ms`: leave the writing to a later call, of any log of the directory, if the files are no older.
+        `max_age_ms`: leave the writing to a later call, of any log of the directory, if the files are no older. False
+        if something waits for that.
         """
         flushed_offset = self.flushed_offset
         with self._lock:
@@ -190,7 +193,7 @@ class LogWriter:
         with self._lock:
             offset = min(flushed_offset, self.flushed_offset)  # a cut may have come in between
             view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=self.log_start_offset)
-        view.sync_checkpoints(max_age_ms)
+        return view.sync_checkpoints(max_age_ms)
 
     def let_go(self, *, flush: bool) -> bool:
         """Close the newest segment's file if nothing unflushed is in it; see OpenFiles."""

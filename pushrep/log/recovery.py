@@ -240,8 +240,12 @@ class Recovery:
         segment.note_time()  # as a clean close left it
         segment.sync_indexes()
         if plan.opening is Opening.ABNORMAL:
-            segment.file.sync()
-            self._filesystem.sync_directory(self._directory)
+            # What was not cut is on disk since `_settle`; a segment with batches has been under its name on disk before
+            # they came. So ten thousand logs of a killed process are not synced twice.
+            if cut is not None:
+                segment.file.sync()
+            if cut is not None or segment.size_bytes == 0:
+                self._filesystem.sync_directory(self._directory)
             self._progress.proven(segment.next_offset, soon=True)
         return self._recovered(plan, bases, segment, start, cut=cut)
 
