@@ -14,6 +14,7 @@ from pushrep.errors import BadArgument
 from pushrep.log.config import BATCH_BYTES_LIMIT, LogConfig
 from pushrep.records import HEADER_BYTES, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
 from pushrep.records.encoder import Headers, Keys
+from pushrep.records.roads import common_length
 
 Appendable: TypeAlias = bytes | bytearray | memoryview | RecordBatch | Sequence[bytes | None]
 
@@ -140,6 +141,8 @@ class _Columns:
 def _lengths(column: Keys, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     if isinstance(column, bytes | bytearray | memoryview):
         return np.full(count, len(column) // count, np.int64)
+    if (length := common_length(column)) is not None:
+        return np.full(count, length, np.int64)
     try:
         return np.fromiter(map(len, column), np.int64, count)  # type: ignore[arg-type]
     except TypeError:  # some are None

@@ -15,6 +15,7 @@ import numpy as np
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata
 from pushrep.outbox.errors import RecordRefused
 from pushrep.records import HEADER_BYTES
+from pushrep.records.roads import common_length
 
 Header = tuple[str, bytes | None]
 Headers = tuple[Header, ...]
@@ -138,13 +139,10 @@ class RecordRules:
 
     def _equal_ends(self, values: list[bytes | None]) -> range | None:
         """Where plain records of one size begin and end: known without looking at each; None for any others."""
-        try:
-            lengths = set(map(len, values))  # type: ignore[arg-type]  # a null has no length: that is the question
-        except TypeError:
+        length = common_length(values)
+        if length is None:
             return None
-        if len(lengths) > 1:
-            return None
-        size = lengths.pop() + self.overhead_bytes
+        size = length + self.overhead_bytes
         if size > self._size_max:
             raise self._too_large(size, values[0], None, 0)
         return range(0, size * len(values) + 1, size)
