@@ -1,0 +1,71 @@
+"""Startpoints: "where should this consumer's partition start next", written out of band, applied once, kept as history.
+
+StartpointStore.open(directory)      write, cancel, history for operators; claim, start, commit, consume for readers
+Startpoint.timestamp(ms)             what can be wished: see `model`
+"""
+
+from pushrep.startpoints.checkpoints import Checkpoint
+from pushrep.startpoints.errors import (
+    CheckpointUnusable,
+    CorruptStore,
+    DefaultUnusable,
+    NoSuchStartpoint,
+    NotApplied,
+    NotCancellable,
+    NotCommitted,
+    NotWritten,
+    PartitionLost,
+    StartpointFailed,
+    StoreBusy,
+    StoreClosed,
+    StoreUnavailable,
+)
+from pushrep.startpoints.events import Applied, Cancelled, Consumed, Expired, Fact, Failed, Written
+from pushrep.startpoints.ledger import Ledger, Standing
+from pushrep.startpoints.model import Kind, OutOfRange, Reader, Startpoint, Target
+from pushrep.startpoints.resolve import LogFacts, Resolved, Unresolved, resolve
+from pushrep.startpoints.starting import BootstrapGate, Origin, Start
+from pushrep.startpoints.states import State
+from pushrep.startpoints.store import TTL_S, Claim, StartpointStore
+
+__all__ = [
+    "TTL_S",
+    "Applied",
+    "BootstrapGate",
+    "Cancelled",
+    "Checkpoint",
+    "CheckpointUnusable",
+    "Claim",
+    "Consumed",
+    "CorruptStore",
+    "DefaultUnusable",
+    "Expired",
+    "Fact",
+    "Failed",
+    "Kind",
+    "Ledger",
+    "LogFacts",
+    "NoSuchStartpoint",
+    "NotApplied",
+    "NotCancellable",
+    "NotCommitted",
+    "NotWritten",
+    "Origin",
+    "OutOfRange",
+    "PartitionLost",
+    "Reader",
+    "Resolved",
+    "Standing",
+    "Start",
+    "Startpoint",
+    "StartpointFailed",
+    "StartpointStore",
+    "State",
+    "StoreBusy",
+    "StoreClosed",
+    "StoreUnavailable",
+    "Target",
+    "Unresolved",
+    "Written",
+    "resolve",
+]

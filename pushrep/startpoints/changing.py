@@ -1,0 +1,98 @@
+"""The inside of a change: the facts so far, what one may add to them, and who is asking."""
+
+import getpass
+import os
+from typing import NamedTuple
+
+from pushrep.errors import BadArgument
+from pushrep.startpoints.events import Applied, Expired, Fact, Failed
+from pushrep.startpoints.journal import Transaction
+from pushrep.startpoints.ledger import Ledger, Standing
+from pushrep.startpoints.model import REASON_CHARACTERS_MAX, Reader
+from pushrep.startpoints.resolve import LogFacts, Unresolved, resolve
+from pushrep.startpoints.states import State
+
+
+class Change:
+    """One transaction as the store uses it: it begins with marking what has expired."""
+
+    def __init__(self, transaction: Transaction, now_ms: int) -> None:
+        self._transaction = transaction
+        self.ledger = Ledger(transaction.facts)
+        self.swept = self.ledger.due(now_ms)
+        self.append(*(Expired(sequence=sequence, at_ms=now_ms) for sequence in self.swept))
+
+    def append(self, *facts: Fact) -> None:
+        """On disk, all of them, when this returns. Raises NotWritten."""
+        self._transaction.append(facts)
+        for fact in facts:
+            self.ledger.add(fact)
+
+
+class Answer(NamedTuple):
+    """What a reader that applies is told; `is_new`: it is a fact only once it is written."""
+
+    fact: Applied | Failed
+    is_new: bool
+
+
+def answer_of(found: Standing, reader: Reader, log: LogFacts, *, position: int | None, now_ms: int) -> Answer:
+    """The stored answer of an applied or failed startpoint, a fresh one of a pending one. Pure.
+
+    A stored offset that the log has lost meanwhile, or of another log, fails: it is never resolved a second time.
+    """
+    if found.state is State.FAILED:
+        return Answer(
+            Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=found.failure or ""), is_new=False
+        )
+    if found.applied is not None:
+        why = _lost(found.applied, log)
+        if why is None:
+            return Answer(found.applied, is_new=False)
+        return Answer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
+    written = found.written
+    resolved = resolve(written.startpoint, log, created_ms=written.created_ms, position=position)
+    if isinstance(resolved, Unresolved):
+        return Answer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=resolved.why), is_new=True)
+    applied = Applied(
+        sequence=found.sequence,
+        reader=reader,
+        at_ms=now_ms,
+        offset=resolved.offset,
+        start=log.start,
+        end=log.end,
+        log_id=log.log_id,
+        until=resolved.until,
+        by_policy=resolved.by_policy,
+    )
+    return Answer(applied, is_new=True)
+
+
+def _lost(applied: Applied, log: LogFacts) -> str | None:
+    if applied.log_id and log.log_id and applied.log_id != log.log_id:
+        return f"it was resolved to {applied.offset} of a log that was made anew since (it is {log.log_id} now)"
+    if applied.offset < log.start:
+        return f"it was resolved to {applied.offset}, and the log starts at {log.start} now"
+    # Above the end is not lost: without its writer a log's end may not be known up to there.
+    return None
+
+
+def check_text(argument: str, text: object) -> None:
+    """Raise BadArgument for what tells nobody anything, or can't be stored."""
+    if not isinstance(text, str) or not text.strip() or len(text) > REASON_CHARACTERS_MAX:
+        raise BadArgument(argument, f"say in 1 to {REASON_CHARACTERS_MAX} characters, not {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadArgument(argument, f"{text!r} is no text that UTF-8 can carry") from None
+
+
+def author_name(author: str | None) -> str:
+    """Who writes: the name given, else the user whom this process runs as."""
+    if author is not None:
+        check_text("author", author)
+        return author
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"

@@ -1,0 +1,200 @@
+"""The facts of a directory store on disk: lines that are only ever appended, several of them in one go or none.
+
+    <directory>/.lock                   flock of whoever writes; holds its pid
+    <directory>/startpoints.journal     one line a transaction:  crc32c, 8 hex digits | space | JSON | newline
+        line 1                          {"format": "pushrep.startpoints", "version": 1}
+        every other                     [fact, ...]        see events.py
+    <directory>/startpoints.cut         the torn end that was cut last, if ever
+
+A transaction is on disk when `append` returns, all of its facts or none. Before anything read is believed it is synced:
+the process that wrote it may have been killed before its own sync, and what rests on it must not outlive it. A torn end
+is cut under the lock and was never promised to anyone; a bad line with good ones behind it is damage and refused.
+Format: docs/formats/startpoints.md.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
+
+from pushrep.seams import File, Filesystem, LockHeld, read_whole, write_atomic
+from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
+from pushrep.startpoints.events import Fact, from_json, to_json
+
+JOURNAL_NAME, CUT_NAME, LOCK_NAME = "startpoints.journal", "startpoints.cut", ".lock"
+FORMAT, VERSION = "pushrep.startpoints", 1
+LOCK_WAIT_S = 10.0
+JOURNAL_BYTES_MAX = 1 << 30  # some three million startpoints; a file above it is another one under this name
+_PAUSE_MAX_S = 0.01  # a transaction is a few syncs long
+
+
+class Journal:
+    """The journal of one directory. Thread-safe; holds no descriptor between calls, so a fork may go on using it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        filesystem: Filesystem,
+        *,
+        lock_wait_s: float = LOCK_WAIT_S,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.directory, self.path = directory, directory / JOURNAL_NAME
+        self._filesystem, self._lock_wait_s, self._sleep = filesystem, lock_wait_s, sleep
+        self._mutex = threading.Lock()
+
+    def load(self) -> list[Fact]:
+        """All facts, without the lock: for showing, not for deciding. A transaction just being written is left out."""
+        facts, _ = _parse(self.path, self._read())
+        return facts
+
+    def size_bytes(self) -> int:
+        """The journal's size now, 0 if there is none: it changes with every transaction."""
+        try:
+            with closing(self._filesystem.open(self.path, writable=False)) as file:
+                return file.size()
+        except FileNotFoundError:
+            return 0
+
+    @contextmanager
+    def transaction(self) -> Iterator["Transaction"]:
+        """Alone with the journal until the block ends. Raises StoreBusy, StoreUnavailable, CorruptStore."""
+        with self._mutex, closing(self._locked()):
+            try:
+                self._settle()
+                file = self._filesystem.open(self.path)
+            except OSError as error:
+                raise StoreUnavailable(self.directory, error.strerror or str(error)) from error
+            with closing(file):
+                yield Transaction(self, file)
+
+    # ---- inside
+
+    def _locked(self) -> File:
+        try:
+            self._filesystem.make_directory(self.directory)
+            for attempt in Retrying(
+                retry=retry_if_exception_type(LockHeld),
+                wait=wait_random(0, _PAUSE_MAX_S),
+                stop=stop_after_delay(self._lock_wait_s),
+                sleep=self._sleep,
+                reraise=True,
+            ):
+                with attempt:
+                    return self._filesystem.lock(self.directory / LOCK_NAME)
+        except LockHeld as error:
+            raise StoreBusy(self.directory, error.pid, self._lock_wait_s) from error
+        except OSError as error:
+            raise StoreUnavailable(self.directory, error.strerror or str(error)) from error
+        raise AssertionError("unreachable: tenacity returns or raises")
+
+    def _settle(self) -> None:
+        """Make the journal if there is none, cut a torn end, and sync what stands there."""
+        data = self._read()
+        if not data:
+            write_atomic(self._filesystem, self.path, [_line({"format": FORMAT, "version": VERSION})])
+            return
+        _, good = _parse(self.path, data)
+        with closing(self._filesystem.open(self.path)) as file:
+            if good < len(data):
+                write_atomic(self._filesystem, self.directory / CUT_NAME, [data[good:]])
+                file.truncate(good)
+            try:
+                file.sync()
+            except OSError:
+                # What was shown may never have reached the disk, and a second sync would not say so. New pages do.
+                write_atomic(self._filesystem, self.path, [data[:good]])
+        self._filesystem.sync_directory(self.directory)
+
+    def _read(self) -> bytes:
+        try:
+            return read_whole(self._filesystem, self.path, JOURNAL_BYTES_MAX) or b""
+        except NotADirectoryError as error:
+            raise StoreUnavailable(self.directory, "it lies below a file") from error
+
+
+class Transaction:
+    """What stands in the journal while nobody else may write, and the way to append to it."""
+
+    def __init__(self, journal: Journal, file: File) -> None:
+        self._journal, self._file = journal, file
+        self._end = file.size()
+        self.facts, good = _parse(journal.path, file.read_at(self._end, 0))
+        assert good == self._end, "settled before"
+
+    def append(self, facts: Sequence[Fact]) -> None:
+        """On disk, all of them, when this returns. Raises NotWritten."""
+        if not facts:
+            return
+        line = _line([to_json(fact) for fact in facts])
+        try:
+            self._file.write_at(line, self._end)
+            self._file.sync()
+        except OSError as error:
+            raise self._taken_back(error) from error
+        self._end += len(line)
+        self.facts.extend(facts)
+
+    def _taken_back(self, error: OSError) -> NotWritten:
+        # After a failed sync the page cache may show what the disk never got. Cut off, so that nobody believes it and
+        # the next transaction writes these bytes anew.
+        try:
+            self._file.truncate(self._end)
+            self._file.sync()
+        except OSError:
+            return NotWritten(self._journal.path, error.strerror or str(error), is_known=False)
+        return NotWritten(self._journal.path, error.strerror or str(error), is_known=True)
+
+
+def _line(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (google_crc32c.value(text), text)
+
+
+def _checked(line: bytes) -> Any:
+    """The JSON of a whole line without its end; None if the checksum does not fit."""
+    if len(line) < 9 or line[8:9] != b" " or line[:8] != b"%08x" % google_crc32c.value(line[9:]):
+        return None
+    return json.loads(line[9:])
+
+
+def _parse(path: Path, data: bytes) -> tuple[list[Fact], int]:
+    """(facts, position behind the last whole line). Raises CorruptStore where good lines lie behind a bad one."""
+    facts: list[Fact] = []
+    position = 0
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        value = _checked(line)
+        if value is None:
+            if any(_checked(later) is not None for later in data[position + len(line) + 1 :].split(b"\n")[:-1]):
+                raise CorruptStore(path, f"line {number} is damaged and whole ones follow; restore it from a copy")
+            break
+        if number == 1:
+            _check_head(path, value)
+        else:
+            facts.extend(_facts(path, number, value))
+        position += len(line) + 1
+    if data and position == 0:
+        raise CorruptStore(path, "its first line is no journal of startpoints; restore it from a copy")
+    return facts, position
+
+
+def _check_head(path: Path, head: Any) -> None:
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise CorruptStore(path, "its first line is no journal of startpoints; restore it from a copy")
+    if head.get("version") != VERSION:
+        why = f"version {head.get('version')!r}, this pushrep reads {VERSION}: use the one that wrote it"
+        raise CorruptStore(path, why)
+
+
+def _facts(path: Path, number: int, value: Any) -> Iterator[Fact]:
+    try:
+        for fields in value:
+            yield from_json(fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStore(path, f"line {number} holds what this pushrep does not know ({error})") from error

@@ -1,0 +1,155 @@
+"""All facts of a store in order, and what they mean together: which startpoint is pending for whom. Pure.
+
+    pending for a reader = the newest startpoint for it, above its floor, that is not consumed, expired or cancelled
+    floor                = the highest sequence that it committed or consumed
+
+A failed one is found, too: it stops the start. Facts that come too late (the table of `states` gives no next state)
+change nothing, so the first `applied` in order wins. Whatever the target, state is kept per reader: one that applies a
+topic-wide startpoint takes it from no other.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pushrep.startpoints.events import Applied, Cancelled, Consumed, Expired, Fact, Failed, Written
+from pushrep.startpoints.model import Reader
+from pushrep.startpoints.states import NEXT, OVER, Event, State
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A startpoint as it stands for one reader: `applied` and `failure` once there are such facts."""
+
+    written: Written
+    state: State
+    applied: Applied | None = None
+    failure: str | None = None
+
+    @property
+    def sequence(self) -> int:
+        return self.written.sequence
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One startpoint: how it stands for the readers that did something with it, and for all others."""
+
+    written: Written
+    rest: State = State.PENDING
+    readers: dict[Reader, Standing] = field(default_factory=dict)
+
+    def standing(self, reader: Reader) -> Standing:
+        return self.readers.get(reader) or Standing(self.written, self.rest)
+
+    def only_reader(self) -> Reader | None:
+        """The one that the startpoint is for, if its target names just one."""
+        target = self.written.target
+        if target.consumer is None or target.partition is None:
+            return None
+        return Reader(target.consumer, target.topic, target.partition, target.task or "")
+
+    def for_reader(self, reader: Reader, event: Event, fact: Applied | Consumed | Failed) -> State | None:
+        now = self.standing(reader)
+        state = NEXT[now.state][event]
+        if state is not None:
+            applied = fact if isinstance(fact, Applied) else now.applied
+            failure = fact.why if isinstance(fact, Failed) else now.failure
+            self.readers[reader] = Standing(self.written, state, applied, failure)
+        return state
+
+    def for_all(self, event: Event) -> None:
+        self.rest = NEXT[self.rest][event] or self.rest
+        for reader, now in self.readers.items():
+            state = NEXT[now.state][event]
+            if state is not None:
+                self.readers[reader] = Standing(self.written, state, now.applied, now.failure)
+
+
+class Ledger:
+    """Facts in, standings out."""
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self._entries: dict[int, _Entry] = {}
+        self._consumed: dict[Reader, int] = {}
+        for fact in facts:
+            self.add(fact)
+
+    @property
+    def next_sequence(self) -> int:
+        """What the next startpoint is numbered; they count from 1, since 0 is "started from none"."""
+        return max(self._entries, default=0) + 1
+
+    def add(self, fact: Fact) -> None:
+        """Take the next fact. Raises ValueError for one that names no startpoint, or numbers one out of order."""
+        if isinstance(fact, Written):
+            if fact.sequence < self.next_sequence:
+                raise ValueError(f"startpoint {fact.sequence} is numbered below {self.next_sequence}")
+            self._entries[fact.sequence] = _Entry(fact)
+            return
+        entry = self._entries.get(fact.sequence)
+        if entry is None:
+            raise ValueError(f"it names startpoint {fact.sequence}, which was never written")
+        match fact:
+            case Applied():
+                entry.for_reader(fact.reader, Event.APPLY, fact)
+            case Failed():
+                entry.for_reader(fact.reader, Event.FAIL, fact)
+            case Consumed():
+                if entry.for_reader(fact.reader, Event.CONSUME, fact) is not None:
+                    self._consumed[fact.reader] = max(fact.sequence, self._consumed.get(fact.reader, 0))
+            case Expired():
+                entry.for_all(Event.EXPIRE)
+            case Cancelled():
+                entry.for_all(Event.CANCEL)
+
+    def pending(self, reader: Reader, committed: int = 0) -> Standing | None:
+        """What the reader has to start from next, or what stops it; `committed` is its checkpoint's sequence."""
+        floor = max(committed, self._consumed.get(reader, 0))
+        for sequence in sorted(self._entries, reverse=True):
+            if sequence <= floor:
+                return None
+            entry = self._entries[sequence]
+            if entry.written.target.covers(reader) and (standing := entry.standing(reader)).state not in OVER:
+                return standing
+        return None
+
+    def standing(self, sequence: int, reader: Reader) -> Standing | None:
+        """How startpoint `sequence` stands for this reader; None if there is none of that number for it."""
+        entry = self._entries.get(sequence)
+        return entry.standing(reader) if entry is not None and entry.written.target.covers(reader) else None
+
+    def written(self, sequence: int) -> Written | None:
+        entry = self._entries.get(sequence)
+        return entry.written if entry is not None else None
+
+    def all_written(self) -> Iterator[Written]:
+        """Every startpoint, in order."""
+        for sequence in sorted(self._entries):
+            yield self._entries[sequence].written
+
+    def readers(self, sequence: int) -> dict[Reader, Standing]:
+        """How it stands for those that did something with it."""
+        return dict(sorted(self._entries[sequence].readers.items()))
+
+    def state(self, sequence: int) -> State:
+        """How it stands in one word: for its reader if it is for just one, else for those that did nothing with it."""
+        entry = self._entries[sequence]
+        only = entry.only_reader()
+        return entry.standing(only).state if only in entry.readers else entry.rest
+
+    def can(self, sequence: int, event: Event) -> bool:
+        """Whether this event, for all, would change anything."""
+        entry = self._entries[sequence]
+        states = [standing.state for standing in entry.readers.values()]
+        # Its own reader has spoken for a startpoint that is for just one: the rest means nobody then.
+        if entry.only_reader() not in entry.readers:
+            states.append(entry.rest)
+        return any(NEXT[state][event] is not None for state in states)
+
+    def due(self, now_ms: int) -> list[int]:
+        """Startpoints to be marked expired: their time is over, and someone may still be to apply them."""
+        return [
+            sequence
+            for sequence, entry in sorted(self._entries.items())
+            if entry.written.is_due(now_ms) and self.can(sequence, Event.EXPIRE)
+        ]

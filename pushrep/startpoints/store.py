@@ -1,0 +1,378 @@
+"""StartpointStore: wishes in from operators, starts and commits out to readers, everything kept as history.
+
+    operator   write ─▶ pending      cancel, delete, delete_all ─▶ cancelled      sweep ─▶ expired      fan_out
+    reader     claim ─▶ start (apply, else checkpoint, else default) ─▶ commit ─▶ consume
+
+Every change is one transaction under the store's lock: read all facts, decide (pure: ledger, resolve, starting) and
+append. Writers in any number of processes lose nothing, and a reader killed anywhere finds the same answer again:
+
+    killed before `applied` is on disk       it is resolved then, for the first time
+    after it, before a commit                the stored offset is used again, nothing is resolved anew
+    after the commit, before `consumed`      the commit carries the sequence: not pending any more; start marks it
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pushrep.errors import BadArgument
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.startpoints.changing import Change, answer_of, author_name, check_text
+from pushrep.startpoints.checkpoints import Checkpoint, Checkpoints
+from pushrep.startpoints.errors import (
+    NoSuchStartpoint,
+    NotApplied,
+    NotCancellable,
+    NotCommitted,
+    PartitionLost,
+    StartpointFailed,
+    StoreClosed,
+    StoreUnavailable,
+)
+from pushrep.startpoints.events import Applied, Cancelled, Consumed, Fact, Failed, Written
+from pushrep.startpoints.journal import LOCK_WAIT_S, Journal
+from pushrep.startpoints.ledger import Ledger, Standing
+from pushrep.startpoints.model import Reader, Startpoint, Target
+from pushrep.startpoints.resolve import LogFacts
+from pushrep.startpoints.starting import Start, from_startpoint, without_startpoint
+from pushrep.startpoints.states import Event, State
+
+TTL_S = 12 * 3600
+"""How long a startpoint may wait to be applied, if its writer says nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A reader's right to its partition, until another instance claims it."""
+
+    reader: Reader
+    generation: int
+
+
+class StartpointStore:
+    """Startpoints and checkpoints in a directory. Thread-safe, for any number of processes. Made by `open`.
+
+    After `close` everything raises StoreClosed. Every change raises StoreBusy, StoreUnavailable, CorruptStore and
+    NotWritten, which the methods don't repeat; what a method returned is on disk.
+    """
+
+    def __init__(
+        self, directory: Path, *, filesystem: Filesystem, clock: Clock, lock_wait_s: float = LOCK_WAIT_S
+    ) -> None:
+        """Use `StartpointStore.open`."""
+        self.directory = directory
+        self._clock = clock
+        self._journal = Journal(directory, filesystem, lock_wait_s=lock_wait_s)
+        self._checkpoints = Checkpoints(directory, filesystem)
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        location: Path | str,
+        *,
+        filesystem: Filesystem = REAL_FILESYSTEM,
+        clock: Clock = SYSTEM_CLOCK,
+        lock_wait_s: float = LOCK_WAIT_S,
+    ) -> Self:
+        """The store in this directory, which the first change makes. Nothing is read or written yet.
+
+        Raises StoreUnavailable for a location that names another kind of store.
+        """
+        if "://" in str(location) or str(location).startswith("kafka:"):
+            why = "a store in a Kafka topic is not built yet; name a directory"
+            raise StoreUnavailable(location, why)
+        return cls(Path(location), filesystem=filesystem, clock=clock, lock_wait_s=lock_wait_s)
+
+    # ---- operators
+
+    def write(  # noqa: PLR0913 - the words of a wish
+        self,
+        consumer: str | None,
+        topic: str,
+        partition: int | None,
+        startpoint: Startpoint,
+        reason: str,
+        *,
+        task: str | None = None,
+        author: str | None = None,
+        ttl_s: int | None = TTL_S,
+    ) -> int:
+        """Wish that `consumer` (None: every one) starts `partition` (None: every one) at `startpoint`. Its sequence.
+
+        The newest wins. Who has not applied it after `ttl_s` (None: never) finds it expired.
+        """
+        target = Target(consumer, topic, partition, task)
+        check_text("reason", reason)
+        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
+            raise BadArgument("ttl_s", f"give whole seconds above 0, or None for never, not {ttl_s!r}")
+        who = author_name(author)
+        with self._transaction() as change:
+            written = Written(
+                sequence=change.ledger.next_sequence,
+                target=target,
+                startpoint=startpoint,
+                author=who,
+                reason=reason,
+                created_ms=self._clock.wall_ms(),
+                ttl_s=ttl_s,
+            )
+            change.append(written)
+        return written.sequence
+
+    def cancel(self, sequence: int, reason: str, *, author: str | None = None) -> None:
+        """Take a startpoint back, for all who have not consumed it. Raises NoSuchStartpoint, NotCancellable."""
+        check_text("reason", reason)
+        who = author_name(author)
+        with self._transaction() as change:
+            if change.ledger.written(sequence) is None:
+                raise NoSuchStartpoint(sequence)
+            if not change.ledger.can(sequence, Event.CANCEL):
+                raise NotCancellable(sequence, change.ledger.state(sequence))
+            at_ms = self._clock.wall_ms()
+            change.append(Cancelled(sequence=sequence, at_ms=at_ms, author=who, reason=reason))
+
+    def delete(  # noqa: PLR0913 - a target and who says so
+        self,
+        consumer: str | None,
+        topic: str,
+        partition: int | None,
+        reason: str,
+        *,
+        task: str | None = None,
+        author: str | None = None,
+    ) -> list[int]:
+        """Cancel every startpoint written for just this target that still can be; their sequences."""
+        target = Target(consumer, topic, partition, task)
+        return self._cancel_where(lambda written: written.target == target, reason, author)
+
+    def delete_all(self, reason: str, *, author: str | None = None) -> list[int]:
+        """Cancel every startpoint that still can be; their sequences."""
+        return self._cancel_where(lambda _written: True, reason, author)
+
+    def fan_out(self, consumer: str, topic: str, tasks: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], int]:
+        """Give each task its own copy of what is pending for all tasks; (task, partition) -> sequence of the copy.
+
+        One transaction: all copies or none. A task keeps what is newer of its own, and nobody gets a second copy, so
+        doing it again after a crash, or with more tasks, adds only what is missing. Copies keep time, reason and age.
+        """
+        readers = [Reader(consumer, topic, n, task) for task, numbers in sorted(tasks.items()) for n in sorted(numbers)]
+        for reader in readers:
+            if not reader.task:
+                raise BadArgument("tasks", "a task has a name")
+        copies: dict[tuple[str, int], int] = {}
+        with self._transaction() as change:
+            facts: list[Fact] = []
+            for reader in readers:
+                committed = self._checkpoints.load(reader).sequence
+                found = change.ledger.pending(reader, committed)
+                if found is None or found.state is not State.PENDING or found.written.target.task is not None:
+                    continue
+                sequence = change.ledger.next_sequence + len(facts)
+                target = Target(consumer, topic, reader.partition, reader.task)
+                facts.append(replace(found.written, sequence=sequence, target=target, origin=found.sequence))
+                copies[reader.task, reader.partition] = sequence
+            change.append(*facts)
+        return copies
+
+    def sweep(self) -> list[int]:
+        """Mark what has waited longer than its `ttl_s`; the sequences. Every change does so first, by itself."""
+        self._check()
+        if not Ledger(self._journal.load()).due(self._clock.wall_ms()):
+            return []
+        with self._transaction() as change:
+            return change.swept
+
+    def ledger(self) -> Ledger:
+        """All that was ever written and what became of it, as of now; takes no lock. What is due may not be marked."""
+        self._check()
+        return Ledger(self._journal.load())
+
+    def history(self) -> list[Fact]:
+        """Every fact in order; takes no lock."""
+        self._check()
+        return self._journal.load()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every reader's, sorted; takes no lock."""
+        self._check()
+        return self._checkpoints.all()
+
+    def checkpoint(self, reader: Reader) -> Checkpoint:
+        """How far this reader is; takes no lock."""
+        self._check()
+        return self._checkpoints.load(reader)
+
+    def size_bytes(self) -> int:
+        """A number that changes with every change of a startpoint: how a running reader sees that it shall look."""
+        self._check()
+        return self._journal.size_bytes()
+
+    # ---- readers
+
+    def read(
+        self, consumer: str, topic: str, partition: int, *, task: str = "", remove: bool = False
+    ) -> Standing | None:
+        """What is pending for this reader (or failed, which stops it), None if nothing is.
+
+        `remove` is for jobs without checkpoints: this very call consumes it, so a job that dies now has lost it.
+        """
+        reader = Reader(consumer, topic, partition, task)
+        if not remove:
+            self._check()
+            found = Ledger(self._journal.load()).pending(reader, self._checkpoints.load(reader).sequence)
+            overdue = found is not None and found.state is State.PENDING and found.written.is_due(self._clock.wall_ms())
+            if not overdue:
+                return found
+            self.sweep()  # an older one, whose time is not over, may stand behind it
+            return self.read(consumer, topic, partition, task=task)
+        with self._transaction() as change:
+            found = change.ledger.pending(reader, self._checkpoints.load_durable(reader).sequence)
+            if found is not None and found.state is not State.FAILED:
+                change.append(Consumed(sequence=found.sequence, reader=reader, at_ms=self._clock.wall_ms()))
+            return found
+
+    def claim(self, consumer: str, topic: str, partition: int, *, task: str = "") -> Claim:
+        """Take the partition over: whoever held it can neither apply, commit nor consume from now on."""
+        reader = Reader(consumer, topic, partition, task)
+        with self._transaction():
+            checkpoint = self._checkpoints.load_durable(reader)
+            claim = Claim(reader, checkpoint.generation + 1)
+            self._checkpoints.save(replace(checkpoint, generation=claim.generation))
+        return claim
+
+    def start(
+        self,
+        claim: Claim,
+        log: LogFacts,
+        *,
+        default: Startpoint | None = None,
+        reset: bool = False,
+        position: int | None = None,
+    ) -> Start:
+        """Where the claimed partition starts: startpoint > checkpoint > `default` (the earliest).
+
+        `reset` passes the checkpoint by, not a startpoint. `position`: where it stands, if it runs already; else its
+        checkpoint. Raises StartpointFailed, PartitionLost, CheckpointUnusable, DefaultUnusable.
+        """
+        default = default if default is not None else Startpoint.earliest()
+        with self._transaction() as change:
+            checkpoint = self._owned(claim)
+            applied = self._apply(change, checkpoint, log, position)
+            if applied is not None:
+                written = change.ledger.written(applied.sequence)
+                assert written is not None, "applied is only what was written"
+                return from_startpoint(applied, written.startpoint)
+            last = change.ledger.standing(checkpoint.sequence, claim.reader)
+            if last is not None and last.state is State.APPLIED:
+                # Committed, and killed before it could say so.
+                change.append(Consumed(sequence=last.sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
+            return without_startpoint(checkpoint, last, log, default, reset=reset, now_ms=self._clock.wall_ms())
+
+    def apply(self, claim: Claim, log: LogFacts, *, position: int | None = None) -> Applied | None:
+        """Resolve what is pending, once; the stored answer if that was done before; None if nothing is pending.
+
+        Raises StartpointFailed, PartitionLost.
+        """
+        with self._transaction() as change:
+            return self._apply(change, self._owned(claim), log, position)
+
+    def commit(self, claim: Claim, offset: int, *, sequence: int = 0, log_id: str = "") -> bool:
+        """Store that everything below `offset` is done by a run that started from startpoint `sequence` (0: none).
+
+        False, and nothing is stored, as long as the run made no progress past what the startpoint resolved to: a start
+        alone uses nothing up. Raises PartitionLost, NotApplied.
+        """
+        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+            raise BadArgument("offset", f"give an offset, not {offset!r}")
+        with self._transaction() as change:
+            checkpoint = self._owned(claim)
+            if sequence < checkpoint.sequence:
+                raise BadArgument("sequence", f"{sequence} is below {checkpoint.sequence}, which was committed already")
+            if sequence > checkpoint.sequence:
+                standing = change.ledger.standing(sequence, claim.reader)
+                if standing is None or standing.applied is None:
+                    raise NotApplied(claim.reader, sequence)
+                if offset <= standing.applied.offset:
+                    return False
+            self._checkpoints.save(replace(checkpoint, offset=offset, sequence=sequence, log_id=log_id))
+        return True
+
+    def consume(self, claim: Claim, sequence: int) -> None:
+        """Say that `sequence`, and only that, is used up; after the commit that carries it. Again is fine.
+
+        Raises PartitionLost, NotApplied, NotCommitted.
+        """
+        with self._transaction() as change:
+            checkpoint = self._owned(claim)
+            standing = change.ledger.standing(sequence, claim.reader)
+            if standing is None or standing.applied is None:
+                raise NotApplied(claim.reader, sequence)
+            if checkpoint.sequence < sequence:
+                raise NotCommitted(claim.reader, sequence)
+            if standing.state is State.APPLIED:
+                change.append(Consumed(sequence=sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
+
+    # ---- inside
+
+    def _apply(self, change: Change, checkpoint: Checkpoint, log: LogFacts, position: int | None) -> Applied | None:
+        reader = checkpoint.reader
+        found = change.ledger.pending(reader, checkpoint.sequence)
+        if found is None:
+            return None
+        stands_at = position if position is not None else checkpoint.offset
+        answer = answer_of(found, reader, log, position=stands_at, now_ms=self._clock.wall_ms())
+        if answer.is_new:
+            change.append(answer.fact)
+        if isinstance(answer.fact, Failed):
+            raise StartpointFailed(reader, found.sequence, answer.fact.why)
+        return answer.fact
+
+    def _owned(self, claim: Claim) -> Checkpoint:
+        checkpoint = self._checkpoints.load_durable(claim.reader)
+        if checkpoint.generation != claim.generation:
+            raise PartitionLost(claim.reader, held=claim.generation, generation=checkpoint.generation)
+        return checkpoint
+
+    def _cancel_where(self, wanted: Callable[[Written], bool], reason: str, author: str | None) -> list[int]:
+        check_text("reason", reason)
+        who = author_name(author)
+        with self._transaction() as change:
+            chosen = [
+                written.sequence
+                for written in change.ledger.all_written()
+                if wanted(written) and change.ledger.can(written.sequence, Event.CANCEL)
+            ]
+            now_ms = self._clock.wall_ms()
+            change.append(*(Cancelled(sequence=n, at_ms=now_ms, author=who, reason=reason) for n in chosen))
+        return chosen
+
+    @contextmanager
+    def _transaction(self) -> Iterator["Change"]:
+        self._check()
+        with self._journal.transaction() as transaction:
+            yield Change(transaction, self._clock.wall_ms())
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreClosed(self.directory)
+
+    # ---- life
+
+    def close(self) -> None:
+        """Let go; closing twice is fine."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"StartpointStore({str(self.directory)!r})"

@@ -1,0 +1,589 @@
+"""The directory store: what is pending for whom, one resolution, commits that carry the sequence, fencing, expiry."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from pushrep.errors import BadArgument
+from pushrep.seams import REAL_FILESYSTEM
+from pushrep.startpoints import (
+    TTL_S,
+    Applied,
+    CheckpointUnusable,
+    Consumed,
+    CorruptStore,
+    DefaultUnusable,
+    Expired,
+    LogFacts,
+    NoSuchStartpoint,
+    NotApplied,
+    NotCancellable,
+    NotCommitted,
+    NotWritten,
+    Origin,
+    PartitionLost,
+    Reader,
+    Startpoint,
+    StartpointFailed,
+    StartpointStore,
+    State,
+    StoreBusy,
+    StoreClosed,
+    StoreUnavailable,
+)
+from pushrep.testing import SimulatedClock, SimulatedDisk
+
+TIMES = {offset: 1000 + 10 * offset for offset in range(1000)}
+
+
+def first_at(ms):
+    return next((offset for offset, time in TIMES.items() if time >= ms), None)
+
+
+def facts_of(start=10, end=100, log_id="a"):
+    return LogFacts(start=start, end=end, first_at=first_at, log_id=log_id)
+
+
+LOG = facts_of()
+
+
+@pytest.fixture
+def clock():
+    return SimulatedClock()
+
+
+@pytest.fixture
+def disk(clock):
+    return SimulatedDisk(1, clock=clock)
+
+
+@pytest.fixture
+def store(disk, clock):
+    return StartpointStore.open(Path("/startpoints"), filesystem=disk, clock=clock)
+
+
+@pytest.fixture
+def real(tmp_path, clock):
+    """A store on the real disk, for tests that look into its files."""
+    return StartpointStore.open(tmp_path / "startpoints", clock=clock)
+
+
+def names(store):
+    return [type(fact).__name__ for fact in store.history()]
+
+
+def test_a_startpoint_is_applied_once_and_gone_after_progress_was_committed(store):
+    claim = store.claim("billing", "orders", 0)
+    assert store.start(claim, LOG).offset == 10
+    store.commit(claim, 60, log_id="a")
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(20), "nonsense since 20", author="ann")
+    assert store.read("billing", "orders", 0).state is State.PENDING
+
+    start = store.start(claim, LOG)
+    assert (start.offset, start.origin, start.sequence) == (20, Origin.STARTPOINT, sequence)
+    assert store.read("billing", "orders", 0).state is State.APPLIED
+    assert store.commit(claim, 20, sequence=sequence) is False, "a start alone is no progress"
+    assert store.checkpoint(claim.reader).offset == 60
+    assert store.commit(claim, 25, sequence=sequence, log_id="a")
+    store.consume(claim, sequence)
+    assert store.read("billing", "orders", 0) is None
+
+    again = store.start(store.claim("billing", "orders", 0), LOG)
+    assert (again.offset, again.origin, again.sequence) == (25, Origin.CHECKPOINT, sequence)
+    assert names(store) == ["Written", "Applied", "Consumed"]
+    written = store.history()[0]
+    assert (written.author, written.reason) == ("ann", "nonsense since 20")
+
+
+def test_the_stored_resolution_is_used_again_though_the_log_has_grown(store):
+    store.write("billing", "orders", 0, Startpoint.latest(), "skip the rest")
+    first = store.start(store.claim("billing", "orders", 0), facts_of(end=100))
+    second = store.start(store.claim("billing", "orders", 0), facts_of(end=900))
+    assert first == second
+    assert first.offset == 100
+    assert names(store) == ["Written", "Applied"]
+
+
+def test_the_newest_wins_and_nothing_older_comes_back(store):
+    for offset in (20, 30):
+        store.write("billing", "orders", 0, Startpoint.specific(offset), "go")
+    claim = store.claim("billing", "orders", 0)
+    start = store.start(claim, LOG)
+    assert (start.offset, start.sequence) == (30, 2)
+    store.commit(claim, 31, sequence=2)
+    assert store.read("billing", "orders", 0) is None, "the older one is below the committed sequence"
+    store.consume(claim, 2)
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [2], "only that sequence"
+
+
+def test_one_written_while_the_older_was_applied_is_next(store):
+    claim = store.claim("billing", "orders", 0)
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    store.start(claim, LOG)
+    store.write("billing", "orders", 0, Startpoint.specific(50), "no, there")
+    store.commit(claim, 22, sequence=1)
+    assert store.start(claim, LOG, position=22).offset == 50
+
+
+@pytest.mark.parametrize("target", [("billing", "orders", None), (None, "orders", 0), (None, "orders", None)])
+def test_a_wide_startpoint_is_taken_by_each_reader_for_itself(store, target):
+    store.write(*target, Startpoint.specific(20), "all of you")
+    first = store.claim("billing", "orders", 0)
+    assert store.start(first, LOG).offset == 20
+    store.commit(first, 30, sequence=1)
+    store.consume(first, 1)
+    other = ("billing", "orders", 1) if target[2] is None else ("audit", "orders", 0)
+    assert store.read(*other).state is State.PENDING
+    assert store.start(store.claim(*other), LOG).offset == 20
+    assert store.read("billing", "orders", 0) is None
+    assert store.read("billing", "payments", 0) is None
+
+
+def test_reset_passes_a_checkpoint_by_and_not_a_startpoint(store):
+    claim = store.claim("billing", "orders", 0)
+    store.commit(claim, 60)
+    assert store.start(claim, LOG, reset=True).offset == 10
+    assert store.start(claim, LOG, default=Startpoint.latest(), reset=True).offset == 100
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    assert store.start(claim, LOG, reset=True).offset == 20
+
+
+def test_a_failed_one_stops_each_start_until_it_is_cancelled(store):
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(5), "too far back")
+    for _ in range(2):
+        with pytest.raises(StartpointFailed, match=r"offset 5 is below the log start: the log holds \[10, 100\)"):
+            store.start(store.claim("billing", "orders", 0), LOG)
+    assert names(store) == ["Written", "Failed"]
+    assert store.start(store.claim("billing", "orders", 1), LOG).origin is Origin.DEFAULT, "its own partition only"
+    store.cancel(sequence, "typo")
+    assert store.start(store.claim("billing", "orders", 0), LOG).origin is Origin.DEFAULT
+
+
+def test_a_newer_one_replaces_a_failed_one(store):
+    store.write("billing", "orders", 0, Startpoint.specific(5), "too far back")
+    claim = store.claim("billing", "orders", 0)
+    with pytest.raises(StartpointFailed):
+        store.start(claim, LOG)
+    store.write("billing", "orders", 0, Startpoint.earliest(), "as far as there is")
+    assert store.start(claim, LOG).offset == 10
+
+
+@pytest.mark.parametrize(("policy", "offset"), [("earliest", 10), ("latest", 100)])
+def test_the_policy_answers_and_is_noted(store, policy, offset):
+    store.write("billing", "orders", 0, Startpoint.specific(5, out_of_range=policy), "go")
+    assert store.start(store.claim("billing", "orders", 0), LOG).offset == offset
+    (applied,) = [fact for fact in store.history() if isinstance(fact, Applied)]
+    assert "offset 5 is below" in applied.by_policy
+    assert (applied.start, applied.end, applied.log_id) == (10, 100, "a")
+
+
+@pytest.mark.parametrize("log", [facts_of(start=21), facts_of(log_id="b")])
+def test_a_stored_offset_that_the_log_lost_fails_and_is_not_resolved_anew(store, log):
+    store.write("billing", "orders", 0, Startpoint.specific(20, out_of_range="earliest"), "go")
+    claim = store.claim("billing", "orders", 0)
+    store.start(claim, LOG)
+    with pytest.raises(StartpointFailed, match="it was resolved to 20"):
+        store.start(claim, log)
+
+
+def test_a_relative_one_counts_from_where_the_consumer_stands(store):
+    claim = store.claim("billing", "orders", 0)
+    store.write("billing", "orders", 0, Startpoint.relative(records=-15), "again")
+    with pytest.raises(StartpointFailed, match="no checkpoint to count from"):
+        store.start(claim, LOG)
+    store.cancel(1, "first let it run")
+    store.commit(claim, 60)
+    store.write("billing", "orders", 0, Startpoint.relative(records=-15), "again")
+    assert store.start(claim, LOG).offset == 45
+    store.write("billing", "orders", 0, Startpoint.relative(records=-15), "again")
+    assert store.start(claim, LOG, position=70).offset == 55, "a running one stands where it reads"
+
+
+def test_a_relative_time_counts_from_when_it_was_written(store, clock):
+    clock.set_wall(1000 + 10 * 50)
+    store.write("billing", "orders", 0, Startpoint.relative(ms=-95), "again")
+    clock.advance(3_600_000)
+    assert store.start(store.claim("billing", "orders", 0), LOG).offset == 41
+
+
+def test_who_lost_the_partition_can_do_nothing(store):
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    old = store.claim("billing", "orders", 0)
+    store.start(old, LOG)
+    new = store.claim("billing", "orders", 0)
+    store.start(new, LOG)
+    store.commit(new, 30, sequence=1)
+    for use in (
+        lambda: store.start(old, LOG),
+        lambda: store.apply(old, LOG),
+        lambda: store.commit(old, 90, sequence=1),
+        lambda: store.consume(old, 1),
+    ):
+        with pytest.raises(PartitionLost) as lost:
+            use()
+        assert (lost.value.held, lost.value.generation) == (1, 2)
+    assert store.checkpoint(new.reader).offset == 30
+    assert store.read("billing", "orders", 0) is None
+    store.consume(new, 1)
+
+
+def test_consumed_comes_after_the_commit_and_applied_before_it(store):
+    claim = store.claim("billing", "orders", 0)
+    with pytest.raises(NotApplied):
+        store.consume(claim, 1)
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    with pytest.raises(NotApplied):
+        store.commit(claim, 30, sequence=1)
+    store.start(claim, LOG)
+    with pytest.raises(NotCommitted):
+        store.consume(claim, 1)
+    store.commit(claim, 30, sequence=1)
+    store.consume(claim, 1)
+    store.consume(claim, 1)
+    assert names(store) == ["Written", "Applied", "Consumed"]
+    with pytest.raises(BadArgument, match="sequence"):
+        store.commit(claim, 40, sequence=0)
+
+
+def test_a_start_marks_what_was_committed_and_not_said(store):
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    claim = store.claim("billing", "orders", 0)
+    store.start(claim, LOG)
+    store.commit(claim, 30, sequence=1)
+    assert store.start(store.claim("billing", "orders", 0), LOG).offset == 30
+    assert names(store) == ["Written", "Applied", "Consumed"]
+
+
+def test_what_waited_too_long_is_marked(store, clock):
+    store.write("billing", "orders", None, Startpoint.specific(20), "go")
+    store.write("billing", "orders", 1, Startpoint.specific(30), "go", ttl_s=None)
+    applied = store.claim("billing", "orders", 0)
+    store.start(applied, LOG)
+    clock.advance(TTL_S * 1000 - 1)
+    assert store.sweep() == []
+    clock.advance(1)
+    assert store.read("billing", "orders", 2) is None
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Expired)] == [1]
+    assert store.sweep() == []
+    assert store.start(applied, LOG).offset == 20, "applied is applied"
+    assert store.start(store.claim("billing", "orders", 1), LOG).offset == 30, "no ttl"
+
+
+def test_every_change_sweeps(store, clock):
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go", ttl_s=1)
+    clock.advance(1000)
+    assert store.start(store.claim("billing", "orders", 0), LOG).origin is Origin.DEFAULT
+    assert names(store) == ["Written", "Expired"]
+
+
+def test_an_overdue_one_does_not_hide_an_older_one(store, clock):
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    store.write("billing", "orders", 0, Startpoint.specific(30), "go", ttl_s=1)
+    clock.advance(1000)
+    assert store.read("billing", "orders", 0).sequence == 1
+
+
+def test_read_with_remove_consumes_at_once(store):
+    store.write("billing", "orders", 0, Startpoint.specific(20), "older")
+    store.write("billing", "orders", 0, Startpoint.specific(30), "newer")
+    assert store.read("billing", "orders", 0).sequence == 2
+    assert store.read("billing", "orders", 0, remove=True).written.startpoint == Startpoint.specific(30)
+    assert store.read("billing", "orders", 0, remove=True) is None, "the older one does not come back"
+
+
+def test_cancel_and_delete(store):
+    one = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    two = store.write("billing", "orders", 0, Startpoint.specific(30), "go")
+    wide = store.write("billing", "orders", None, Startpoint.earliest(), "go")
+    store.cancel(wide, "not all of them", author="ann")
+    assert store.read("billing", "orders", 0).sequence == two
+    with pytest.raises(NotCancellable) as refused:
+        store.cancel(wide, "again")
+    assert refused.value.state == "cancelled"
+    with pytest.raises(NoSuchStartpoint):
+        store.cancel(99, "a typo")
+    other = store.write("billing", "orders", 1, Startpoint.latest(), "go")
+    assert store.delete("billing", "orders", 0, "all of these") == [one, two]
+    assert store.read("billing", "orders", 1).sequence == other
+    assert store.delete_all("start over") == [other]
+    assert store.delete_all("start over") == []
+
+
+def test_a_consumed_one_can_not_be_cancelled(store):
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    store.read("billing", "orders", 0, remove=True)
+    with pytest.raises(NotCancellable, match="consumed"):
+        store.cancel(1, "too late")
+
+
+def test_cancelling_an_applied_one_gives_the_checkpoint_back(store):
+    claim = store.claim("billing", "orders", 0)
+    store.commit(claim, 60)
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    store.start(claim, LOG)
+    store.cancel(1, "not that far")
+    assert store.start(store.claim("billing", "orders", 0), LOG).offset == 60
+
+
+def test_fan_out_gives_each_task_its_own(store):
+    store.write("billing", "orders", None, Startpoint.specific(20), "go")
+    own = store.write("billing", "orders", 0, Startpoint.specific(30), "only here", task="b")
+    copies = store.fan_out("billing", "orders", {"a": [0, 1], "b": [0]})
+    assert copies == {("a", 0): 3, ("a", 1): 4}
+    assert store.read("billing", "orders", 0, task="b").sequence == own, "newer of its own"
+    assert store.fan_out("billing", "orders", {"a": [0, 1], "b": [0]}) == {}, "once"
+    assert store.fan_out("billing", "orders", {"a": [0], "c": [2]}) == {("c", 2): 5}, "who came later"
+    copy = store.history()[2]
+    assert (copy.origin, copy.startpoint, copy.reason) == (1, Startpoint.specific(20), "go")
+    claim = store.claim("billing", "orders", 0, task="a")
+    assert store.start(claim, LOG).sequence == 3
+    assert store.read("billing", "orders", 1, task="a").state is State.PENDING
+    with pytest.raises(BadArgument, match="task"):
+        store.fan_out("billing", "orders", {"": [0]})
+
+
+def test_fan_out_is_one_transaction(real):
+    real.write("billing", "orders", None, Startpoint.specific(20), "go")
+    real.fan_out("billing", "orders", {"a": range(50), "b": range(50)})
+    assert len((real.directory / "startpoints.journal").read_bytes().splitlines()) == 3
+
+
+def test_a_checkpoint_of_another_log_is_refused(store):
+    claim = store.claim("billing", "orders", 0)
+    store.commit(claim, 60, log_id="a")
+    with pytest.raises(CheckpointUnusable, match="made anew"):
+        store.start(claim, facts_of(log_id="b"))
+    with pytest.raises(CheckpointUnusable, match="the log starts at 61"):
+        store.start(claim, facts_of(start=61))
+    store.write("billing", "orders", 0, Startpoint.earliest(), "it was lost")
+    assert store.start(claim, facts_of(start=61, log_id="b")).offset == 61
+
+
+def test_a_default_that_does_not_fit_is_refused(store):
+    with pytest.raises(DefaultUnusable, match="offset 5 is below"):
+        store.start(store.claim("billing", "orders", 0), LOG, default=Startpoint.specific(5))
+
+
+def test_a_bootstrap_interrupted_after_a_commit_goes_on_as_one(store):
+    store.write("billing", "orders", 0, Startpoint.bootstrap(), "read the table first")
+    claim = store.claim("billing", "orders", 0)
+    assert (store.start(claim, LOG).offset, store.start(claim, facts_of(end=300)).until) == (10, 100)
+    store.commit(claim, 99, sequence=1)
+    assert store.start(claim, facts_of(end=300)).until == 100
+    store.commit(claim, 100, sequence=1)
+    assert store.start(claim, facts_of(end=300)).until is None
+
+
+def test_after_close_everything_raises(real):
+    claim = real.claim("billing", "orders", 0)
+    real.close()
+    real.close()
+    for use in (
+        lambda: real.write("billing", "orders", 0, Startpoint.earliest(), "go"),
+        lambda: real.read("billing", "orders", 0),
+        lambda: real.read("billing", "orders", 0, remove=True),
+        lambda: real.start(claim, LOG),
+        lambda: real.commit(claim, 1),
+        real.history,
+        real.ledger,
+        real.sweep,
+        real.checkpoints,
+        real.size_bytes,
+        lambda: real.checkpoint(claim.reader),
+    ):
+        with pytest.raises(StoreClosed):
+            use()
+    with StartpointStore.open(real.directory) as again, StartpointStore.open(real.directory) as twice:
+        assert again.checkpoint(claim.reader) == twice.checkpoint(claim.reader)
+
+
+@pytest.mark.parametrize("location", ["kafka://localhost:9092/startpoints", "kafka:startpoints"])
+def test_a_store_in_a_topic_is_refused_by_name(location):
+    with pytest.raises(StoreUnavailable, match="Kafka topic is not built yet"):
+        StartpointStore.open(location)
+
+
+def test_places_that_can_be_no_store(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreUnavailable):
+        StartpointStore.open(tmp_path / "file").write("billing", "orders", 0, Startpoint.earliest(), "go")
+    assert StartpointStore.open(tmp_path / "none").history() == []
+    assert not (tmp_path / "none").exists(), "looking makes nothing"
+
+
+def test_a_held_lock_is_waited_for_and_then_named(tmp_path):
+    store = StartpointStore.open(tmp_path, lock_wait_s=0.05)
+    lock = REAL_FILESYSTEM.lock(tmp_path / ".lock")
+    with pytest.raises(StoreBusy) as busy:
+        store.write("billing", "orders", 0, Startpoint.earliest(), "go")
+    assert busy.value.pid is not None
+    lock.close()
+    assert store.write("billing", "orders", 0, Startpoint.earliest(), "go") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("", "orders", 0), "consumer"),
+        (("*", "orders", 0), "consumer"),
+        (("a\nb", "orders", 0), "consumer"),
+        (("billing", "or/ders", 0), "topic"),
+        (("billing", "orders", -1), "partition"),
+        (("billing", "orders", True), "partition"),
+    ],
+)
+def test_what_can_be_no_target_is_refused_by_name(store, arguments, named):
+    with pytest.raises(BadArgument) as refused:
+        store.write(*arguments, Startpoint.earliest(), "go")
+    assert refused.value.argument == named
+
+
+def test_other_words_are_refused_by_name(store):
+    for words, named in [
+        ({"reason": " "}, "reason"),
+        ({"reason": "\ud800"}, "reason"),
+        ({"author": ""}, "author"),
+        ({"ttl_s": 0}, "ttl_s"),
+        ({"ttl_s": 1.5}, "ttl_s"),
+    ]:
+        with pytest.raises(BadArgument) as refused:
+            store.write("billing", "orders", 0, Startpoint.earliest(), **({"reason": "go"} | words))
+        assert refused.value.argument == named
+    with pytest.raises(BadArgument, match="task"):
+        store.write(None, "orders", 0, Startpoint.earliest(), "go", task="a")
+    assert store.history() == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Startpoint.specific(-1),
+        lambda: Startpoint.specific(1 << 63),
+        lambda: Startpoint.specific(True),
+        lambda: Startpoint.specific(None),
+        lambda: Startpoint.timestamp(-1),
+        Startpoint.relative,
+        lambda: Startpoint.relative(records=1, ms=-1),
+        lambda: Startpoint.relative(records=0),
+        lambda: Startpoint.relative(ms=0),
+        lambda: Startpoint.specific(1, out_of_range="nearest"),
+    ],
+)
+def test_startpoints_that_mean_nothing_are_refused_at_birth(make):
+    with pytest.raises(BadArgument):
+        make()
+
+
+def journal_of(store):
+    return store.directory / "startpoints.journal"
+
+
+def test_a_torn_end_is_cut_and_kept_aside(real):
+    real.write("billing", "orders", 0, Startpoint.earliest(), "go")
+    whole = journal_of(real).read_bytes()
+    torn = whole.splitlines()[1][:40]
+    journal_of(real).write_bytes(whole + torn)
+    assert len(real.history()) == 1
+    assert journal_of(real).read_bytes() == whole + torn, "looking changes nothing"
+    assert real.write("billing", "orders", 1, Startpoint.earliest(), "go") == 2
+    assert journal_of(real).read_bytes().startswith(whole)
+    assert (real.directory / "startpoints.cut").read_bytes() == torn
+
+
+def test_damage_before_whole_lines_is_refused(real):
+    for partition in range(3):
+        real.write("billing", "orders", partition, Startpoint.earliest(), "go")
+    data = bytearray(journal_of(real).read_bytes())
+    data[data.index(b"orders") + 1] ^= 1
+    journal_of(real).write_bytes(data)
+    with pytest.raises(CorruptStore, match="line 2 is damaged"):
+        real.history()
+    with pytest.raises(CorruptStore, match="line 2 is damaged"):
+        real.write("billing", "orders", 0, Startpoint.earliest(), "go")
+    assert journal_of(real).read_bytes() == data
+
+
+def test_other_files_and_versions_are_refused(real):
+    real.write("billing", "orders", 0, Startpoint.earliest(), "go")
+    journal_of(real).write_text("hello\n")
+    with pytest.raises(CorruptStore, match="no journal of startpoints"):
+        real.history()
+    from pushrep.startpoints.journal import _line
+
+    journal_of(real).write_bytes(_line({"format": "pushrep.startpoints", "version": 2}))
+    with pytest.raises(CorruptStore, match="version 2, this pushrep reads 1"):
+        real.history()
+    head = _line({"format": "pushrep.startpoints", "version": 1})
+    journal_of(real).write_bytes(head + _line([{"event": "postponed", "sequence": 1}]))
+    with pytest.raises(CorruptStore, match="line 2 holds what this pushrep does not know"):
+        real.history()
+
+
+def test_a_damaged_checkpoint_is_refused(real):
+    claim = real.claim("billing", "orders", 0)
+    real.commit(claim, 60)
+    (path,) = (real.directory / "checkpoints").iterdir()
+    fields = json.loads(path.read_text())
+    for change, why in [({"offset": 61}, "checksum"), ({"version": 9}, "checksum")]:
+        path.write_text(json.dumps(fields | change))
+        with pytest.raises(CorruptStore, match=why):
+            real.start(claim, LOG)
+    path.write_text("{}")
+    with pytest.raises(CorruptStore, match="no checkpoint"):
+        real.start(claim, LOG)
+
+
+def test_a_checkpoint_under_another_name_is_refused(real):
+    real.commit(real.claim("billing", "orders", 0), 60)
+    (path,) = (real.directory / "checkpoints").iterdir()
+    other = real.claim("billing", "orders", 1)
+    (wrong,) = [p for p in (real.directory / "checkpoints").iterdir() if p != path]
+    wrong.write_bytes(path.read_bytes())
+    with pytest.raises(CorruptStore, match="where billing at orders-1's belongs"):
+        real.start(other, LOG)
+
+
+@pytest.fixture
+def simulated(store):
+    store.write("billing", "orders", 0, Startpoint.earliest(), "go")
+    return store
+
+
+def test_a_full_disk_leaves_nothing_and_says_so(simulated, disk):
+    disk.capacity_bytes = disk.usage(Path("/startpoints")).used_bytes + 20
+    with pytest.raises(NotWritten) as failed:
+        simulated.write("billing", "orders", 1, Startpoint.earliest(), "go")
+    assert failed.value.is_known
+    disk.capacity_bytes = None
+    assert [fact.sequence for fact in simulated.history()] == [1]
+    assert simulated.write("billing", "orders", 1, Startpoint.earliest(), "go") == 2
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_failed_sync_promises_nothing_that_a_power_cut_takes(simulated, disk, failing):
+    """The first sync is of what others wrote, the second of our line, the third of taking it back."""
+    real, count = disk._syncing, itertools.count(1)
+    broken = set(range(2, failing + 1)) if failing > 1 else {1}
+
+    def syncing(inode):
+        if next(count) in broken:
+            disk.fail_sync()
+        real(inode)
+
+    disk._syncing = syncing
+    if failing == 1:
+        assert simulated.write("billing", "orders", 1, Startpoint.earliest(), "go") == 2, "it went to new pages"
+    else:
+        with pytest.raises(NotWritten) as failed:
+            simulated.write("billing", "orders", 1, Startpoint.earliest(), "go")
+        assert failed.value.is_known == (failing == 2)
+    disk._syncing = real
+    disk.lose_power()
+    assert [fact.sequence for fact in simulated.history()] == ([1, 2] if failing == 1 else [1])
+    assert simulated.write("billing", "orders", 1, Startpoint.earliest(), "go") == (3 if failing == 1 else 2)
+
+
+def test_the_reader_of_a_fact_tells_who():
+    assert str(Reader("billing", "orders", 0, "a")) == "billing at orders-0 (task a)"
