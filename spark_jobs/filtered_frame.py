@@ -1,23 +1,30 @@
 """A frame filtered: the second pass over the rows, lazy, with what the first pass found beside it.
 
-keyed frame + plan ─┬─ every row is new ────────────────────────────────────────────▶ rows, as they are
-└─ a decision a row (slice_filter.py, in Python workers) ─┬─ 1 ─▶ rows, observed for the counts
-└─ 0 ─▶ dropped
+keyed frame + plan ─┬─ the runs decide: built-in columns, none if every row is new ─┬─▶ rows, observed for
+                    └─ a decision a row, by Python workers (slice_filter.py) ───────┤   the counts
+                                                                                    └─▶ dropped
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any, cast
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.highwater import HighwaterMarks
+from filtering.pair_table import PAIR_BYTES
+from filtering.stream_metadata import pack_keys
 from pushrep.seams import SYSTEM_CLOCK
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, FilterRule, decider
-from spark_jobs.slice_scan import KEY, keyed_frame, scan_slices
-from spark_jobs.slices import BatchPlan, plan_batch
+from spark_jobs.slice_scan import KEY, governed, keyed_frame, scan_slices
+from spark_jobs.slices import BatchPlan, BatchVerdict, plan_batch
+
+STRETCHES_MAX = 64
+"""With more stretches than this the rows are decided one by one: each is a comparison for every row."""
 
 _DECISION = "_pushrep_decision"
 
@@ -71,11 +78,9 @@ class FilteredFrame:
         seen = {name: value or 0 for name, value in self.observation.get.items()}
         if seen["rows"] != plan.rows:
             return known
-        if plan.all_kept_jumped is not None:
-            return replace(known, kept=plan.rows - plan.unkeyed, dropped=0, late=0, jumped=plan.all_kept_jumped)
-        kept = seen["passed"] - plan.unkeyed
-        dropped = plan.rows - seen["passed"]
-        return replace(known, kept=kept, dropped=dropped, late=seen["late"], jumped=seen["jumped"])
+        jumped = seen["jumped"] if plan.verdict is None else plan.verdict.jumped
+        kept, dropped = seen["passed"] - plan.unkeyed, plan.rows - seen["passed"]
+        return replace(known, kept=kept, dropped=dropped, late=seen.get("late", 0), jumped=jumped)
 
 
 def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
@@ -106,10 +111,9 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
 def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredFrame:
     """The frame of `plan`, lazily; `keyed` is the very frame that was scanned for it."""
     observation = Observation()
-    if plan.all_kept_jumped is not None:
-        frame = keyed.drop(KEY)
-        rows = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
-        return FilteredFrame(rows, frame.where(F.lit(False)), plan.marks, plan.ranges, plan, observation)
+    if plan.verdict is not None and len(plan.verdict.dropped) <= STRETCHES_MAX:
+        rows, dropped = _by_stretches(keyed, plan.verdict, observation, rule)
+        return FilteredFrame(rows, dropped, plan.marks, plan.ranges, plan, observation)
     if plan.must_sort:
         # By columns only: adaptive execution may join such partitions but never cuts one.
         keyed = keyed.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
@@ -139,3 +143,26 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
         plan,
         observation,
     )
+
+
+def _by_stretches(
+    keyed: DataFrame, verdict: BatchVerdict, observation: Observation, rule: FilterRule
+) -> tuple[DataFrame, DataFrame]:
+    """Rows and dropped rows by built-in columns: no Python runs for a row."""
+    one = F.lit(1)
+    if not verdict.dropped:
+        frame = keyed.drop(KEY)
+        return frame.observe(observation, F.count(one).alias("rows"), F.count(one).alias("passed")), frame.where(
+            "false"
+        )
+    inside = [
+        F.col("offset").between(stretch.start, stretch.end - 1)
+        & (F.substring(KEY, 1, PAIR_BYTES) == F.lit(pack_keys(stretch.pid, stretch.partition, 0, 1)[:PAIR_BYTES]))
+        & (F.col("topic") == topic)
+        for topic, stretch in verdict.dropped
+    ]
+    replayed = governed(F.col(KEY), rule) & reduce(or_, inside)
+    decided = keyed.withColumn(_DECISION, replayed).drop(KEY)
+    passed = F.count(F.when(~F.col(_DECISION), one))
+    observed = decided.observe(observation, F.count(one).alias("rows"), passed.alias("passed"))
+    return observed.where(~F.col(_DECISION)).drop(_DECISION), decided.where(_DECISION).drop(_DECISION)

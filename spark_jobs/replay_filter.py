@@ -5,7 +5,7 @@
             marks N-1 from the store ─────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
                                                                                      then marks N ─▶ store
 
-The frame is read once for each pass; where the first proves that every row is new, the second is the bare frame.
+The frame is read once for each pass; where the first tells which stretches are replays, no Python runs for a row.
 Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call
 with one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that,
 Spark runs N again, which reads marks N-1 again and hands over the same rows.

@@ -1,12 +1,16 @@
-"""Runs: rows of one pair whose source and log offsets keep one distance. They can prove that a batch has no replay.
+"""Runs: rows of one pair whose source and log offsets keep one distance. They can decide a batch without its rows.
 
     log offset      10  11  12  13  14  15      A has two runs: 10 to 12 at distance -10, 15 at -12. A run is known by
     pair A           0   1   2           3      its bounds alone: with one distance, source offsets rise with log
     pair B                       7   8          offsets, and no two rows are equal
 
-If the runs of a pair, put in log order, lie one behind the other in both offsets and all above its mark, every row is
-above the maximum of those before it: the rule keeps them all, whatever the physical order. Anything else proves
-nothing, and the rows decide one by one. Pure.
+If the runs of a pair, put in log order, lie one behind the other, then before each of them the maximum of all rows
+before it is known, and the rule falls on whole stretches of it, whatever the physical order of the rows:
+
+    maximum before   below the run's lowest   inside it                  at its highest or above
+    of the run       all is kept              the part up to it drops    all drops
+
+Anything else (runs that cross, holes where a run is cut) proves nothing, and the rows decide one by one. Pure.
 """
 
 from collections.abc import Sequence
@@ -37,25 +41,81 @@ class Runs(NamedTuple):
         return cls(*(np.concatenate([np.empty(0, np.int64), *columns]) for columns in zip(*parts, strict=True)))
 
 
-def jumped_if_all_kept(runs: Runs, marks: HighwaterMarks) -> int | None:
-    """How many source offsets the marks jump over if every row is new; None where that is not proven."""
+class Stretch(NamedTuple):
+    """Log offsets [start, end) whose records of one pair are replays."""
+
+    pid: int
+    partition: int
+    start: int
+    end: int
+
+
+class Verdict(NamedTuple):
+    """What becomes of every row of the runs: those in `dropped` go, all others stay.
+
+    `jumped`: source offsets that the marks pass over.
+    """
+
+    dropped: tuple[Stretch, ...]
+    jumped: int
+
+
+def decide(runs: Runs, marks: HighwaterMarks) -> Verdict | None:
+    """The rule over whole runs, beginning with `marks`; None where their bounds alone don't decide."""
     if not len(runs.rows):
-        return 0
+        return Verdict((), 0)
     order = np.lexsort((runs.starts, runs.partitions, runs.pids))
-    pids, partitions, starts, lasts, lows, highs, rows = (column[order] for column in runs)
-    first = np.ones(len(rows), np.bool_)
-    first[1:] = (pids[1:] != pids[:-1]) | (partitions[1:] != partitions[:-1])
-    before = np.empty(len(rows), np.int64)
-    before[1:] = highs[:-1]
-    before[first] = _marks_of(pids[first], partitions[first], marks)
+    in_order = Runs(*(column[order] for column in runs))
+    first = np.ones(len(order), np.bool_)
+    first[1:] = (np.diff(in_order.pids) != 0) | (np.diff(in_order.partitions) != 0)
     behind = first.copy()
-    behind[1:] |= starts[1:] > lasts[:-1]
+    behind[1:] |= in_order.starts[1:] > in_order.lasts[:-1]
+    spans = in_order.lasts - in_order.starts + 1
     # More rows than offsets: the frame holds log records twice.
-    if not (behind.all() and (lows > before).all() and (rows <= lasts - starts + 1).all()):
+    if not (behind.all() and (in_order.rows <= spans).all()):
         return None
-    known = np.where(before[first] < 0, lows[first] - 1, before[first])
-    ends = np.append(np.flatnonzero(first)[1:], len(rows)) - 1
-    return int((highs[ends] - known).sum() - rows.sum())
+    known = _marks_of(in_order.pids[first], in_order.partitions[first], marks)
+    before = _highest_before(in_order.highs, first, known)
+    # The first so many offsets of the run; in this order no sum leaves 64 bits.
+    replayed = np.where(before < in_order.lows, 0, np.minimum(before - in_order.lows, spans - 1) + 1)
+    kept = np.where(replayed == spans, 0, in_order.rows - replayed)
+    if ((replayed > 0) & (replayed < spans) & (in_order.rows < spans)).any():
+        return None  # cut inside a run with holes: how many of its rows stay is not known
+    ends = np.append(np.flatnonzero(first)[1:], len(order)) - 1
+    final = np.maximum(before[ends], in_order.highs[ends])
+    begins = np.where(known < 0, in_order.lows[first] - 1, known)
+    return Verdict(tuple(_stretches(in_order, first, replayed, spans)), int((final - begins).sum() - kept.sum()))
+
+
+def _highest_before(highs: Numbers, first: npt.NDArray[np.bool_], known: Numbers) -> Numbers:
+    """Before each run, the highest source offset of its pair: the mark, and the runs in front of it.
+
+    A running maximum that begins anew at each pair: over ranks, since offsets themselves leave no bits to add to.
+    """
+    pair = np.cumsum(first) - 1
+    candidates = np.empty(len(highs), np.int64)
+    candidates[1:] = highs[:-1]
+    candidates[first] = known
+    values, ranks = np.unique(candidates, return_inverse=True)
+    floor = pair * len(values)
+    found: Numbers = values[np.maximum.accumulate(floor + ranks) - floor]
+    return found
+
+
+def _stretches(runs: Runs, first: npt.NDArray[np.bool_], replayed: Numbers, spans: Numbers) -> list[Stretch]:
+    """What drops; neighbours of one pair are one, for between them lies no other row of it."""
+    stretches: list[Stretch] = []
+    whole_before = -2  # the last run that dropped whole
+    for i in np.flatnonzero(replayed).tolist():
+        pid, partition, start = int(runs.pids[i]), int(runs.partitions[i]), int(runs.starts[i])
+        end = start + int(replayed[i])
+        joins = bool(stretches) and not first[i] and whole_before == i - 1
+        if joins:
+            stretches[-1] = stretches[-1]._replace(end=end)
+        else:
+            stretches.append(Stretch(pid, partition, start, end))
+        whole_before = i if replayed[i] == spans[i] else -2
+    return stretches
 
 
 def _marks_of(pids: Numbers, partitions: Numbers, marks: HighwaterMarks) -> Numbers:

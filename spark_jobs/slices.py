@@ -7,8 +7,8 @@
 
 Running maximum is associative, so each slice can be filtered alone once its starting marks are known; marks N are
 known before anything is written. Slices of one log partition that overlap tell of a shuffle: then no slice has an
-order of its own, and the rows must be sorted first. And where the runs (runs.py) prove that every row is kept,
-nothing is left to decide.
+order of its own, and the rows must be sorted first. And where the runs (runs.py) tell which stretches of the log are
+replays, no row is left to decide.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from filtering.highwater import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
-from spark_jobs.runs import Runs, jumped_if_all_kept
+from spark_jobs.runs import Runs, Stretch, decide
 from spark_jobs.slice_filter import FilterRule
 
 
@@ -56,12 +56,20 @@ class SliceStart:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchVerdict:
+    """Which rows drop: by topic, stretches of the log; all others pass. `jumped` as BatchCounts has it."""
+
+    dropped: tuple[tuple[str, Stretch], ...] = ()
+    jumped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BatchPlan:
     """What the first pass found: how to filter each slice, and the marks after the batch.
 
     `must_sort`: the slices tell nothing about order, `starts` are those of whole log partitions, sorted.
-    `all_dropped`: (topic, pid, source partition) of the pairs of which no row will pass. `all_kept_jumped`: not None
-    where every row is proven to pass, and then how many source offsets the marks jump over.
+    `all_dropped`: (topic, pid, source partition) of the pairs of which no row will pass. `verdict`: not None where
+    the runs decide it all.
     """
 
     starts: tuple[SliceStart, ...]
@@ -72,7 +80,7 @@ class BatchPlan:
     unkeyed: int
     pairs: int
     all_dropped: tuple[tuple[str, int, int], ...]
-    all_kept_jumped: int | None = None
+    verdict: BatchVerdict | None = None
 
 
 def plan_batch(
@@ -87,7 +95,8 @@ def plan_batch(
     marks = {key: old.with_window(rule.window) for key, old in before.items()}
     starts: list[SliceStart] = []
     dropped: list[tuple[str, int, int]] = []
-    pairs, jumped = 0, _Jumped()
+    pairs = 0
+    verdict: BatchVerdict | None = BatchVerdict()
     for topic in dict.fromkeys(s.topic for s in in_order):
         own = [s for s in in_order if s.topic == topic]
         old = marks.get(MarksKey(topic), HighwaterMarks())
@@ -95,7 +104,7 @@ def plan_batch(
         new = old.merge(_advanced_at(seen, now_ms))
         marks[MarksKey(topic)] = new
         pairs += len(seen)
-        jumped.add(own, old)
+        verdict = None if verdict is None else _with_topic(verdict, topic, own, old)
         dropped.extend((topic, pid, partition) for pid, partition in _unchanged(seen, old, new))
         starts.extend(_whole_partitions(own, old) if must_sort else _slice_starts(own, old))
     if rule.ttl_s is not None:
@@ -109,20 +118,18 @@ def plan_batch(
         sum(s.unkeyed for s in in_order),
         pairs,
         tuple(dropped),
-        jumped.total,
+        verdict,
     )
 
 
-class _Jumped:
-    """Sums what marks jump over, as long as every topic is proven to keep all of its rows."""
-
-    def __init__(self) -> None:
-        self.total: int | None = 0
-
-    def add(self, own: list[Slice], old: HighwaterMarks) -> None:
-        runs = [s.runs for s in own if s.runs is not None]
-        jumped = jumped_if_all_kept(Runs.concatenated(runs), old) if len(runs) == len(own) else None
-        self.total = None if jumped is None or self.total is None else self.total + jumped
+def _with_topic(verdict: BatchVerdict, topic: str, own: list[Slice], old: HighwaterMarks) -> BatchVerdict | None:
+    """The verdict with one more topic; None where this topic's runs don't decide, or nobody looked for them."""
+    runs = [s.runs for s in own if s.runs is not None]
+    found = decide(Runs.concatenated(runs), old) if len(runs) == len(own) else None
+    if found is None:
+        return None
+    dropped = tuple((topic, stretch) for stretch in found.dropped)
+    return BatchVerdict(verdict.dropped + dropped, verdict.jumped + found.jumped)
 
 
 def ranges_of(slices: Iterable[Slice]) -> tuple[LogRange, ...]:

@@ -4,12 +4,13 @@ import itertools
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.runs import Runs
+from spark_jobs.runs import Runs, decide
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, FilterRule, SliceFilters, scan_batches
 from spark_jobs.slices import Slice, plan_batch
 
@@ -136,12 +137,55 @@ def test_slices_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, ear
         for name in ("pids", "partitions", "offsets", "destination_partitions", "bitmaps"):
             assert (getattr(mine, name) == getattr(theirs, name)).all(), f"{topic}: {name}"
 
-    everything = {row[:3] for row in batch}
-    if plan.all_kept_jumped is not None:
-        assert expected == everything, "proven to be kept, and not kept"
-        assert plan.all_kept_jumped == jumped
+    if plan.verdict is not None:
+        gone = {row[:3] for row in batch if any(covers(topic, stretch, row) for topic, stretch in plan.verdict.dropped)}
+        assert {row[:3] for row in batch} - gone == expected, "the runs decided otherwise than the rows"
+        assert plan.verdict.jumped == jumped
     elif not window:
-        assert expected != everything, "every row is new, and the runs did not prove it"
+        assert expected != {row[:3] for row in batch}, "every row is new, and the runs did not prove it"
+
+
+def covers(topic, stretch, row):
+    metadata = StreamMetadata.try_unpack(row[3])
+    pair = metadata and (row[0], metadata.pid, metadata.partition)
+    return pair == (topic, stretch.pid, stretch.partition) and stretch.start <= row[2] < stretch.end
+
+
+def run(pair, start, low, rows, last=None):
+    last = start + rows - 1 if last is None else last
+    return (-5, pair, start, last, low, low + last - start, rows)
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdict"),
+    [
+        pytest.param([run(0, 10, 5, 3)], ([], 0), id="first sight"),
+        pytest.param([run(1, 10, 101, 3)], ([], 0), id="all above the mark"),
+        pytest.param([run(1, 10, 105, 3)], ([], 4), id="a gap above the mark"),
+        pytest.param([run(1, 10, 98, 3)], ([(1, 10, 13)], 0), id="all below the mark, the last equal"),
+        pytest.param([run(1, 10, 99, 4)], ([(1, 10, 12)], 0), id="the mark inside"),
+        pytest.param([run(0, 10, 0, 5), run(0, 20, 2, 5)], ([(0, 20, 23)], 0), id="a replay inside the batch"),
+        pytest.param(
+            [run(0, 10, 0, 5), run(0, 20, 0, 2), run(0, 30, 2, 4)], ([(0, 20, 33)], 0), id="neighbours are one stretch"
+        ),
+        pytest.param(
+            [run(0, 10, 0, 5), run(0, 20, 0, 2), run(0, 30, 5, 2), run(0, 40, 3, 2)],
+            ([(0, 20, 22), (0, 40, 42)], 0),
+            id="kept rows between two stretches",
+        ),
+        pytest.param([run(1, 10, 99, 3, last=14)], None, id="cut inside a run with a hole"),
+        pytest.param([run(1, 10, 50, 3, last=14)], ([(1, 10, 15)], 0), id="a run with a hole, all below"),
+        pytest.param([run(0, 10, 0, 5), run(0, 12, 9, 5)], None, id="runs of one pair cross"),
+        pytest.param([run(0, 10, 0, 3, last=11)], None, id="more rows than offsets"),
+        pytest.param([run(1, 0, 2**63 - 2, 2)], ([], 2**63 - 103), id="the highest offset there is"),
+        pytest.param([run(2, 5, 0, 2)], ([(2, 5, 7)], 0), id="a mark at the highest offset"),
+    ],
+)
+def test_the_table_of_runs_against_marks(runs, verdict):
+    marks = HighwaterMarks.from_columns([-5, -5], [1, 2], [100, 2**63 - 1])
+    for order in itertools.permutations(runs):
+        found = decide(Runs(*(np.array(c, np.int64) for c in zip(*order, strict=True))), marks)
+        assert (found and ([stretch[1:] for stretch in found.dropped], found.jumped)) == verdict
 
 
 @given(rows_of_logs, st.randoms(use_true_random=False))
