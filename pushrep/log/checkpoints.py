@@ -4,6 +4,7 @@
     log-start-offset-checkpoint         first readable offset
     replication-offset-checkpoint       high watermark
     cleaner-offset-checkpoint           Kafka's cleaner went over everything below: offsets may be missing there
+    given-up-offset-checkpoint          ours: offsets from the log's end up to here named other records (given_up.py)
 
     0                          version
     3                          lines that follow
@@ -41,8 +42,10 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Checkpoint(Enum):
-    """The files, by what their number is."""
+    """The files, by what their number is; numbers that change together are written in this order."""
 
+    GIVEN_UP = "given-up-offset-checkpoint"
+    """First, because it tells what the others forget when they are lowered."""
     RECOVERY_POINT = "recovery-point-offset-checkpoint"
     LOG_START_OFFSET = "log-start-offset-checkpoint"
     HIGH_WATERMARK = "replication-offset-checkpoint"
@@ -62,6 +65,7 @@ class Checkpoints:
     log_start_offsets: Mapping[str, int] = field(default_factory=dict)
     high_watermarks: Mapping[str, int] = field(default_factory=dict)
     cleaned_offsets: Mapping[str, int] = field(default_factory=dict)
+    given_up_offsets: Mapping[str, int] = field(default_factory=dict)
 
 
 def encode_checkpoint(offsets: Mapping[str, int]) -> bytes:
@@ -110,6 +114,7 @@ def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESY
         log_start_offsets=read_checkpoint(directory, Checkpoint.LOG_START_OFFSET, filesystem),
         high_watermarks=read_checkpoint(directory, Checkpoint.HIGH_WATERMARK, filesystem),
         cleaned_offsets=read_checkpoint(directory, Checkpoint.CLEANED_OFFSET, filesystem),
+        given_up_offsets=read_checkpoint(directory, Checkpoint.GIVEN_UP, filesystem),
     )
 
 

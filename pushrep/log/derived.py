@@ -112,6 +112,10 @@ class DerivedStores:
         """(end, name) of the store that lacks most; None without stores."""
         return min(((store.end_offset, f"the derived store {store.name}") for store in self._stores), default=None)
 
+    def highest_end(self) -> int:
+        """The end of the store that knows most, 0 without stores: so far the log was flushed once."""
+        return max((store.end_offset for store in self._stores), default=0)
+
     def settle(self, log: Bounds, epochs: LeaderEpochs) -> None:
         """Bring every store to something that the log holds. Raises DerivedStoreFailed, OSError."""
         for store in self._stores:

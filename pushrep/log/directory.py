@@ -25,11 +25,13 @@ from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoin
 from pushrep.log.clean_marker import CleanLog, read_clean_marker, remove_clean_marker, write_clean_marker
 from pushrep.log.disk_watch import DiskWatch
 from pushrep.log.errors import LogClosed, LogLocked, NotALogDirectory
+from pushrep.log.given_up import read_given_up, seen_of_removed, seen_to
 from pushrep.log.log_names import parse_log_name
 from pushrep.log.open_files import OpenFiles
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 
+_GIVEN_UP = Checkpoint.GIVEN_UP
 LOCK_NAME = ".lock"
 # Kafka locks a file of this name by a record lock, which flock does not see: a broker must not run on this directory.
 
@@ -79,16 +81,17 @@ class LogDirectory:
         """
         parse_log_name(name)
         self.check_usable()
-        is_new = not self.filesystem.exists(self.path / name)
+        is_new = not self.filesystem.exists(self.path / name)  # removed by hand, perhaps
+        if is_new:
+            self._forget(name)
         with self._lock:
-            if name in self._attached:
-                raise LogLocked(self.path / name, self.owner_pid)
+            self._refuse_attached(name)
             entry = self._published.entry(name)
-            if is_new:  # removed by hand, perhaps: nothing that was said of another log of this name holds
-                self._forget(name)
+            if is_new:
                 entry.clear()
             self._attached.add(name)
-            return DirectoryView(self, name, entry, self._clean.pop(name, None))
+            seen = self._seen_to(name, entry)
+            return DirectoryView(self, name, entry, self._clean.pop(name, None), seen)
 
     def release(self) -> None:
         """Give the directory back; the last one writes checkpoints and the clean marker and frees the lock.
@@ -139,7 +142,7 @@ class LogDirectory:
                 with self._lock:
                     return not self._unwritten
             with self._lock:
-                changed = {checkpoint: dict(self._offsets[checkpoint]) for checkpoint in self._unwritten}
+                changed = {at: dict(self._offsets[at]) for at in Checkpoint if at in self._unwritten}
                 self._unwritten.clear()
             try:
                 for checkpoint, offsets in changed.items():
@@ -192,31 +195,52 @@ class LogDirectory:
         names = set(self.filesystem.list(self.path))  # what is no longer there has no lines
         clean = read_clean_marker(self.path, self.filesystem)
         self._clean = {name: log for name, log in clean.items() if name in names}
-        self._offsets = {checkpoint: self._kept(checkpoint, names) for checkpoint in Checkpoint}
+        found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in Checkpoint}
+        found[Checkpoint.GIVEN_UP] = read_given_up(self.path, names, self.filesystem)
+        self._offsets = {
+            checkpoint: {name: offset for name, offset in offsets.items() if name in names or checkpoint is _GIVEN_UP}
+            for checkpoint, offsets in found.items()
+        }
         self._on_disk = {checkpoint: dict(offsets) for checkpoint, offsets in self._offsets.items()}
         self._unwritten: set[Checkpoint] = set()
+        for name, seen in seen_of_removed(names, clean, found[Checkpoint.RECOVERY_POINT]).items():
+            if seen > self._offsets[_GIVEN_UP].get(name, 0):
+                self._offsets[_GIVEN_UP][name] = seen
+                self._unwritten.add(_GIVEN_UP)
         self._attached: set[str] = set()
         self._published = PublishedFile(self.path, self.owner_pid, self.filesystem)
         # Last of all: if anything above fails, nothing was opened and the marker is still true.
         remove_clean_marker(self.path, self.filesystem)
 
-    def _kept(self, checkpoint: Checkpoint, names: set[str]) -> dict[str, int]:
-        offsets = read_checkpoint(self.path, checkpoint, self.filesystem)
-        return {name: offset for name, offset in offsets.items() if name in names}
-
     def _forget(self, name: str) -> None:
-        self._clean.pop(name, None)
-        for checkpoint in Checkpoint:
-            if self._offsets[checkpoint].pop(name, None) is not None:
-                self._unwritten.add(checkpoint)
+        """Nothing that was said of another log of this name holds, but for how far that one was seen: on disk so."""
+        with self._lock:
+            self._refuse_attached(name)
+            seen = max(self._seen_to(name, self._published.entry(name)), self._offsets[_GIVEN_UP].get(name, 0))
+            self._clean.pop(name, None)
+            for checkpoint in Checkpoint:
+                if self._offsets[checkpoint].pop(name, None) is not None:
+                    self._unwritten.add(checkpoint)
+            if seen:
+                self._offsets[_GIVEN_UP][name] = seen
+                self._unwritten.add(_GIVEN_UP)
+        if seen:
+            self.sync_checkpoints()
+
+    def _seen_to(self, name: str, entry: PublishedEntry) -> int:
+        return seen_to(entry.last_words(), self._clean.get(name), self._offsets[Checkpoint.RECOVERY_POINT].get(name))
+
+    def _refuse_attached(self, name: str) -> None:
+        if name in self._attached:
+            raise LogLocked(self.path / name, self.owner_pid)
 
     def _fall_back(self, checkpoint: Checkpoint, name: str) -> None:
         """To the lower of remembered and written: a close after a failed sync must not raise what is believed.
 
-        A log start that rose stays: the segments below it are gone.
+        A log start that rose stays: the segments below it are gone. So does what was about to be given up.
         """
         offset, written = self._offsets[checkpoint].get(name), self._on_disk[checkpoint].get(name)
-        if offset is None or checkpoint is Checkpoint.LOG_START_OFFSET:
+        if offset is None or checkpoint in {Checkpoint.LOG_START_OFFSET, _GIVEN_UP}:
             return
         if written is None:
             del self._offsets[checkpoint][name]
@@ -227,12 +251,16 @@ class LogDirectory:
 class DirectoryView:
     """What one open log may do with its directory. `publish` calls must not overlap; the rest is thread-safe."""
 
-    def __init__(self, directory: LogDirectory, name: str, entry: PublishedEntry, clean: CleanLog | None) -> None:
+    def __init__(
+        self, directory: LogDirectory, name: str, entry: PublishedEntry, clean: CleanLog | None, seen_to: int
+    ) -> None:
         self.name, self.path = name, directory.path / name
         self.clean = clean
         """How the last close left the log; None if it was not closed clean, or was never there."""
         self.published_before: PublishedState | None = entry.state()
         """What the process before us published since this machine started: newer than the checkpoints after a kill."""
+        self.seen_to = seen_to
+        """A reader may have seen what lay below, by what stands beside the log; see given_up.py."""
         self.disk, self.open_files = directory.disk, directory.open_files
         self._directory, self._entry = directory, entry
         self._closed = False
@@ -282,6 +310,13 @@ class DirectoryView:
             Checkpoint.CLEANED_OFFSET: cleaned_offset,
         }
         self._directory.remember(self.name, {at: offset for at, offset in given.items() if offset is not None})
+
+    def give_up(self, offset: int) -> None:
+        """Note, on disk when this returns, that what was seen below `offset` is about to go. Raises OSError."""
+        self._check_open()
+        if offset > (self._directory.checkpointed(_GIVEN_UP, self.name) or 0):
+            self._directory.remember(self.name, {_GIVEN_UP: offset})
+        self._directory.sync_checkpoints()
 
     def lower_to_end(self, log_end_offset: int) -> None:
         """The log was cut there: neither its start nor what Kafka's cleaner went over may lie above. On disk so.

@@ -128,6 +128,14 @@ class AppendFailed(PushrepError):
         self.path, self.errno, self.remedy = path, cause.errno, remedy
 
 
+class LogEndMoved(PushrepError):
+    """The log does not end at `expected`, which the append was made for, but at `end`; nothing was written."""
+
+    def __init__(self, path: Path, *, expected: int, end: int) -> None:
+        super().__init__(f"{path} ends at offset {end}, the append was made for {expected}; nothing was written")
+        self.path, self.expected, self.end = path, expected, end
+
+
 class DiskAboveLimit(AppendFailed):
     """The disk is fuller than the log's settings allow: free space, or raise the limit, and append again.
 

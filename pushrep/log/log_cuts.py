@@ -4,6 +4,7 @@
     move_log_start   | gone | kept ..............         log start checkpointed, segments oldest first, epochs
     quarantine       | kept .... | x damaged .....        checkpoints, later segments, the damaged one's tail, epochs
 
+Before either cut of the end is begun, what readers may have seen of it is noted as given up (given_up.py).
 A crash between any two steps leaves a log that opens: checkpoints are never above what is left, names stay contiguous,
 and what lies below the log start is removed by the next opening.
 """
@@ -30,6 +31,7 @@ class CuttableLog(LogWriter):
             if offset >= self.log_end_offset:
                 return self.log_end_offset
             number = max(i for i, base in enumerate(self._bases) if base <= offset)
+            self._around.view.give_up(self.log_end_offset)
             self._changed = True
             try:
                 at = self._cut(number, offset)
@@ -76,6 +78,7 @@ class CuttableLog(LogWriter):
             return ()
         with self._own_turn(), self._lock:
             self.check_open()
+            around.view.give_up(around.view.seen_to)
             self._changed = True
             try:
                 self._lower_checkpoints(damaged_from)

@@ -65,10 +65,11 @@ def list_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -
         names = filesystem.list(directory)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotALogDirectory(directory, error.strerror or "no such directory") from error
-    return sorted(parse_log_name(name) for name in names if _is_log_name(name))
+    return sorted(parse_log_name(name) for name in names if is_log_name(name))
 
 
-def _is_log_name(name: str) -> bool:
+def is_log_name(name: str) -> bool:
+    """Whether a directory of this name is a log's."""
     try:
         parse_log_name(name)
     except InvalidLogName:

@@ -24,7 +24,7 @@ from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cutting import move_aside
 from pushrep.log.directory import DirectoryView
-from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogPoisoned, append_remedy
+from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, append_remedy
 from pushrep.log.flusher import process_flusher
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs
@@ -122,10 +122,12 @@ class LogWriter:
         """Grows with everything that is published, a cut before its files change included."""
         return self._revision
 
-    def append(self, batches: Sequence[RecordBatch]) -> AppendResult:
-        """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged."""
+    def append(self, batches: Sequence[RecordBatch], expected: int | None = None) -> AppendResult:
+        """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged, LogEndMoved (see `expected`)."""
         with self._lock:
             self._check_writable()
+            if expected is not None and expected != self.log_end_offset:
+                raise LogEndMoved(self._around.view.path, expected=expected, end=self.log_end_offset)
             self._housekeeping.check_room()
             self.used, was_open = True, self._active.is_open
             self._changed = True

@@ -3,6 +3,7 @@
 identity ─▶ recovery ─▶ epochs ─▶ derived stores: cut, then told what they lack ─▶ writer, reader, housekeeping
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,8 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
     return OpenedLog(log_id, recovered.report, writer, reader, housekeeping)
 
 
+_LOG = logging.getLogger("pushrep.log")
+
 _SHARED_MS = 1000
 
 
@@ -98,6 +101,7 @@ class _Checkpoints:
 
     def __init__(self, view: DirectoryView, derived: DerivedStores) -> None:
         self._view, self._derived = view, derived
+        self._seen_to = max(view.seen_to, derived.highest_end())
 
     def proven(self, recovery_point: int, *, soon: bool = False) -> None:
         if (self._view.recovery_point or 0) < recovery_point:
@@ -105,7 +109,17 @@ class _Checkpoints:
             # Ten thousand logs that were killed share a few writes; the flusher brings the last ones to disk.
             self._view.sync_checkpoints(_SHARED_MS if soon else 0)
 
+    def ends_at(self, offset: int) -> None:
+        """Whoever saw records above that has to hear of it: the log is about to give their offsets to others."""
+        if offset < self._seen_to:
+            seen, self._seen_to = self._seen_to, 0
+            self._view.give_up(seen)
+            _LOG.error(
+                "%s ends at offset %d: records up to %d were on disk and are gone", self._view.path, offset, seen
+            )
+
     def about_to_cut(self, offset: int) -> None:
+        self.ends_at(offset)
         self._derived.cut_to(offset)
         lower = {
             name: offset
@@ -126,7 +140,8 @@ def _load(around: Surroundings, derived: DerivedStores, *, adopt: bool) -> tuple
     try:
         filesystem.make_directory(view.path)
         log_id = _identity(view.path, filesystem, adopt=adopt)
-        recovery = Recovery(filesystem, view.path, around.config, around.clock, _Checkpoints(view, derived))
+        checkpoints = _Checkpoints(view, derived)
+        recovery = Recovery(filesystem, view.path, around.config, around.clock, checkpoints)
         recovered = recovery.run(view.recovery_point, view.log_start_offset, view.clean, view.cleaned_offset)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotALog(view.path, "it is a file; a log is a directory") from error
@@ -134,6 +149,7 @@ def _load(around: Surroundings, derived: DerivedStores, *, adopt: bool) -> tuple
         raise NotALog(view.path, f"{error.filename or view.path} may not be written by this user") from error
     report = recovered.report
     if report.damaged_from is None:
+        checkpoints.ends_at(report.log_end_offset)
         view.lower_to_end(report.log_end_offset)  # it was cut, now or before
     return recovered, log_id
 

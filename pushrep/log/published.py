@@ -98,6 +98,11 @@ class PublishedEntry:
         """What stands there, perhaps from a process before us on this machine's same start; None if nothing valid."""
         return _newest(self._map, self._slots[0] - SLOTS_AT[0], self._boot_id)
 
+    def last_words(self) -> PublishedState | None:
+        """What stands there, from whatever start of the machine: a power cut may have spared it. For the writer."""
+        slots = _valid_slots(self._map, self._slots[0] - SLOTS_AT[0])
+        return PublishedState(*max(slots)[:-1]) if slots else None
+
     def clear(self) -> None:
         """Forget both slots: they spoke of a log that is gone."""
         for at in self._slots:

@@ -139,7 +139,7 @@ class SegmentLog:
         """
         return self._checked_writer().damaged_from
 
-    def append(
+    def append(  # noqa: PLR0913 - a batch's columns
         self,
         data: Appendable,
         *,
@@ -147,12 +147,14 @@ class SegmentLog:
         headers: Headers | None = None,
         timestamps_ms: int | Sequence[int] | None = None,
         durability: Durability = Durability.FLUSHED,
+        base_offset: int | None = None,
     ) -> AppendResult:
         """Append one value (bytes), a list of values, or a ready RecordBatch, and say where the records went.
 
         `keys` and `headers` are columns as `encode_batch` takes them, `timestamps_ms` one time or one per value
         (None: now). A ready batch has its own; its offsets and epoch are stamped into it. All of it is appended or
-        nothing. Raises RecordTooLarge, BadArgument, CorruptRecordBatch (of a batch that is ready), AppendFailed (disk
+        nothing. With `base_offset` only there, for records that hold their own offsets: else LogEndMoved.
+        Raises RecordTooLarge, BadArgument, CorruptRecordBatch (of a batch that is ready), AppendFailed (disk
         full: nothing was written) and its DiskAboveLimit (fuller than the settings allow), LogPoisoned, LogDamaged.
         """
         writer = self._checked_writer()
@@ -161,7 +163,7 @@ class SegmentLog:
         if isinstance(data, RecordBatch):
             refuse_columns(keys=keys, headers=headers, timestamps_ms=timestamps_ms)
         times = self._around.clock.wall_ms() if timestamps_ms is None else timestamps_ms
-        result = writer.append(to_batches(data, keys, headers, times, self._around.config))
+        result = writer.append(to_batches(data, keys, headers, times, self._around.config), base_offset)
         if durability is Durability.FLUSHED:
             writer.flush(result.last_offset + 1)
         return result

@@ -107,15 +107,13 @@ def test_a_checkpoint_larger_than_any_is_refused_before_it_is_read(tmp_path):
     assert read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT) == {}
 
 
-def test_the_three_files_are_told_apart(tmp_path):
+def test_the_files_are_told_apart(tmp_path):
     for number, checkpoint in enumerate(Checkpoint):
         write_checkpoint(tmp_path, checkpoint, {"orders-0": number})
     found = read_checkpoints(tmp_path)
-    assert (found.recovery_points, found.log_start_offsets, found.high_watermarks) == (
-        {"orders-0": 0},
-        {"orders-0": 1},
-        {"orders-0": 2},
-    )
+    kept = (found.given_up_offsets, found.recovery_points, found.log_start_offsets, found.high_watermarks)
+    assert kept == tuple({"orders-0": number} for number in range(4))
+    assert found.cleaned_offsets == {"orders-0": 4}
     assert read_checkpoints(tmp_path / "none").recovery_points == {}
 
 
