@@ -1,10 +1,12 @@
 """The replay filter in Spark's foreachBatch beside no filter and Spark's own two ways to drop duplicates (G16).
 
-    Parquet (4 log partitions, 16 pairs, 4 M keys, 100-byte values) ─▶ one trigger of a stream ─▶ noop sink
+    Parquet (4 log partitions, 16 pairs, 4 M keys, 100-byte values) ─▶ one trigger of a stream ─▶ noop sink, or Parquet
 
 Every side is a stream with a fresh checkpoint, so that each pays for its start, its offsets and its commit; those of
-dropDuplicates keep 4 M keys in RocksDB, ours keeps 16 marks in a segment log. No row is a replay: every side hands on
-all rows, which is what a healthy stream does. State is the peers' and our own on disk after the run (G17).
+dropDuplicates keep 4 M keys in RocksDB, ours keeps 16 marks in a segment log. In the first comparison no row is a
+replay: every side hands on all rows, which is what a healthy stream does. In the second every pair goes back in the
+middle of its log, so that a tenth of the rows is dropped. The third writes what a job writes, a table of files, where
+the others' sink throws rows away. State is the peers' and our own on disk after the run (G17).
 """
 
 import os
@@ -21,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.harness import compare, random_values
-from filtering.stream_metadata import pack_keys
+from filtering.stream_metadata import KEY_BYTES, pack_keys
 from spark_jobs import LocalMarks, ReplayFilteredBatches
 
 RECORDS = 4_000_000
@@ -31,55 +33,75 @@ ROW_GROUP = 100_000
 RUN = 250  # records of one pair in a row, as a producer's batches come
 GOALS = {"no filter": 0.8, "dropDuplicates": 4.0, "dropDuplicatesWithinWatermark": 4.0}
 
+REPLAYED_PART = 10  # one in so many
+
 Stream = Callable[[DataFrame], DataFrame]
+Sink = Callable[[DataFrame, int], None]
 
 
 def run(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pushrep-spark-filter-") as home:
-        write_log(Path(home, "log"))
+        write_log(Path(home, "new"))
+        write_log(Path(home, "replayed"), replayed=True)
         spark = session(home)
-        bench = Bench(spark, Path(home))
+        new, replayed = Bench(spark, Path(home), "new"), Bench(spark, Path(home), "replayed")
+        files = Bench(spark, Path(home), "new", sink=new.write_files)
         try:
-            result = compare(
-                {
-                    "ReplayFilteredBatches": bench.filtered,
-                    "no filter": bench.unfiltered,
-                    "dropDuplicates": lambda: bench.deduplicated(lambda f: f.dropDuplicates(["key"])),
-                    "dropDuplicatesWithinWatermark": lambda: bench.deduplicated(
-                        lambda f: f.withWatermark("timestamp", "1 hour").dropDuplicatesWithinWatermark(["key"])
-                    ),
-                },
-                rounds=rounds,
-                goals=GOALS,
-            )
+            results = {
+                "every row is new": compare(
+                    {
+                        "ReplayFilteredBatches": new.filtered,
+                        "no filter": new.unfiltered,
+                        "dropDuplicates": lambda: new.deduplicated(lambda f: f.dropDuplicates(["key"])),
+                        "dropDuplicatesWithinWatermark": lambda: new.deduplicated(
+                            lambda f: f.withWatermark("timestamp", "1 hour").dropDuplicatesWithinWatermark(["key"])
+                        ),
+                    },
+                    rounds=rounds,
+                    goals=GOALS,
+                ),
+                "a tenth are replays": compare(
+                    {"ReplayFilteredBatches": replayed.filtered, "no filter": replayed.unfiltered}, rounds=rounds
+                ),
+                "every row is new, to a Parquet table": compare(
+                    {"ReplayFilteredBatches": files.filtered, "no filter": files.unfiltered}, rounds=rounds
+                ),
+            }
         finally:
             spark.stop()
-    ours, theirs = bench.marks_bytes, bench.state_bytes
-    result["notes"] = [f"state on disk: {ours:,} bytes of marks, {theirs:,} of dropDuplicates: {theirs // ours:,}x"]
-    return result
+    ours, theirs = new.marks_bytes, new.state_bytes
+    results["every row is new"]["notes"] = [
+        f"state on disk: {ours:,} bytes of marks, {theirs:,} of dropDuplicates: {theirs // ours:,}x"
+    ]
+    return results
+
+
+def drain(rows: DataFrame, batch_id: int = 0) -> None:  # noqa: ARG001 - foreachBatch's signature
+    rows.write.format("noop").mode("overwrite").save()
 
 
 class Bench:
-    def __init__(self, spark: SparkSession, home: Path) -> None:
-        self._spark, self._log, self._work = spark, str(home / "log"), home / "work"
+    def __init__(self, spark: SparkSession, home: Path, log: str, sink: Sink = drain) -> None:
+        self._spark, self._log, self._work, self._sink = spark, str(home / log), home / "work", sink
         self._schema = spark.read.parquet(self._log).schema
+        self._kept = RECORDS if log == "new" else RECORDS - RECORDS // REPLAYED_PART
         self.marks_bytes = self.state_bytes = 0
 
     def filtered(self) -> float:
         with LocalMarks(self._fresh() / "marks") as marks:
-            once = ReplayFilteredBatches(drain, marks)
+            once = ReplayFilteredBatches(self._sink, marks)
             self._stream().writeStream.foreachBatch(once).option("checkpointLocation", str(self._work / "c")).trigger(
                 availableNow=True
             ).start().awaitTermination()
             counts = once.last_counts
             assert counts is not None
-            assert counts.kept == RECORDS, counts
+            assert counts.kept == self._kept, counts
         self.marks_bytes = size_of(self._work / "marks")
         return RECORDS
 
     def unfiltered(self) -> float:
         self._fresh()
-        writer = self._stream().writeStream.foreachBatch(drain).option("checkpointLocation", str(self._work / "c"))
+        writer = self._stream().writeStream.foreachBatch(self._sink).option("checkpointLocation", str(self._work / "c"))
         writer.trigger(availableNow=True).start().awaitTermination()
         return RECORDS
 
@@ -91,6 +113,9 @@ class Bench:
         self.state_bytes = size_of(self._work / "c" / "state")
         return RECORDS
 
+    def write_files(self, rows: DataFrame, batch_id: int) -> None:
+        rows.write.parquet(str(self._work / "table" / f"batch_id={batch_id}"), mode="overwrite")
+
     def _stream(self) -> DataFrame:
         return self._spark.readStream.schema(self._schema).parquet(self._log)
 
@@ -100,32 +125,34 @@ class Bench:
         return self._work
 
 
-def drain(rows: DataFrame, batch_id: int = 0) -> None:  # noqa: ARG001 - foreachBatch's signature
-    rows.write.format("noop").mode("overwrite").save()
-
-
 def size_of(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
-def write_log(directory: Path) -> None:
-    """One file a log partition, rows in log order; the pairs of a partition take turns."""
+def write_log(directory: Path, *, replayed: bool = False) -> None:
+    """One file a log partition, rows in log order; the pairs of a partition take turns.
+
+    `replayed`: in the middle every pair goes back by a tenth of its records.
+    """
     directory.mkdir()
-    turns = ROW_GROUP // (RUN * PAIRS_EACH)
+    turns = RECORDS // PARTITIONS // (RUN * PAIRS_EACH)
+    back = turns // REPLAYED_PART if replayed else 0
     values = pa.array(random_values(ROW_GROUP, VALUE_BYTES), pa.binary())
     for partition in range(PARTITIONS):
+        keys = b"".join(
+            pack_keys(7, partition + PARTITIONS * pair, (turn if turn < turns // 2 else turn - back) * RUN, RUN)
+            for turn in range(turns)
+            for pair in range(PAIRS_EACH)
+        )
         # No dictionaries: real values and keys are not a handful of repeated ones.
         with pq.ParquetWriter(directory / f"orders-{partition}.parquet", schema(), use_dictionary=["topic"]) as writer:
-            for group in range(RECORDS // PARTITIONS // ROW_GROUP):
-                keys = b"".join(
-                    pack_keys(7, partition + PARTITIONS * pair, turn * RUN, RUN)
-                    for turn in range(group * turns, (group + 1) * turns)
-                    for pair in range(PAIRS_EACH)
-                )
-                key = pa.FixedSizeBinaryArray.from_buffers(pa.binary(20), ROW_GROUP, [None, pa.py_buffer(keys)])
-                offsets = np.arange(group * ROW_GROUP, (group + 1) * ROW_GROUP, dtype=np.int64)
+            for first in range(0, RECORDS // PARTITIONS, ROW_GROUP):
+                own = pa.py_buffer(keys[first * KEY_BYTES : (first + ROW_GROUP) * KEY_BYTES])
+                offsets = np.arange(first, first + ROW_GROUP, dtype=np.int64)
                 columns = [
-                    key.cast(pa.binary()),
+                    pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY_BYTES), ROW_GROUP, [None, own]).cast(
+                        pa.binary()
+                    ),
                     values,
                     pa.array(["orders"] * ROW_GROUP),
                     pa.array(np.full(ROW_GROUP, partition, np.int32)),
