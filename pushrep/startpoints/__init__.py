@@ -1,10 +1,12 @@
 """Startpoints: "where should this consumer's partition start next", written out of band, applied once, kept as history.
 
 StartpointStore.open(directory)      write, cancel, history for operators; claim, start, commit, consume for readers
+LogConsumer.open(logs, topic, name)  a plain loop over local logs that starts where the store says
 Startpoint.timestamp(ms)             what can be wished: see `model`
 """
 
 from pushrep.startpoints.checkpoints import Checkpoint
+from pushrep.startpoints.consumer import STORE_NAME, LogConsumer, PartitionRecords, facts_of
 from pushrep.startpoints.errors import (
     CheckpointUnusable,
     CorruptStore,
@@ -29,6 +31,7 @@ from pushrep.startpoints.states import State
 from pushrep.startpoints.store import TTL_S, Claim, StartpointStore
 
 __all__ = [
+    "STORE_NAME",
     "TTL_S",
     "Applied",
     "BootstrapGate",
@@ -44,6 +47,7 @@ __all__ = [
     "Failed",
     "Kind",
     "Ledger",
+    "LogConsumer",
     "LogFacts",
     "NoSuchStartpoint",
     "NotApplied",
@@ -53,6 +57,7 @@ __all__ = [
     "Origin",
     "OutOfRange",
     "PartitionLost",
+    "PartitionRecords",
     "Reader",
     "Resolved",
     "Standing",
@@ -67,5 +72,6 @@ __all__ = [
     "Target",
     "Unresolved",
     "Written",
+    "facts_of",
     "resolve",
 ]

@@ -1,0 +1,237 @@
+"""LogConsumer: a plain loop over the logs of one topic, that starts where startpoints and checkpoints say.
+
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        while ...:
+            for records in consumer.poll():      at most so many records, from every partition that may be read
+                handle(records)
+            consumer.commit()                    what poll gave is done
+
+Each poll looks whether the store has changed (one stat) and applies a newer startpoint at once, without a restart. What
+poll gave and was not committed is given again after a crash: at least once.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog, list_logs
+from pushrep.log.log_names import log_name
+from pushrep.log.published import read_published
+from pushrep.records import Record
+from pushrep.startpoints.errors import PartitionLost, StartpointFailed, StoreClosed
+from pushrep.startpoints.model import Startpoint
+from pushrep.startpoints.resolve import LogFacts
+from pushrep.startpoints.starting import BootstrapGate, Origin, Start
+from pushrep.startpoints.store import Claim, StartpointStore
+
+STORE_NAME = "startpoints"
+"""Where a directory of logs keeps its startpoints, if nobody says otherwise."""
+POLL_RECORDS = 1000
+
+
+class PartitionRecords(NamedTuple):
+    """Records of one partition, in order; `startpoint_epoch`: the startpoint that their run descends from, 0: none."""
+
+    partition: int
+    startpoint_epoch: int
+    records: list[Record]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One partition: where it reads next, and what of that is committed."""
+
+    claim: Claim
+    reader: LogReader
+    log_id: str
+    start: Start | None = None  # None: stopped by a failed startpoint
+    position: int = 0
+    committed: int = -1
+    is_consumed: bool = True  # False: started from a startpoint and committed nothing behind it yet
+
+
+class LogConsumer:
+    """Reads the partitions of one topic from their start offsets on. For one thread. Made by `open`."""
+
+    def __init__(self, store: StartpointStore, lanes: dict[int, _Lane], default: Startpoint, *, reset: bool) -> None:
+        """Use `LogConsumer.open`."""
+        self._store, self._lanes, self._default, self._reset = store, lanes, default, reset
+        self._gate = BootstrapGate()
+        self._seen_bytes = -1
+        self._stopped: dict[int, StartpointFailed] = {}
+        self._closed = False
+
+    @classmethod
+    def open(  # noqa: PLR0913 - what a consumer is
+        cls,
+        directory: Path | str,
+        topic: str,
+        consumer: str,
+        *,
+        partitions: Iterable[int] | None = None,
+        store: StartpointStore | None = None,
+        default: Startpoint | None = None,
+        reset: bool = False,
+    ) -> Self:
+        """Claim these partitions of `directory` (all that are there) for `consumer`; who held them has lost them.
+
+        `store` is `<directory>/startpoints` if none is given. `default` (earliest) is for partitions that have neither
+        a startpoint nor a checkpoint, with `reset` for all without a startpoint. Raises NotALog.
+        """
+        directory = Path(directory)
+        chosen = sorted(set(partitions)) if partitions is not None else _partitions_of(directory, topic)
+        store = store if store is not None else StartpointStore.open(directory / STORE_NAME)
+        lanes = {}
+        with ExitStack() as opened:
+            for partition in chosen:
+                reader = opened.enter_context(SegmentLog.open_reader(directory / log_name(topic, partition)))
+                claim = store.claim(consumer, topic, partition)
+                lanes[partition] = _Lane(claim, reader, str(reader.log_id or ""))
+            opened.pop_all()
+        return cls(store, lanes, default if default is not None else Startpoint.earliest(), reset=reset)
+
+    @property
+    def stopped(self) -> dict[int, StartpointFailed]:
+        """Partitions that are not read, and the failed startpoint that stops each; another one sets them going."""
+        return dict(self._stopped)
+
+    def positions(self) -> dict[int, int]:
+        """The next offset that poll gives, per partition that is read."""
+        return {partition: lane.position for partition, lane in self._lanes.items() if lane.start is not None}
+
+    def poll(self, max_records: int = POLL_RECORDS) -> list[PartitionRecords]:
+        """At most `max_records` of what is there now, shared by the partitions; empty if nothing is. Never waits.
+
+        Raises StartpointFailed when a partition is stopped, once; the others go on with the next poll. Raises
+        PartitionLost when a startpoint is to be applied and another instance took the partition, OffsetOutOfRange when
+        retention or a cut took what was to be read next.
+        """
+        self._check()
+        self._follow_store()
+        readable = [p for p, lane in self._lanes.items() if lane.start is not None and self._gate.may_read(p)]
+        found = []
+        left = max_records
+        for n, partition in enumerate(readable):
+            share = -(-left // (len(readable) - n))  # rounded up: one record at least, and no more than what is left
+            got = self._fetch(partition, share)
+            left -= len(got.records)
+            if got.records:
+                found.append(got)
+        return found
+
+    def commit(self) -> None:
+        """Store that all that poll gave is done. Raises PartitionLost, after the other partitions were committed."""
+        self._check()
+        lost: PartitionLost | None = None
+        for partition, lane in list(self._lanes.items()):
+            if lane.start is None or lane.position == lane.committed:
+                continue
+            sequence = lane.start.sequence
+            try:
+                if self._store.commit(lane.claim, lane.position, sequence=sequence, log_id=lane.log_id):
+                    lane.committed = lane.position
+                    if not lane.is_consumed:
+                        self._store.consume(lane.claim, sequence)
+                        lane.is_consumed = True
+            except PartitionLost as error:
+                self._drop(partition)
+                lost = error
+        if lost is not None:
+            raise lost
+
+    def close(self) -> None:
+        """Let go of the logs, commit nothing; closing twice is fine. A store that was given stays open."""
+        self._closed = True
+        for partition in list(self._lanes):
+            self._drop(partition)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreClosed(self._store.directory)
+
+    def _follow_store(self) -> None:
+        size_bytes = self._store.size_bytes()
+        if size_bytes == self._seen_bytes:
+            return
+        for partition, lane in list(self._lanes.items()):
+            reader = lane.claim.reader
+            pending = self._store.read(reader.consumer, reader.topic, reader.partition)
+            if lane.start is not None and (pending is None or pending.sequence <= lane.start.sequence):
+                continue
+            if pending is not None and (known := self._stopped.get(partition)) and known.sequence == pending.sequence:
+                continue
+            self._start(partition, lane)
+        self._seen_bytes = size_bytes  # as it was before the look: what came meanwhile is looked at next time
+
+    def _start(self, partition: int, lane: _Lane) -> None:
+        position = lane.position if lane.start is not None else None
+        try:
+            start = self._store.start(
+                lane.claim, facts_of(lane.reader), default=self._default, reset=self._reset, position=position
+            )
+        except StartpointFailed as error:
+            self._gate.leave(partition)
+            self._stopped[partition], lane.start = error, None
+            raise
+        except PartitionLost:
+            self._drop(partition)
+            raise
+        self._stopped.pop(partition, None)
+        lane.start, lane.position = start, start.offset
+        lane.committed, lane.is_consumed = start.offset, start.origin is not Origin.STARTPOINT
+        self._gate.start(partition, start.offset, start.until)
+
+    def _fetch(self, partition: int, count: int) -> PartitionRecords:
+        lane = self._lanes[partition]
+        assert lane.start is not None, "only started ones are readable"
+        records: list[Record] = []
+        if count > 0:
+            end = _readable_end(lane)
+            records = list(islice(lane.reader.records(lane.position, end), count)) if lane.position < end else []
+            # Fewer than asked for: all of it was read, a hole that compaction left at the end included.
+            lane.position = records[-1].offset + 1 if len(records) == count else max(lane.position, end)
+            self._gate.advance(partition, lane.position)
+        return PartitionRecords(partition, lane.start.sequence, records)
+
+    def _drop(self, partition: int) -> None:
+        self._gate.leave(partition)
+        self._stopped.pop(partition, None)
+        self._lanes.pop(partition).reader.close()
+
+
+def facts_of(reader: LogReader) -> LogFacts:
+    """A log as its readers see it now."""
+    start, end = reader.bounds()
+    return LogFacts(start=start, end=end, first_at=reader.offset_for_timestamp, log_id=str(reader.log_id or ""))
+
+
+def _readable_end(lane: _Lane) -> int:
+    """Up to where there is something to read. Raises OffsetOutOfRange if the log ends below the position for sure."""
+    start, end = lane.reader.bounds()
+    # Without a writer since the machine started only checkpoints speak for the end, and they lag: then wait for it.
+    if lane.position > end:
+        known = read_published(lane.reader.path.parent, lane.reader.path.name)
+        if known is not None and lane.position > known.log_end_offset:
+            raise OffsetOutOfRange(lane.position, start, end)
+    return end
+
+
+def _partitions_of(directory: Path, topic: str) -> list[int]:
+    found = [partition for name, partition in list_logs(directory) if name == topic]
+    if not found:
+        raise NotALog(directory / f"{topic}-0", f"there is no log of topic {topic}")
+    return found

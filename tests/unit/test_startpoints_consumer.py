@@ -1,0 +1,231 @@
+"""A plain consumer of local logs: where it starts, new startpoints while it runs, fencing, bootstrap."""
+
+import pytest
+
+from pushrep.log import NotALog, OffsetOutOfRange, SegmentLog
+from pushrep.startpoints import (
+    CheckpointUnusable,
+    Consumed,
+    LogConsumer,
+    PartitionLost,
+    Startpoint,
+    StartpointFailed,
+    StartpointStore,
+    StoreClosed,
+)
+
+RECORDS = 60
+T0 = 1_700_000_000_000
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Two partitions with 60 records each, a second apart, their writers still there."""
+    directory = tmp_path / "out"
+    opened = [SegmentLog.open(directory / f"orders-{n}") for n in range(2)]
+    for log in opened:
+        for first in range(0, RECORDS, 15):
+            offsets = range(first, first + 15)
+            log.append([b"%d" % n for n in offsets], timestamps_ms=[T0 + 1000 * n for n in offsets])
+    yield opened
+    for log in opened:
+        log.close()
+
+
+@pytest.fixture
+def directory(logs):
+    return logs[0].path.parent
+
+
+@pytest.fixture
+def store(directory):
+    return StartpointStore.open(directory / "startpoints")
+
+
+def drain(consumer, count=RECORDS * 4):
+    """{partition: offsets} of all that is there."""
+    got = {}
+    while found := consumer.poll(count):
+        for partition, _, records in found:
+            got.setdefault(partition, []).extend(record.offset for record in records)
+    return got
+
+
+def test_it_goes_on_where_it_committed(directory):
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        first = consumer.poll(20)
+        assert [(p, len(records)) for p, _, records in first] == [(0, 10), (1, 10)]
+        consumer.commit()
+        consumer.poll(20)
+        assert consumer.positions() == {0: 20, 1: 20}
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        assert drain(consumer) == {0: list(range(10, RECORDS)), 1: list(range(10, RECORDS))}
+        assert consumer.poll() == []
+
+
+def test_no_more_than_asked_for(directory):
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        assert sum(len(records) for _, _, records in consumer.poll(1)) == 1
+        assert sum(len(records) for _, _, records in consumer.poll(7)) == 7
+
+
+def test_a_startpoint_moves_a_running_consumer_once(directory, store):
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        drain(consumer)
+        consumer.commit()
+        sequence = store.write("billing", "orders", 0, Startpoint.timestamp(T0 + 41_500), "nonsense since 41.5 s")
+        assert [(p, epoch, records[0].offset) for p, epoch, records in consumer.poll()] == [(0, sequence, 42)]
+        consumer.commit()
+        assert drain(consumer) == {}
+    assert store.read("billing", "orders", 0) is None
+    assert [type(fact).__name__ for fact in store.history()] == ["Written", "Applied", "Consumed"]
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        assert drain(consumer) == {}, "once"
+        assert consumer.positions() == {0: RECORDS, 1: RECORDS}
+
+
+def test_a_startpoint_without_progress_is_not_used_up(directory, store, logs):
+    store.write("billing", "orders", 0, Startpoint.latest(), "only what is new")
+    with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+        assert consumer.poll() == []
+        consumer.commit()
+    logs[0].append(b"new")
+    with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+        assert drain(consumer) == {0: [RECORDS]}, "the latest of then, not of now"
+        consumer.commit()
+    assert any(isinstance(fact, Consumed) for fact in store.history())
+
+
+def test_what_was_read_and_not_committed_is_given_again(directory, store):
+    store.write("billing", "orders", 0, Startpoint.specific(30), "go")
+    for _ in range(2):
+        with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+            assert drain(consumer) == {0: list(range(30, RECORDS))}
+
+
+def test_who_lost_the_partitions_commits_nothing(directory):
+    with LogConsumer.open(directory, "orders", "billing") as old:
+        old.poll()
+        with LogConsumer.open(directory, "orders", "billing", partitions=[1]) as new:
+            new.poll(10)
+            new.commit()
+            with pytest.raises(PartitionLost):
+                old.commit()
+            assert old.positions() == {0: RECORDS}, "the lost one is read no more"
+            assert new._store.checkpoint(new._lanes[1].claim.reader).offset == 10
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        consumer.poll(0)
+        assert consumer.positions() == {0: RECORDS, 1: 10}
+
+
+def test_a_failed_startpoint_stops_its_partition_only(directory, store):
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(RECORDS + 1), "a typo")
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        with pytest.raises(StartpointFailed, match="beyond the end"):
+            consumer.poll()
+        assert drain(consumer) == {1: list(range(RECORDS))}
+        assert consumer.stopped[0].sequence == sequence
+        consumer.commit()
+        store.cancel(sequence, "a typo")
+        assert drain(consumer) == {0: list(range(RECORDS))}
+        assert consumer.stopped == {}
+
+
+def test_a_failed_startpoint_stops_a_running_partition_too(directory, store, logs):
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        drain(consumer)
+        consumer.commit()
+        store.write("billing", "orders", 0, Startpoint.timestamp(T0 + 10**9), "in the future")
+        with pytest.raises(StartpointFailed, match="no record"):
+            consumer.poll()
+        for log in logs:
+            log.append(b"new")
+        assert drain(consumer) == {1: [RECORDS]}
+        store.write("billing", "orders", 0, Startpoint.specific(RECORDS), "go on")
+        assert drain(consumer) == {0: [RECORDS]}
+
+
+def test_bootstrap_comes_first(directory, store, logs):
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        drain(consumer)
+        consumer.commit()
+    logs[0].append(b"new")
+    store.write("billing", "orders", 1, Startpoint.bootstrap(), "read the table first")
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        seen = []
+        while found := consumer.poll(25):
+            seen += [(p, record.offset) for p, _, records in found for record in records]
+            consumer.commit()
+        assert seen == [*((1, offset) for offset in range(RECORDS)), (0, RECORDS)]
+
+
+def test_bootstrapping_ones_run_together_and_go_on_after_a_restart(directory, store, logs):
+    log = SegmentLog.open(directory / "orders-2")
+    log.append([b"x"] * 5)
+    store.write("billing", "orders", 0, Startpoint.bootstrap(), "first")
+    store.write("billing", "orders", 1, Startpoint.bootstrap(), "first")
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        assert [p for p, _, _ in consumer.poll(20)] == [0, 1]
+        consumer.commit()
+    logs[0].append(b"behind the end it saw")
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        assert [p for p, _, _ in consumer.poll(20)] == [0, 1]
+        partitions = [[p for p, _, _ in found] for found in iter(lambda: consumer.poll(20), [])]
+    assert partitions[0] == [0, 1]
+    assert any(2 in found for found in partitions)
+    log.close()
+
+
+def test_an_empty_bootstrap_holds_nobody(directory, store):
+    SegmentLog.open(directory / "orders-2").close()
+    store.write("billing", "orders", 2, Startpoint.bootstrap(), "first")
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        assert drain(consumer).keys() == {0, 1}
+
+
+def test_a_failed_bootstrap_holds_nobody(directory, store):
+    store.write("billing", "orders", 1, Startpoint.bootstrap(), "first")
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        consumer.poll(10)
+        store.write("billing", "orders", 1, Startpoint.specific(RECORDS + 1), "a typo")
+        with pytest.raises(StartpointFailed):
+            consumer.poll(10)
+        assert drain(consumer).keys() == {0}
+
+
+def test_retention_and_cuts_are_told(directory, logs):
+    with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+        drain(consumer)
+        consumer.commit()
+        logs[0].truncate_to(40, force=True)
+        with pytest.raises(OffsetOutOfRange):
+            consumer.poll()
+
+
+def test_a_log_made_anew_is_told(directory, logs, tmp_path):
+    with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
+        drain(consumer)
+        consumer.commit()
+    logs[0].close()
+    logs[0].path.rename(tmp_path / "orders-0")
+    with SegmentLog.open(directory / "orders-0") as log:
+        log.append(b"another life")
+        again = LogConsumer.open(directory, "orders", "billing", partitions=[0])
+        with again as consumer, pytest.raises(CheckpointUnusable, match="made anew"):
+            consumer.poll()
+
+
+def test_a_topic_that_is_not_there(directory):
+    with pytest.raises(NotALog, match="no log of topic payments"):
+        LogConsumer.open(directory, "payments", "billing")
+    with pytest.raises(NotALog):
+        LogConsumer.open(directory, "orders", "billing", partitions=[0, 7])
+
+
+def test_close_is_idempotent(directory):
+    consumer = LogConsumer.open(directory, "orders", "billing")
+    consumer.close()
+    consumer.close()
+    for use in (consumer.poll, consumer.commit):
+        with pytest.raises(StoreClosed):
+            use()
