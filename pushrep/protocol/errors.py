@@ -1,0 +1,87 @@
+"""What a peer can do wrong on the wire, and what we can't say to it. All of the first kind close the connection.
+
+ProtocolError          the peer's bytes: log `reason`, close the connection
+  FrameTooLarge          a size above the limit; nothing of it was buffered
+  MalformedFrame         the 20 bytes before the header, or the header's CRC
+  MalformedMessage       the Avro header: not this schema, or a value out of its range
+  UnknownCall            an api key, version or kind that was never agreed on
+  UnexpectedAnswer       an answer that no request waits for
+NotInVersion           ours: the peer's version can't carry this field
+"""
+
+from pushrep.errors import PushrepError
+
+
+class ProtocolError(PushrepError):
+    """The peer broke the protocol: nothing it sends can be trusted any more. Log `reason` and close the connection."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; the connection has to be closed")
+        self.reason = reason
+
+
+class FrameTooLarge(ProtocolError):
+    """The peer announces `size` bytes where `limit` are allowed by `setting`; none of them was kept."""
+
+    def __init__(self, size: int, limit: int, setting: str) -> None:
+        super().__init__(f"a size of {size} bytes exceeds {setting} = {limit}")
+        self.size, self.limit, self.setting = size, limit, setting
+
+
+class MalformedFrame(ProtocolError):
+    """The bytes are no frame of this protocol: another protocol, a damaged stream, or TLS where none is expected."""
+
+
+class MalformedMessage(ProtocolError):
+    """The header of a frame of `call` is not what its schema says, or a value in it is impossible."""
+
+    def __init__(self, call: str, why: str) -> None:
+        super().__init__(f"{call}: {why}")
+        self.call, self.why = call, why
+
+
+class UnknownCall(ProtocolError):
+    """Nobody here speaks `api_key` in `version` as this kind of frame: ApiVersions tells what is spoken."""
+
+    def __init__(self, api_key: int, version: int, kind: int, why: str) -> None:
+        super().__init__(f"api key {api_key} version {version} kind {kind}: {why}")
+        self.api_key, self.version, self.kind = api_key, version, kind
+
+
+class UnexpectedAnswer(ProtocolError):
+    """A frame answers `correlation_id`, and no request with that number waits for it."""
+
+    def __init__(self, correlation_id: int, why: str) -> None:
+        super().__init__(f"answer to {correlation_id}: {why}")
+        self.correlation_id = correlation_id
+
+
+class NotInVersion(PushrepError):
+    """`message` in `version` has no place for `field`, and what it says would be lost: upgrade the peer."""
+
+    def __init__(self, message: str, version: int, field: str) -> None:
+        super().__init__(
+            f"{message} version {version} has no field {field}, and it is not at its default: upgrade the peer"
+        )
+        self.message, self.version, self.field = message, version, field
+
+
+class NoCommonVersion(PushrepError):
+    """The peer does not speak `call` in any version that we do: `ours` and `theirs` are (oldest, newest), or None."""
+
+    def __init__(self, call: str, ours: tuple[int, int], theirs: tuple[int, int] | None) -> None:
+        told = f"{theirs[0]} to {theirs[1]}" if theirs is not None else "none"
+        super().__init__(f"{call}: we speak versions {ours[0]} to {ours[1]}, the peer {told}: upgrade the older side")
+        self.call, self.ours, self.theirs = call, ours, theirs
+
+
+class SchemaMismatch(PushrepError):
+    """A class and its .avsc file disagree: this installation is broken, and nothing was started."""
+
+
+class TooManyInFlight(PushrepError):
+    """`limit` requests wait for their answers already: send when one has come."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} requests are in flight already: wait for an answer")
+        self.limit = limit

@@ -1,0 +1,352 @@
+"""The calls between a leader and its replicas, newest version of each; their bytes stand in schemas/ and docs/formats/.
+
+    ApiVersions        what do you speak?
+    DescribeLog        where do your logs end, and who leads? may create them
+    AppendRecords      record batches and watermarks of many partitions
+    EndOffsetForEpoch  where did an epoch end in your log? (to find where two logs parted)
+    Grant              this member leads from now on
+    FetchRecords       whole batches from your log, for who leads first and for repair
+    ListLogs           which logs do you keep?
+
+Every answer's fields but its error have defaults, so that a refusal is `AppendRecordsResponse(error_code=...)`.
+An error of the whole request stands in the answer, one of a partition beside that partition.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.values import (
+    INT_MAX,
+    LONG_MAX,
+    MEMBER_MAX,
+    OFFSET_MAX,
+    Count,
+    Counter,
+    CountOrNone,
+    Epoch,
+    EpochOrNone,
+    MemberIndex,
+    MemberIndexOrNone,
+    Offset,
+    OffsetOrNone,
+    Records,
+    Struct,
+    TimeMs,
+)
+from pushrep.push_session_end_reason import NOT_ENDED
+from pushrep.topic_id_partition import TopicIdPartition
+
+NO_OUTBOX = UUID(int=0)
+Tps: TypeAlias = tuple[TopicIdPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiVersionsRequest(Struct):
+    """The first request of a connection. The client's name and version are for the other side's log only."""
+
+    client_software_name: str = ""
+    client_software_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiVersion(Struct):
+    """One call and the versions that are spoken of it, both ends in."""
+
+    api_key: Count
+    min_version: Count
+    max_version: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiVersionsResponse(Struct):
+    """Everything that is spoken. With UNSUPPORTED_VERSION it is written in version 0, and tells what to ask with."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    api_versions: tuple[ApiVersion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member(Struct):
+    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not)."""
+
+    index: MemberIndex
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination(Struct):
+    """A Kafka topic that the outbox ships to, and the number of its partitions that was fixed for this PID epoch."""
+
+    topic_id: UUID
+    partitions: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant(Struct):
+    """Who leads an outbox, by ballot: what a member stores and shows.
+
+    `previous_*`: the list that this grant replaces, empty and 0 where it replaces none. `accepted_loss`: what an
+    operator was shown and accepted.
+    """
+
+    outbox_id: UUID
+    epoch: Epoch
+    leader: MemberIndex
+    members: tuple[Member, ...]
+    min_insync_replicas: Count
+    pid_epoch: Count
+    topic_id: UUID
+    topic: str
+    partitions: Count
+    carrier: str
+    destinations: tuple[Destination, ...] = ()
+    accepted_loss: str = ""
+    previous_members: tuple[Member, ...] = ()
+    previous_min_insync_replicas: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart(Struct):
+    """A leader epoch and its first offset in a log."""
+
+    epoch: Epoch
+    start_offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogRequest(Struct):
+    """`partitions` empty: all of the outbox. `member`: the sender's index, -1 for one that only looks."""
+
+    outbox_id: UUID
+    member: MemberIndexOrNone = -1
+    create: bool = False
+    partitions: Tps = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDescription(Struct):
+    """One log of a replica. `damaged_from`: first offset that can't be believed, -1 for a log that is whole."""
+
+    tp: TopicIdPartition
+    error_code: ErrorCode = ErrorCode.NONE
+    log_end_offset: Offset = 0
+    log_start_offset: Offset = 0
+    high_watermark: Offset = 0
+    flushed_offset: Offset = 0
+    leader_epochs: tuple[EpochStart, ...] = ()
+    damaged_from: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogResponse(Struct):
+    """`replica_epoch` goes into every AppendRecords to this replica, until it restarts. `grants`: the newest."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    replica_epoch: Counter = 0
+    logs: tuple[LogDescription, ...] = ()
+    grants: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecordsPartition(Struct):
+    """What one push session says in one request; `records` may be empty. `end_session_reason`: -1 while it goes on.
+
+    `previous_epoch`: leader epoch of the batch that ends at `append_offset`, -1 at the log's start.
+    `epoch_start_offset`: where `leader_epoch` begins in the leader's log. `restart`: the leader's log begins above the
+    replica's end, begin anew at `append_offset`.
+    """
+
+    tp: TopicIdPartition
+    leader_epoch: Epoch
+    replica_epoch: Counter
+    session_id: Counter
+    append_offset: Offset
+    previous_epoch: EpochOrNone
+    epoch_start_offset: Offset
+    high_watermark: Offset
+    log_start_offset: Offset
+    flush_wanted: bool = False
+    restart: bool = False
+    end_session_reason: CountOrNone = NOT_ENDED
+    records: Records = ()
+
+    def __post_init__(self) -> None:
+        # One expression instead of Struct's loop: this is made twice for every request (benchmarks/protocol.py).
+        if not (
+            0 <= self.leader_epoch <= INT_MAX
+            and 0 <= self.replica_epoch <= LONG_MAX
+            and 0 <= self.session_id <= LONG_MAX
+            and 0 <= self.append_offset <= OFFSET_MAX
+            and -1 <= self.previous_epoch <= INT_MAX
+            and 0 <= self.epoch_start_offset <= OFFSET_MAX
+            and 0 <= self.high_watermark <= OFFSET_MAX
+            and 0 <= self.log_start_offset <= OFFSET_MAX
+            and -1 <= self.end_session_reason <= INT_MAX
+        ):
+            Struct.__post_init__(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecordsRequest(Struct):
+    """Record batches of many partitions for one replica. A partition stands in it once."""
+
+    partitions: tuple[AppendRecordsPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecordsResult(Struct):
+    """One partition's answer, at the request's place. `grant_epoch`, `grant_leader`: of the newest grant; -1: none.
+
+    With LOG_DIVERGED, `epoch` is the replica's largest at or below `previous_epoch`, `epoch_end_offset` its end.
+    """
+
+    error_code: ErrorCode = ErrorCode.NONE
+    log_end_offset: Offset = 0
+    log_start_offset: Offset = 0
+    flushed_offset: Offset = 0
+    grant_epoch: EpochOrNone = -1
+    grant_leader: MemberIndexOrNone = -1
+    epoch: EpochOrNone = -1
+    epoch_end_offset: OffsetOrNone = -1
+
+    def __post_init__(self) -> None:
+        if not (
+            0 <= self.log_end_offset <= OFFSET_MAX
+            and 0 <= self.log_start_offset <= OFFSET_MAX
+            and 0 <= self.flushed_offset <= OFFSET_MAX
+            and -1 <= self.grant_epoch <= INT_MAX
+            and -1 <= self.grant_leader <= MEMBER_MAX
+            and -1 <= self.epoch <= INT_MAX
+            and -1 <= self.epoch_end_offset <= OFFSET_MAX
+        ):
+            Struct.__post_init__(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecordsResponse(Struct):
+    """A result for each partition, in the request's order; `grants`: whole ones that are news to the sender."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    results: tuple[AppendRecordsResult, ...] = ()
+    grants: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochQuestion(Struct):
+    """Where does `epoch` end in your log? `leader_epoch` is the asker's own."""
+
+    tp: TopicIdPartition
+    leader_epoch: EpochOrNone
+    epoch: EpochOrNone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOffsetForEpochRequest(Struct):
+    """Kafka's OffsetForLeaderEpoch, asked by the leader of its replica."""
+
+    partitions: tuple[EpochQuestion, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochEnd(Struct):
+    """The largest epoch at or below the one asked for, and where it ends; -1 and -1 where nothing is known."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    epoch: EpochOrNone = -1
+    end_offset: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOffsetForEpochResponse(Struct):
+    """An answer for each question, in the request's order."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    results: tuple[EpochEnd, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantRequest(Struct):
+    """Store this grant, on disk before you answer. `sender`: the index of the member that asks."""
+
+    grant: Grant
+    sender: MemberIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantedLog(Struct):
+    """Members are compared by (`granted_epoch`, `granted_end_offset`), the newest granted epoch and its end."""
+
+    tp: TopicIdPartition
+    error_code: ErrorCode = ErrorCode.NONE
+    granted_epoch: EpochOrNone = -1
+    granted_end_offset: Offset = 0
+    log_end_offset: Offset = 0
+    high_watermark: Offset = 0
+    damaged_from: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantResponse(Struct):
+    """`grants`: the newest here, the request's own if there is no error. `last_contact_ms`: with its leader."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    grants: tuple[Grant, ...] = ()
+    logs: tuple[GrantedLog, ...] = ()
+    last_contact_ms: TimeMs = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRecordsRequest(Struct):
+    """Whole batches from `offset` on, at least one if there is one, else at most `max_bytes`."""
+
+    tp: TopicIdPartition
+    grant_epoch: EpochOrNone
+    offset: Offset
+    max_bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRecordsResponse(Struct):
+    """The batches up to the log's end, whatever the watermark is; none at the end."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    log_end_offset: Offset = 0
+    log_start_offset: Offset = 0
+    high_watermark: Offset = 0
+    grants: tuple[Grant, ...] = ()
+    records: Records = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLogsRequest(Struct):
+    """`outbox_id` zero: of every outbox."""
+
+    outbox_id: UUID = NO_OUTBOX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedLog(Struct):
+    """A log that a node keeps. `error_code` tells why it is offline."""
+
+    outbox_id: UUID
+    tp: TopicIdPartition
+    error_code: ErrorCode = ErrorCode.NONE
+    log_end_offset: Offset = 0
+    log_start_offset: Offset = 0
+    high_watermark: Offset = 0
+    leader_epoch: EpochOrNone = -1
+    size_bytes: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLogsResponse(Struct):
+    """Every log, by outbox, topic and partition."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    logs: tuple[ListedLog, ...] = ()

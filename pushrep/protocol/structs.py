@@ -1,0 +1,138 @@
+"""Classes to the dictionaries that fastavro writes, and back. The record batches are gathered beside them.
+
+    to_datum(message, bodies)     bodies: every `records` in the schema's order, which is the order on the wire
+    from_datum(datum, body)       body: a cursor over the bytes behind the header
+
+One converter a field, made once from the class's type hints. The two messages of the hot path have roads of their own
+(hot_roads.py), which the tests hold against these.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from enum import IntEnum
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from pushrep.protocol.schema_files import RECORDS_FIELD, RECORDS_SIZE_FIELD
+from pushrep.protocol.values import Records, Struct, size_of
+from pushrep.topic_id_partition import TopicIdPartition
+
+Datum: TypeAlias = dict[str, Any]
+Bodies: TypeAlias = list[Records]
+
+_PARTITIONS_REMEMBERED = 1 << 14
+
+
+class BodyCursor:
+    """The record bytes of one frame, handed out from the front."""
+
+    __slots__ = ("_at", "_view")
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def take(self, size_bytes: int) -> Records:
+        """The next bytes, in one piece; no piece for none."""
+        if size_bytes == 0:
+            return ()
+        self._at += size_bytes
+        return (self._view[self._at - size_bytes : self._at],)
+
+
+class StructRoad(NamedTuple):
+    """How a class travels. `body_bytes(datum)`: what its records and those of its parts need, before they are there."""
+
+    to_datum: Callable[[Any, Bodies], Any]
+    from_datum: Callable[[Any, BodyCursor], Any]
+    body_bytes: Callable[[Any], int]
+
+
+def no_body(_datum: Any) -> int:
+    """Of what has no records."""
+    return 0
+
+
+@lru_cache(_PARTITIONS_REMEMBERED)
+def partition_of(topic_id: bytes, topic: str, partition: int) -> TopicIdPartition:
+    """The same object for the same partition: it stands in every request. Raises BadArgument."""
+    return TopicIdPartition(UUID(bytes=topic_id), topic, partition)
+
+
+def partition_datum(tp: TopicIdPartition) -> Datum:
+    """A partition as fastavro writes it."""
+    return {"topic_id": tp.topic_id.bytes, "topic": tp.topic, "partition": tp.partition}
+
+
+_PARTITION_ROAD = StructRoad(
+    lambda tp, _bodies: partition_datum(tp),
+    lambda datum, _body: partition_of(datum["topic_id"], datum["topic"], datum["partition"]),
+    no_body,
+)
+
+
+@cache
+def road_of(struct: type[Any]) -> StructRoad:
+    """The road of a class, made of its fields."""
+    if struct is TopicIdPartition:
+        return _PARTITION_ROAD
+    hints = get_type_hints(struct)
+    steps = [(field.name, _field_road(field.name, hints[field.name])) for field in fields(struct)]
+    steps_of_names = [(name, RECORDS_SIZE_FIELD if name == RECORDS_FIELD else name, road) for name, road in steps]
+    sized = [(avro, road.body_bytes) for _, avro, road in steps_of_names if road.body_bytes is not no_body]
+
+    def to_datum(value: Struct, bodies: Bodies) -> Datum:
+        return {avro: road.to_datum(getattr(value, name), bodies) for name, avro, road in steps_of_names}
+
+    def from_datum(datum: Datum, body: BodyCursor) -> Any:
+        return struct(**{name: road.from_datum(datum[avro], body) for name, avro, road in steps_of_names})
+
+    def body_bytes(datum: Datum) -> int:
+        return sum(size(datum[avro]) for avro, size in sized)
+
+    return StructRoad(to_datum, from_datum, body_bytes if sized else no_body)
+
+
+def _field_road(name: str, hint: Any) -> StructRoad:
+    if name == RECORDS_FIELD:
+        return _RECORDS_ROAD
+    if get_origin(hint) is tuple:
+        return _array_road(_field_road("", get_args(hint)[0]))
+    if hint is UUID:
+        return _UUID_ROAD
+    if issubclass(hint, IntEnum):
+        return StructRoad(_int_to_datum, lambda number, _body: hint(number), no_body)
+    if issubclass(hint, Struct | TopicIdPartition):
+        return road_of(hint)
+    return _PLAIN_ROAD
+
+
+def _array_road(item: StructRoad) -> StructRoad:
+    def body_bytes(datum: Any) -> int:
+        return sum(map(item.body_bytes, datum))
+
+    return StructRoad(
+        lambda values, bodies: [item.to_datum(value, bodies) for value in values],
+        lambda datum, body: tuple(item.from_datum(entry, body) for entry in datum),
+        no_body if item.body_bytes is no_body else body_bytes,
+    )
+
+
+def _records_to_datum(records: Records, bodies: Bodies) -> Any:
+    bodies.append(records)
+    return size_of(records)
+
+
+def _int_to_datum(value: Any, _bodies: Bodies) -> Any:
+    return int(value)
+
+
+def _records_bytes(size_bytes: Any) -> int:
+    if size_bytes < 0:
+        raise ValueError(f"{RECORDS_SIZE_FIELD} is {size_bytes}")
+    return int(size_bytes)
+
+
+_RECORDS_ROAD = StructRoad(_records_to_datum, lambda size, body: body.take(size), _records_bytes)
+_UUID_ROAD = StructRoad(lambda value, _bodies: value.bytes, lambda datum, _body: UUID(bytes=datum), no_body)
+_PLAIN_ROAD = StructRoad(lambda value, _bodies: value, lambda datum, _body: datum, no_body)

@@ -1,0 +1,110 @@
+"""What the fields of messages are made of: numbers with their ranges, record batches in memory or in a file.
+
+A number's range is part of its type and is checked when a message is made, ours or the peer's, so that nobody checks it
+twice: `Offset` is `int` to the type checker and "0 to 2**63 - 2" to `Struct`. "OrNone" admits -1, Kafka's word for it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Protocol, TypeAlias, get_args, get_origin, get_type_hints
+
+from pushrep.errors import BadArgument
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+OFFSET_MAX = LONG_MAX - 1  # an end offset is one more than its last record's
+MEMBER_MAX = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Both ends are in."""
+
+    low: int
+    high: int
+
+
+Offset: TypeAlias = Annotated[int, Within(0, OFFSET_MAX)]
+OffsetOrNone: TypeAlias = Annotated[int, Within(-1, OFFSET_MAX)]
+Epoch: TypeAlias = Annotated[int, Within(0, INT_MAX)]
+EpochOrNone: TypeAlias = Annotated[int, Within(-1, INT_MAX)]
+Count: TypeAlias = Annotated[int, Within(0, INT_MAX)]
+CountOrNone: TypeAlias = Annotated[int, Within(-1, INT_MAX)]
+Counter: TypeAlias = Annotated[int, Within(0, LONG_MAX)]  # replica epochs, session ids, recording ids
+CounterOrNone: TypeAlias = Annotated[int, Within(-1, LONG_MAX)]
+TimeMs: TypeAlias = Annotated[int, Within(-1, LONG_MAX)]  # since 1970; -1 where there is none
+MemberIndex: TypeAlias = Annotated[int, Within(0, MEMBER_MAX)]
+MemberIndexOrNone: TypeAlias = Annotated[int, Within(-1, MEMBER_MAX)]
+Long: TypeAlias = Annotated[int, Within(-LONG_MAX - 1, LONG_MAX)]
+
+
+class HasDescriptor(Protocol):
+    """An open file of the operating system, as `pushrep.seams.File` is."""
+
+    def fileno(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """Record batches that lie in a file: `size_bytes` from byte `position` on, for sendfile; who sends reads it."""
+
+    file: HasDescriptor
+    position: int
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.position < 0 or self.size_bytes < 0:
+            raise BadArgument("FileSlice", f"{self.size_bytes} bytes at {self.position} are no part of a file")
+
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Part: TypeAlias = Buffer | FileSlice
+Records: TypeAlias = tuple[Part, ...]
+"""Whole record batches in log order, in as many pieces as they lie in. A decoded message has at most one piece."""
+
+
+def size_of(records: Records) -> int:
+    """Bytes of all the pieces together."""
+    size = 0
+    for part in records:
+        size += part.size_bytes if isinstance(part, FileSlice) else _nbytes(part)
+    return size
+
+
+def _nbytes(part: Buffer) -> int:
+    return part.nbytes if isinstance(part, memoryview) else len(part)
+
+
+class Struct:
+    """The base of everything that a header can hold: a frozen dataclass that refuses a number out of its range."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        struct: Any = type(self)
+        for name, low, high in ranges_of(struct):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise out_of_range(self, name, low, high)
+
+
+def out_of_range(struct: Struct, name: str, low: int, high: int) -> BadArgument:
+    """What a field's refusal says."""
+    return BadArgument(f"{type(struct).__name__}.{name}", f"{getattr(struct, name)} is not from {low} to {high}")
+
+
+@cache
+def ranges_of(struct: type[Any]) -> tuple[tuple[str, int, int], ...]:
+    """(field, lowest, highest) of every number with a range."""
+    found = []
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        within = next((note for note in notes(hint) if isinstance(note, Within)), None)
+        if within is not None:
+            found.append((name, within.low, within.high))
+    return tuple(found)
+
+
+def notes(hint: Any) -> Iterable[Any]:
+    """What `Annotated` says beside the type."""
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()

@@ -1,0 +1,131 @@
+"""Messages survive the wire, however the stream is cut; what was damaged on the way is refused by name."""
+
+import dataclasses
+from enum import IntEnum
+from typing import Annotated, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pushrep.protocol.calls import PLACE_OF
+from pushrep.protocol.frames import FrameLimits, FrameReader
+from pushrep.protocol.structs import road_of
+from pushrep.protocol.values import Records, Within
+from pushrep.protocol.vocabulary import VOCABULARY
+from pushrep.topic_id_partition import TopicIdPartition
+
+LIMITS = FrameLimits()
+STRUCTS = sorted(PLACE_OF, key=lambda struct: struct.__name__)
+UUIDS = st.uuids(allow_nil=False)
+PARTITIONS = st.builds(
+    TopicIdPartition, UUIDS, st.from_regex(r"[a-z][a-zA-Z0-9._-]{0,20}", fullmatch=True), st.integers(0, 2**31 - 1)
+)
+RECORDS = st.lists(st.binary(max_size=200), max_size=3).map(tuple)
+
+
+def values_of(hint):
+    """What a field of this type may hold, over all of its range."""
+    if get_origin(hint) is Annotated:
+        if get_args(hint)[0] is not int:
+            return values_of(get_args(hint)[0])
+        (within,) = (note for note in get_args(hint)[1:] if isinstance(note, Within))
+        return st.integers(within.low, within.high) | st.sampled_from([within.low, within.high])
+    if hint == Records:
+        return RECORDS
+    if get_origin(hint) is tuple:
+        return st.lists(values_of(get_args(hint)[0]), max_size=3).map(tuple)
+    if issubclass(hint, IntEnum):
+        return st.sampled_from(hint)
+    known = {bool: st.booleans(), str: st.text(max_size=20), UUID: UUIDS, TopicIdPartition: PARTITIONS}
+    return known[hint] if hint in known else messages_of(hint)
+
+
+def messages_of(struct):
+    hints = get_type_hints(struct, include_extras=True)
+    return st.builds(struct, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(struct)})
+
+
+MESSAGES = st.one_of([messages_of(struct) for struct in STRUCTS])
+
+
+def joined(value):
+    """The same message with its records in one piece, as they come off the wire."""
+    if isinstance(value, tuple):
+        return tuple(joined(item) for item in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, TopicIdPartition):
+        return value
+    parts = {field.name: joined(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if "records" in parts:
+        data = b"".join(bytes(part) for part in value.records)
+        parts["records"] = (data,) if data else ()
+    return type(value)(**parts)
+
+
+def newest(message):
+    return VOCABULARY.versions[PLACE_OF[type(message)][0]].newest
+
+
+def wire(message, correlation_id=7):
+    return b"".join(bytes(part) for part in VOCABULARY.encode(message, newest(message), correlation_id))
+
+
+def reader():
+    return FrameReader(VOCABULARY.open, LIMITS)
+
+
+def pieces(data, cuts):
+    ends = [*sorted(cuts), len(data)]
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@given(message=MESSAGES, correlation_id=st.integers(0, 2**32 - 1))
+def test_a_message_survives_the_wire(message, correlation_id):
+    (frame,) = reader().feed(wire(message, correlation_id))
+    assert frame.message == joined(message)
+    assert (frame.correlation_id, frame.version) == (correlation_id, newest(message))
+    assert (frame.api_key, frame.kind) == PLACE_OF[type(message)]
+
+
+@given(messages=st.lists(MESSAGES, min_size=1, max_size=3), data=st.data())
+def test_a_stream_may_be_cut_anywhere(messages, data):
+    stream = b"".join(map(wire, messages))
+    cuts = data.draw(st.sets(st.integers(0, len(stream)), max_size=20))
+    cut = reader()
+    found = [frame.message for piece in pieces(stream, cuts) for frame in cut.feed(piece)]
+    assert found == [joined(message) for message in messages]
+    assert cut.is_between_frames
+    assert cut.held_bytes == 0
+
+
+@given(messages=st.lists(MESSAGES, min_size=1, max_size=3), data=st.data())
+def test_the_network_may_write_into_the_frame_itself(messages, data):
+    stream = b"".join(map(wire, messages))
+    direct, found, at = reader(), [], 0
+    while at < len(stream):
+        room = direct.get_buffer()
+        count = min(len(room), len(stream) - at, data.draw(st.integers(1, 300)))
+        room[:count] = stream[at : at + count]
+        found += direct.buffer_updated(count)
+        at += count
+    assert [frame.message for frame in found] == [joined(message) for message in messages]
+
+
+@given(message=MESSAGES)
+def test_the_road_by_hand_is_the_road_by_the_table(message):
+    road = road_of(type(message))
+    bodies = []
+    datum = road.to_datum(message, bodies)
+    spoken = VOCABULARY._spoken[(*PLACE_OF[type(message)], newest(message))]
+    by_hand = []
+    assert spoken.road.to_datum(message, by_hand) == datum
+    assert by_hand == bodies
+    assert spoken.road.body_bytes(datum) == road.body_bytes(datum)
+
+
+@settings(max_examples=10)
+@given(message=MESSAGES)
+def test_a_stream_of_single_bytes(message):
+    slow = reader()
+    found = [frame for byte in wire(message) for frame in slow.feed(bytes([byte]))]
+    assert [frame.message for frame in found] == [joined(message)]
