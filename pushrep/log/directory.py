@@ -4,6 +4,7 @@
                /.pushrep_cleanshutdown      clean marker       (clean_marker.py)
                /*-offset-checkpoint         checkpoints        (checkpoints.py)
                /.pushrep_published          for readers        (published.py)
+               /.pushrep_reserve            blocks held back   (reserve.py)
                /<topic>-<n>/                a log
 
     acquire ─ first one ─▶ lock → read → remove the marker ──▶ attach a log ⇄ close it ──▶ last release: checkpoints,
@@ -15,25 +16,25 @@ when it is attached and comes back only by `close_clean`; if we die, the marker 
 Locking, in this order: the registry's, _write_lock (files), _lock (fields; never held over a sync).
 """
 
-import errno
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 from pushrep.errors import ForkedProcess
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.clean_marker import CleanLog, read_clean_marker, remove_clean_marker, write_clean_marker
+from pushrep.log.directory_lock import take_lock
 from pushrep.log.disk_watch import DiskWatch
-from pushrep.log.errors import LogClosed, LogLocked, NotALogDirectory
+from pushrep.log.errors import LogClosed, LogLocked
 from pushrep.log.given_up import read_given_up, seen_of_removed, seen_to
 from pushrep.log.log_names import parse_log_name
 from pushrep.log.open_files import OpenFiles
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
+from pushrep.log.reserve import Reserve
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _GIVEN_UP = Checkpoint.GIVEN_UP
-LOCK_NAME = ".lock"
-# Kafka locks a file of this name by a record lock, which flock does not see: a broker must not run on this directory.
 
 
 class LogDirectory:
@@ -49,7 +50,7 @@ class LogDirectory:
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._written_ms: int | None = None
-        self._lock_file = _take_lock(path, filesystem)
+        self._lock_file = take_lock(path, filesystem)
         try:
             self._load()
         except BaseException:
@@ -108,7 +109,7 @@ class LogDirectory:
                 for name in sorted(self._attached):
                     self.detach(name, None)
                 self.sync_checkpoints()
-                write_clean_marker(self.path, self._clean, self.filesystem)
+                self.reserve.with_room(lambda: write_clean_marker(self.path, self._clean, self.filesystem))
             finally:
                 self.references = 0
                 del _REGISTRY.held[id(self.filesystem), str(self.path)]
@@ -119,6 +120,11 @@ class LogDirectory:
         """The number remembered for a log, None if there is none."""
         with self._lock:
             return self._offsets[checkpoint].get(name)
+
+    def seen_to(self, name: str) -> int:
+        """A reader may have seen what a log held below, by what stands beside it or outlived it."""
+        with self._lock:
+            return self._seen_or_given_up(name)
 
     def remember(self, name: str, offsets: dict[Checkpoint, int]) -> None:
         """Take new numbers of a log; `sync_checkpoints` puts them on disk."""
@@ -146,7 +152,7 @@ class LogDirectory:
                 self._unwritten.clear()
             try:
                 for checkpoint, offsets in changed.items():
-                    write_checkpoint(self.path, checkpoint, offsets, self.filesystem)
+                    self.reserve.with_room(partial(write_checkpoint, self.path, checkpoint, offsets, self.filesystem))
                     self._on_disk[checkpoint] = offsets
             except BaseException:
                 with self._lock:
@@ -209,6 +215,7 @@ class LogDirectory:
                 self._unwritten.add(_GIVEN_UP)
         self._attached: set[str] = set()
         self._published = PublishedFile(self.path, self.owner_pid, self.filesystem)
+        self.reserve = Reserve(self.path, self.filesystem, len(names))
         # Last of all: if anything above fails, nothing was opened and the marker is still true.
         remove_clean_marker(self.path, self.filesystem)
 
@@ -216,7 +223,7 @@ class LogDirectory:
         """Nothing that was said of another log of this name holds, but for how far that one was seen: on disk so."""
         with self._lock:
             self._refuse_attached(name)
-            seen = max(self._seen_to(name, self._published.entry(name)), self._offsets[_GIVEN_UP].get(name, 0))
+            seen = self._seen_or_given_up(name)
             self._clean.pop(name, None)
             for checkpoint in Checkpoint:
                 if self._offsets[checkpoint].pop(name, None) is not None:
@@ -226,6 +233,9 @@ class LogDirectory:
                 self._unwritten.add(_GIVEN_UP)
         if seen:
             self.sync_checkpoints()
+
+    def _seen_or_given_up(self, name: str) -> int:
+        return max(self._seen_to(name, self._published.entry(name)), self._offsets[_GIVEN_UP].get(name, 0))
 
     def _seen_to(self, name: str, entry: PublishedEntry) -> int:
         return seen_to(entry.last_words(), self._clean.get(name), self._offsets[Checkpoint.RECOVERY_POINT].get(name))
@@ -261,7 +271,7 @@ class DirectoryView:
         """What the process before us published since this machine started: newer than the checkpoints after a kill."""
         self.seen_to = seen_to
         """A reader may have seen what lay below, by what stands beside the log; see given_up.py."""
-        self.disk, self.open_files = directory.disk, directory.open_files
+        self.disk, self.open_files, self.reserve = directory.disk, directory.open_files, directory.reserve
         self._directory, self._entry = directory, entry
         self._closed = False
 
@@ -372,22 +382,6 @@ class _Registry:
         for directory in self.held.values():
             directory.disown()
         self.held.clear()
-
-
-def _take_lock(path: Path, filesystem: Filesystem) -> File:
-    try:
-        filesystem.make_directory(path)
-        return filesystem.lock(path / LOCK_NAME)
-    except LockHeld as error:
-        raise LogLocked(path, error.pid) from error
-    except (FileExistsError, NotADirectoryError) as error:
-        raise NotALogDirectory(path, "it is a file, or one of its parents is") from error
-    except PermissionError as error:
-        raise NotALogDirectory(path, "it may not be written by this user") from error
-    except OSError as error:
-        if error.errno not in {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG}:
-            raise  # the disk's or the process's trouble, not the path's
-        raise NotALogDirectory(path, os.strerror(error.errno)) from error
 
 
 _REGISTRY = _Registry()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint
 from pushrep.log.clean_marker import CleanLog, read_clean_marker
-from pushrep.log.directory import LOCK_NAME
+from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
 from pushrep.log.leader_epochs import read_leader_epochs
 from pushrep.log.log_names import list_logs, log_name, parse_log_name

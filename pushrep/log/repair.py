@@ -20,7 +20,8 @@ from typing import Any
 
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import move_aside
-from pushrep.log.directory import LOCK_NAME, DirectoryView, LogDirectory
+from pushrep.log.directory import DirectoryView, LogDirectory
+from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import CorruptPartitionMetadata, LogLocked
 from pushrep.log.inspection import LogState, checked_log, read_state
 from pushrep.log.leader_epochs import LEADER_EPOCHS_NAME, read_leader_epochs, write_leader_epochs

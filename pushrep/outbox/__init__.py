@@ -6,13 +6,16 @@ with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as 
 """
 
 from pushrep.outbox.batch import ManyReceipt, Receipt
+from pushrep.outbox.epoch import begin_pid_epoch
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
     CorruptOutboxFile,
     DeliveryFailed,
+    LogsMissing,
     MetadataGap,
     MetadataNotRising,
+    NoOutbox,
     OffsetsMoved,
     OutboxClosed,
     OutboxDiffers,
@@ -31,9 +34,11 @@ __all__ = [
     "CloseTimedOut",
     "CorruptOutboxFile",
     "DeliveryFailed",
+    "LogsMissing",
     "ManyReceipt",
     "MetadataGap",
     "MetadataNotRising",
+    "NoOutbox",
     "OffsetsMoved",
     "Outbox",
     "OutboxClosed",
@@ -44,5 +49,6 @@ __all__ = [
     "ReceiptTimeout",
     "RecordRefused",
     "SettingRefused",
+    "begin_pid_epoch",
     "read_identity",
 ]

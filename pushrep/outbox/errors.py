@@ -1,11 +1,13 @@
 """What an outbox refuses or fails at, named for what the caller does next.
 
 SettingRefused, OutboxDiffers   fix the argument of `open`     RecordRefused and below   fix the record
-CorruptOutboxFile               restore outbox.json            BufferFull                append again, later
+CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull                append again, later
+NoOutbox                        mind the path
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
 PartitionStopped, OutboxClosed, CloseTimedOut                  open again
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pushrep.errors import PushrepError
@@ -40,6 +42,30 @@ class CorruptOutboxFile(PushrepError):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: {why}")
         self.path, self.why = path, why
+
+
+class NoOutbox(PushrepError):
+    """There is no outbox in the directory, and none was to be made: look at the path. Nothing was changed."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"there is no outbox in {directory}: look at the path, or open it with create=True")
+        self.directory = directory
+
+
+class LogsMissing(PushrepError):
+    """Logs of the outbox are gone with records that readers may have seen: restore them. Nothing was changed.
+
+    `ends` is name of the log to the end of what was seen of it. `accept_loss=True` goes on without them, under a PID
+    of the next epoch, so that readers take what is appended at these offsets for new.
+    """
+
+    def __init__(self, directory: Path, ends: Mapping[str, int]) -> None:
+        named = ", ".join(f"{name} (records up to offset {end})" for name, end in ends.items())
+        super().__init__(
+            f"{directory}: {named} {'is' if len(ends) == 1 else 'are'} missing; restore what is missing, or say that "
+            "it is lost: accept_loss=True, pushrep append --accept-loss"
+        )
+        self.directory, self.ends = directory, dict(ends)
 
 
 class OutboxClosed(PushrepError):
@@ -138,15 +164,11 @@ class PartitionStopped(PushrepError):
 
 
 class OffsetsMoved(PushrepError):
-    """Somebody appended to the partition's log beside the outbox, while a batch was sealed: its keys are wrong.
-
-    Append through the outbox only. The batch is in the log under positions that another record may claim; truncate
-    the log to `got`, the first offset that its keys do not say.
+    """The partition's log was appended to, or cut, beside the outbox: it does not end where the next batch was made
+    for. Nothing was written. Open the outbox again, and append through it only.
     """
 
     def __init__(self, name: str, *, sealed_for: int, got: int) -> None:
-        super().__init__(
-            f"{name}: a batch sealed for offset {sealed_for} came to lie at {got}, because something else appended "
-            f"to the log; append through the outbox only, and truncate the log to {got}"
-        )
+        what = "cut" if got < sealed_for else "appended to by something else"
+        super().__init__(f"{name} was {what}: it ends at offset {got}, not at {sealed_for}")
         self.name, self.sealed_for, self.got = name, sealed_for, got

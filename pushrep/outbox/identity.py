@@ -5,10 +5,11 @@
 
 The PID of every record rests on outbox_id, producer, topic and pid_epoch, so a flipped bit here would turn the whole
 history into another producer's: `crc32c` is taken over the other fields as compact JSON with sorted keys.
-Written whole and atomically; read and written only under the directory's lock.
+Written whole and atomically, under the directory's lock: when the outbox is made, and when its epoch rises (epoch.py).
 """
 
 import json
+import logging
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from filtering import producer_id
 from pushrep.log.log_names import is_topic
 from pushrep.outbox.errors import CorruptOutboxFile, OutboxDiffers, SettingRefused
 from pushrep.seams import Filesystem, read_whole, write_atomic
+
+_LOG = logging.getLogger("pushrep.outbox")
 
 FILE_NAME = "outbox.json"
 VERSION = 1
@@ -119,13 +122,18 @@ def read_identity(filesystem: Filesystem, directory: Path) -> OutboxIdentity | N
     return None if data is None else decode(path, data)
 
 
+def write_identity(filesystem: Filesystem, directory: Path, identity: OutboxIdentity) -> None:
+    """Replace the file; on disk when this returns. The caller holds the directory's lock. Raises OSError."""
+    write_atomic(filesystem, directory / FILE_NAME, [encode(identity)])
+
+
 def settle_identity(
     filesystem: Filesystem, directory: Path, wanted: OutboxIdentity, *, logs_exist: bool
-) -> OutboxIdentity:
-    """The stored identity, or `wanted` made durable if there is none. The caller holds the directory's lock.
+) -> tuple[OutboxIdentity, bool]:
+    """The stored identity, or `wanted` made durable if there is none; and whether the outbox was made just now.
 
-    Raises `OutboxDiffers` where a fixed setting is asked for with another value, `CorruptOutboxFile` if logs of the
-    topic lie there without the file.
+    The caller holds the directory's lock. Raises `OutboxDiffers` where a fixed setting is asked for with another value,
+    `CorruptOutboxFile` if logs of the topic lie there without the file.
     """
     path = directory / FILE_NAME
     stored = read_identity(filesystem, directory)
@@ -134,9 +142,10 @@ def settle_identity(
             raise CorruptOutboxFile(
                 path, f"is missing beside logs of topic {wanted.topic!r}; restore it, or take another directory"
             )
-        write_atomic(filesystem, path, [encode(wanted)])
-        return wanted
+        write_identity(filesystem, directory, wanted)
+        _LOG.info("a new outbox was made in %s: producer %r, topic %r", directory, wanted.producer, wanted.topic)
+        return wanted, True
     for setting in ("topic", "producer", "partitions", "carrier"):
         if (kept := getattr(stored, setting)) != (got := getattr(wanted, setting)):
             raise OutboxDiffers(path, setting, stored=kept, got=got)
-    return stored
+    return stored, False

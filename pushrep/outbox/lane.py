@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from filtering import StreamMetadata
 from pushrep.errors import PushrepError
-from pushrep.log import Durability, LogClosed, LogDamaged, LogPoisoned, SegmentLog
+from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
 from pushrep.outbox.batch import Batch, Gate, ManyReceipt, Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import Columns
@@ -55,6 +55,8 @@ class Lane:
         self.open: Batch | None = None
         self._store = store
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
+        # Where the log ends for us. Its own word would do until somebody cuts it: below, our PID names other records.
+        self._next_offset = log.log_end_offset
         self._shared, self._settings = shared, shared.settings
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
         self._full: deque[Batch] = deque()
@@ -281,24 +283,33 @@ class Lane:
         base = 0
         try:
             for batch in round_:
-                base = log.log_end_offset  # nobody else appends: keys hold the offsets that the log will give
+                base = self._next_offset
                 sealed = batch.seal(base, pid=shared.pid, partition=self.partition, carrier=carrier, codec=codec)
-                got = log.append(sealed, durability=Durability.BUFFERED).base_offset
-                in_log += 1
-                if got != base:
-                    raise OffsetsMoved(self.name, sealed_for=base, got=got)  # noqa: TRY301
+                log.append(sealed, durability=Durability.BUFFERED, base_offset=base)
+                self._next_offset += len(batch.values)
                 bases.append(base)
                 epoch = sealed.header.leader_epoch
+            in_log = len(bases)
+        except LogEndMoved as error:
+            failure, in_log = OffsetsMoved(self.name, sealed_for=base, got=error.end), len(bases)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the receipts' answer
-            failure = error
-            if in_log == len(bases) and self._ends_above(base):
+            failure, in_log = error, len(bases)
+            if self._ends_above(base):  # a log takes a batch whole or not at all
                 in_log += 1
+                self._next_offset = base + len(batch.values)
         if bases and self._settings.durability is Durability.FLUSHED:
             try:
                 log.flush()
             except Exception as error:  # noqa: BLE001
                 failure, bases = error, []
         self._decide(round_, bases, in_log, failure, epoch)
+
+    def last_position(self, pid: int, partition: int) -> int | None:
+        """The highest source offset of the pair in the log; raises `PartitionStopped` if the log was cut meanwhile."""
+        wanted = self._next_offset  # read first: a writer may raise both meanwhile
+        if (end := self.log.log_end_offset) < wanted:
+            raise PartitionStopped(self.topic, self.partition, f"its log was cut at {end}")
+        return self.positions.get((pid, partition))
 
     def _ends_above(self, offset: int) -> bool:
         try:

@@ -26,8 +26,17 @@ from pushrep.log.directory import LogDirectory
 from pushrep.outbox.batch import Batch, Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import RecordRules
-from pushrep.outbox.errors import BufferFull, CloseTimedOut, OutboxClosed, ReceiptTimeout, RecordRefused, SettingRefused
-from pushrep.outbox.identity import OutboxIdentity, new_identity, settle_identity
+from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
+from pushrep.outbox.errors import (
+    BufferFull,
+    CloseTimedOut,
+    NoOutbox,
+    OutboxClosed,
+    ReceiptTimeout,
+    RecordRefused,
+    SettingRefused,
+)
+from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity, settle_identity
 from pushrep.outbox.lane import Lane, Shared
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
@@ -89,6 +98,8 @@ class Outbox:
         buffer_bytes: int = BUFFER_BYTES,
         block_ms: int = 60_000,
         close_timeout_s: float = 30.0,
+        create: bool = True,
+        accept_loss: bool = False,
         log_config: LogConfig | None = None,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
@@ -103,11 +114,13 @@ class Outbox:
         batch_bytes: a batch is sealed at this size; 256 KiB, or less if the log takes no such batch.
         buffer_bytes, block_ms: so much may wait in memory; beyond it `append` waits so long, then raises `BufferFull`.
         close_timeout_s: how long `close` waits for the disk.
+        create: False: refuse with `NoOutbox` where there is none, so that a mistyped path makes no new one.
+        accept_loss: go on although a partition's directory is missing that held records, with a PID of the next epoch.
         replicas, kafka, acks=ALL: not in this version; refused by name.
 
         What `last_metadata` knows is kept beside the logs; only what a crash left out is read again. Raises
-        `SettingRefused` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `LogLocked`,
-        `NotALogDirectory`, and what opening a log raises.
+        `SettingRefused` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
+        `LogLocked`, `NotALogDirectory`, and what opening a log raises.
         """
         refuse_for_now(replicas, kafka, acks)
         config = log_config if log_config is not None else LogConfig()
@@ -125,19 +138,25 @@ class Outbox:
         )
         wanted = new_identity(producer=producer, topic=topic, partitions=partitions, carrier=carrier)
         directory = Path(directory)
+        if not create and read_identity(filesystem, directory) is None:
+            raise NoOutbox(directory)
         with ExitStack() as resources:
             held = LogDirectory.acquire(directory, filesystem, clock)
             resources.callback(held.release)
             logs_exist = any(name == topic for name, _ in list_logs(held.path, filesystem))
-            identity = settle_identity(filesystem, held.path, wanted, logs_exist=logs_exist)
+            identity, is_new = settle_identity(filesystem, held.path, wanted, logs_exist=logs_exist)
+            made_anew = [] if is_new else missing_logs(held, identity, accept_loss=accept_loss)
             logs = []
             for n in range(partitions):
                 path = held.path / f"{topic}-{n}"
                 store = PositionsStore(path / POSITIONS_NAME, carrier, filesystem)
+                if was_cut(held, path.name):
+                    store.destroy()
                 log = SegmentLog.open(path, config=config, derived=(store,), filesystem=filesystem, clock=clock)
                 resources.enter_context(log)
                 store.follow(partial(getattr, log, "flushed_offset"))
                 logs.append((log, store))
+            identity = settle_epoch(held, identity, logs, made_anew)
             outbox = cls(directory, identity, settings, logs=logs, clock=clock)
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
             return outbox
@@ -223,10 +242,11 @@ class Outbox:
     def last_metadata(self, pid: int, partition: int) -> int | None:
         """The highest source offset of (pid, source partition) in the log; None if it has none. Where to go on: + 1.
 
-        Kept beside the log, and raised when a batch is written. Failed and waiting records do not count.
+        Kept beside the log, and raised when a batch is written. Failed and waiting records do not count. It answers for
+        every PID, this outbox's own of earlier epochs among them. Raises `PartitionStopped` if the log was cut.
         """
         lanes = self._lanes
-        return lanes[partition % self.identity.partitions].positions.get((pid, partition))
+        return lanes[partition % self.identity.partitions].last_position(pid, partition)
 
     def log(self, partition: int) -> SegmentLog:
         """The partition's log, for reading; append through the outbox only, which seals offsets into the keys."""

@@ -121,6 +121,12 @@ class PositionsStore:
         with self._lock:
             return dict(self._known.highest)
 
+    def knows_any(self, pairs: Iterable[Pair]) -> list[Pair]:
+        """Those of the pairs that have a record in the log."""
+        with self._lock:
+            known = self._known.highest
+            return [pair for pair in pairs if pair in known]
+
     def follow(self, flushed_offset: Callable[[], int]) -> None:
         """The log is open; what is noted from now on counts as it is flushed."""
         self._flushed = flushed_offset

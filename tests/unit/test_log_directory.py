@@ -8,7 +8,8 @@ import pytest
 
 from pushrep.log.checkpoints import Checkpoint, read_checkpoints
 from pushrep.log.clean_marker import CLEAN_MARKER_NAME, CleanLog, decode_clean_marker
-from pushrep.log.directory import LOCK_NAME, LogDirectory
+from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALogDirectory
 from pushrep.log.published import read_published
 from pushrep.seams import RealFilesystem

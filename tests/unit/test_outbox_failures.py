@@ -315,17 +315,18 @@ def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):
         log = outbox.log(0)
         append = log.append
 
-        def meddled(batch, **durability):
+        def meddled(batch, **how):
             append(b"by hand")
-            return append(batch, **durability)
+            return append(batch, **how)
 
         monkeypatch.setattr(log, "append", meddled)
         with pytest.raises(DeliveryFailed) as failed:
             outbox.append(0, b"sealed for 0").result(10)
         assert isinstance(failed.value.__cause__, OffsetsMoved)
         assert (failed.value.__cause__.sealed_for, failed.value.__cause__.got) == (0, 1)
-        assert failed.value.may_be_delivered
-        with pytest.raises(PartitionStopped):
+        assert not failed.value.may_be_delivered
+        assert [record.value for record in log.records(0)] == [b"by hand"], "its keys would say another offset"
+        with pytest.raises(PartitionStopped, match="appended to by something else.*open the outbox again"):
             outbox.append(0, b"more")
 
 

@@ -1,0 +1,142 @@
+"""The PID epoch: an outbox goes on under another PID before an offset could name a second record of it.
+
+    what came to pass                                          told by                          what `Outbox.open` does
+    a log ends below what readers may have seen of it          given-up-offset-checkpoint       raises the epoch
+    a directory is gone, and held records                      the same                         refuses: LogsMissing, or
+                                                                                                raises with accept_loss
+    a directory is gone, and nothing is known of it            its name                         raises
+    outbox.json is older than its logs                         PIDs of later epochs in them     leaps
+    everything was restored from an older copy                 nothing: an operator says so     begin_pid_epoch leaps
+
+A copy does not know which epochs were used since it was made, so behind one the epoch leaps by a random number of up to
+2^31: the next one could be the second of its name.
+
+The epoch is on disk before the numbers that called for it are struck out, and both before the first append; a crash in
+between raises it once more, which costs a PID and no record. What was seen is decided in pushrep/log/given_up.py.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pushrep.log import SegmentLog
+from pushrep.log.checkpoints import Checkpoint, read_checkpoints
+from pushrep.log.directory import LogDirectory
+from pushrep.log.log_names import log_name, parse_log_name
+from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing, NoOutbox
+from pushrep.outbox.identity import FILE_NAME, OutboxIdentity, read_identity, write_identity
+from pushrep.outbox.positions_store import PositionsStore
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+_LOG = logging.getLogger("pushrep.outbox")
+
+LATER_EPOCHS = 16
+"""So many epochs above the stored one are looked for: an older outbox.json is rarely older than a few rises."""
+
+
+def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: bool) -> list[str]:
+    """Names of the outbox's logs whose directories are not there. Raises `LogsMissing` if they held records."""
+    there = set(held.filesystem.list(held.path))
+    names = [log_name(identity.topic, n) for n in range(identity.partitions)]
+    missing = [name for name in names if name not in there]
+    ends = {name: seen for name in missing if (seen := held.seen_to(name))}
+    if ends and not accept_loss:
+        raise LogsMissing(held.path, ends)
+    for name, seen in ends.items():
+        _LOG.error("%s is missing and is made anew: its records up to offset %d are lost", held.path / name, seen)
+    return missing
+
+
+def was_cut(held: LogDirectory, name: str) -> bool:
+    """Whether the log gave up offsets since the outbox was opened last: what was noted of its records may be gone."""
+    return bool(held.checkpointed(Checkpoint.GIVEN_UP, name))
+
+
+def settle_epoch(
+    held: LogDirectory,
+    identity: OutboxIdentity,
+    logs: Sequence[tuple[SegmentLog, PositionsStore]],
+    made_anew: Iterable[str],
+) -> OutboxIdentity:
+    """The identity to append under, on disk. The logs are open and hold what they will hold; nobody appends yet."""
+    reasons = [f"{name} was missing" for name in made_anew]
+    for log, _ in logs:
+        given_up = held.checkpointed(Checkpoint.GIVEN_UP, log.path.name) or 0
+        if log.log_end_offset < given_up:
+            reasons.append(f"{log.path.name} ends at {log.log_end_offset}, and readers may have seen up to {given_up}")
+    if later := _later_epoch(identity, logs):
+        reasons.append(f"records of epoch {later} are in the logs, so {FILE_NAME} is an older copy")
+    if reasons:
+        epoch = _leap(later) if later else identity.pid_epoch + 1
+        identity = _raised(held.filesystem, held.path, identity, epoch, "; ".join(reasons))
+    struck_out = [log.path.name for log, _ in logs if was_cut(held, log.path.name)]
+    for name in struck_out:
+        held.remember(name, {Checkpoint.GIVEN_UP: 0})
+    if struck_out:
+        held.sync_checkpoints()
+    return identity
+
+
+def begin_pid_epoch(
+    directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
+) -> OutboxIdentity:
+    """Let the outbox go on under another PID: for a directory that was restored from an older copy. The new identity.
+
+    Such a copy does not know what readers have seen since it was made. Say it before the first append.
+    Raises `NoOutbox`, `CorruptOutboxFile`, `LogLocked`.
+    """
+    directory = Path(directory)
+    if read_identity(filesystem, directory) is None:
+        raise NoOutbox(directory)
+    held = LogDirectory.acquire(directory, filesystem, clock)
+    try:
+        identity = read_identity(filesystem, held.path)
+        if identity is None:
+            raise NoOutbox(directory)
+        return _raised(filesystem, held.path, identity, _leap(identity.pid_epoch), "it was asked for")
+    finally:
+        held.release()
+
+
+def pid_epoch_of_next_open(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[str, int | str] | None:
+    """What stands beside a log about its outbox, for tools that show it; None where it is no outbox's.
+
+    producer, pid, pid_epoch: as stored. given_up_to: readers may have seen offsets up to there; 0: no cut since the
+    last open. The next open raises the epoch if the log ends below it.
+    """
+    try:
+        identity = read_identity(filesystem, log.parent)
+    except CorruptOutboxFile as error:
+        _LOG.warning("%s", error)
+        return None
+    topic, partition = parse_log_name(log.name)
+    if identity is None or identity.topic != topic or partition >= identity.partitions:
+        return None
+    given_up = read_checkpoints(log.parent, filesystem).given_up_offsets
+    return {
+        "producer": identity.producer,
+        "pid": identity.pid,
+        "pid_epoch": identity.pid_epoch,
+        "given_up_to": given_up.get(log.name, 0),
+    }
+
+
+def _leap(epoch: int) -> int:
+    return epoch + 1 + secrets.randbelow(1 << 31)
+
+
+def _raised(filesystem: Filesystem, directory: Path, identity: OutboxIdentity, epoch: int, why: str) -> OutboxIdentity:
+    raised = replace(identity, pid_epoch=epoch)
+    write_identity(filesystem, directory, raised)
+    _LOG.warning("%s begins PID epoch %d (PID %d, before: %d): %s", directory, epoch, raised.pid, identity.pid, why)
+    return raised
+
+
+def _later_epoch(identity: OutboxIdentity, logs: Sequence[tuple[SegmentLog, PositionsStore]]) -> int | None:
+    """The highest epoch above the stored one that has records in the logs, None if none of the next few has."""
+    later = range(identity.pid_epoch + LATER_EPOCHS, identity.pid_epoch, -1)
+    epochs = {replace(identity, pid_epoch=epoch).pid: epoch for epoch in later}
+    found = [pid for log, store in logs for pid, _ in store.knows_any((pid, log.partition) for pid in epochs)]
+    return max((epochs[pid] for pid in found), default=None)
