@@ -1,0 +1,84 @@
+"""A few blocks held back, so that what frees space on a full disk can be done on a full disk.
+
+    <directory of logs>/.pushrep_reserve     64 KiB and 128 bytes a log, allocated, never read
+
+    truncate, purge, retention, opening, closing ─ write a checkpoint beside the old one ─▶ no room?
+        ─▶ give the reserve up ─▶ write again, rename: the old file's blocks are free ─▶ take the reserve back
+
+Without it an operator could not even cut a log off: the checkpoints have to be lowered before anything goes. Appends
+never use it. Where it could not be made, or somebody else took the blocks meanwhile, the refusal says what to do.
+"""
+
+import errno
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from pushrep.seams import Filesystem
+
+RESERVE_NAME = ".pushrep_reserve"
+RESERVE_BYTES_MIN = 64 << 10  # sixteen blocks: each small file wants one, and the directory may want one for a name
+_BYTES_A_LOG = 128  # a line of each file that lists all logs, twice: the old one and the new one
+
+_Answer = TypeVar("_Answer")
+
+
+class Reserve:
+    """The held back blocks of one directory of logs, for who holds its lock. Thread-safe."""
+
+    def __init__(self, directory: Path, filesystem: Filesystem, logs: int) -> None:
+        self._path, self._filesystem = directory / RESERVE_NAME, filesystem
+        self._size_bytes = RESERVE_BYTES_MIN + _BYTES_A_LOG * logs
+        self._lock = threading.RLock()
+        self._in_use = False
+        self._fill()
+
+    def with_room(self, write: Callable[[], _Answer]) -> _Answer:
+        """What `write` answers. If the disk has no room for it, it is called again with the reserve's room.
+
+        So it has to be a thing that can be done twice. Raises what it raises, ENOSPC and EDQUOT the second time only.
+        """
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._begin():
+                raise
+        try:
+            return write()
+        finally:
+            self._end()
+
+    def _begin(self) -> bool:
+        """False if there is nothing to give up."""
+        self._lock.acquire()
+        if not self._in_use and self._empty():
+            self._in_use = True
+            return True
+        self._lock.release()
+        return False
+
+    def _end(self) -> None:
+        self._in_use = False
+        self._fill()
+        self._lock.release()
+
+    def _empty(self) -> bool:
+        with suppress(OSError):
+            file = self._filesystem.open(self._path)
+            try:
+                if file.size():
+                    file.truncate(0)
+                    return True
+            finally:
+                file.close()
+        return False
+
+    def _fill(self) -> None:
+        with suppress(OSError):  # a disk that is full already: the next opening or cut tries again
+            file = self._filesystem.open(self._path, create=True)
+            try:
+                file.allocate(self._size_bytes)
+            finally:
+                file.close()
