@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
     from pushrep.outbox import Acks, Outbox, Receipt
     from pushrep.records import Codec, Record
+    from pushrep.startpoints import Startpoint, StartpointStore
 
 _HOME = {
     "Acks": "pushrep.outbox",
@@ -24,6 +25,8 @@ _HOME = {
     "Receipt": "pushrep.outbox",
     "Record": "pushrep.records",
     "SegmentLog": "pushrep.log",
+    "Startpoint": "pushrep.startpoints",
+    "StartpointStore": "pushrep.startpoints",
 }
 
 __all__ = [
@@ -38,6 +41,8 @@ __all__ = [
     "Receipt",
     "Record",
     "SegmentLog",
+    "Startpoint",
+    "StartpointStore",
 ]
 
 

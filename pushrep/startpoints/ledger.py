@@ -137,6 +137,17 @@ class Ledger:
         only = entry.only_reader()
         return entry.standing(only).state if only in entry.readers else entry.rest
 
+    def superseded_by(self, sequence: int) -> int | None:
+        """The newest one that stands before it for everyone it is for; if that is taken back, it is pending again."""
+        target = self._entries[sequence].written.target
+        for newer in sorted(self._entries, reverse=True):
+            if newer <= sequence:
+                return None
+            entry = self._entries[newer]
+            if entry.written.target.includes(target) and self.state(newer) not in (State.CANCELLED, State.EXPIRED):
+                return newer
+        return None
+
     def can(self, sequence: int, event: Event) -> bool:
         """Whether this event, for all, would change anything."""
         entry = self._entries[sequence]

@@ -201,7 +201,17 @@ class Target:
         if self.partition is not None:
             check_partition(self.partition)
 
+    def includes(self, other: "Target") -> bool:
+        """Whether it is for everyone whom `other` is for."""
+        return (
+            self.topic == other.topic
+            and self.partition in (None, other.partition)
+            and self.consumer in (None, other.consumer)
+            and self.task in (None, other.task)
+        )
+
     def covers(self, reader: Reader) -> bool:
+        """Whether it is for this reader."""
         return (
             self.topic == reader.topic
             and self.partition in (None, reader.partition)

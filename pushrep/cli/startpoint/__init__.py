@@ -1,0 +1,30 @@
+"""`pushrep startpoint`: where consumers start next. pushrep.startpoints does the work; here it is asked and shown.
+
+set, cancel                   write, with a reason that is kept
+list, show, history           look; no lock is taken
+export                        as Spark's startingOffsets
+"""
+
+import click
+
+from pushrep.cli.startpoint.exporting import export
+from pushrep.cli.startpoint.looking import history, list_, show
+from pushrep.cli.startpoint.setting import cancel, set_
+
+
+@click.group()
+def startpoint() -> None:
+    """Say where a consumer's partition starts next: applied once, by whoever runs or starts next, and kept as history.
+
+    \b
+      pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrote nonsense" --dry-run
+      pushrep startpoint list out            what waits, runs or stops somebody
+      pushrep startpoint cancel out 3 --reason "wrong day"
+      pushrep startpoint history out         who wished what, and what became of it
+
+    DIRECTORY is that of the logs; startpoints lie in DIRECTORY/startpoints, or where --store says.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+
+
+for command in (set_, list_, show, cancel, history, export):
+    startpoint.add_command(command)

@@ -1,0 +1,160 @@
+"""`pushrep startpoint export`: what is pending, as the words of Spark's sources, for a query with a fresh checkpoint.
+
+--for kafka      Kafka's own words, since this tool can't look at the topic: an offset, -2 earliest, -1 latest; or,
+                 if every partition starts by time, startingOffsetsByTimestamp. Relative ones are refused.
+--for pushrep    every startpoint resolved by the logs in DIRECTORY
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from pushrep.cli.log.showing import show_json
+from pushrep.cli.startpoint.options import store_of, with_store
+from pushrep.cli.startpoint.preview import partitions_of
+from pushrep.errors import PushrepError
+from pushrep.log import SegmentLog
+from pushrep.log.log_names import log_name
+from pushrep.startpoints import Kind, OutOfRange, Reader, Standing, Startpoint, State, Unresolved, facts_of, resolve
+
+_EARLIEST, _LATEST = -2, -1
+_ENDS = {Kind.EARLIEST: _EARLIEST, Kind.BOOTSTRAP: _EARLIEST, Kind.LATEST: _LATEST}
+
+
+class NotExportable(PushrepError):
+    """The startpoints can't be said in the words of the source that was asked for."""
+
+
+@click.command()
+@with_store
+@click.argument("topic")
+@click.option("--consumer", required=True, help="Whose startpoints.")
+@click.option(
+    "--for",
+    "source",
+    type=click.Choice(["kafka", "pushrep"]),
+    default="kafka",
+    show_default=True,
+    help="Spark's source that will read it.",
+)
+@click.option("--partitions", type=click.IntRange(1), help="How many there are.  [default: as many as have logs here]")
+@click.option(
+    "--default",
+    type=click.Choice(["earliest", "latest"]),
+    default="earliest",
+    show_default=True,
+    help="For partitions with neither a startpoint nor a checkpoint.",
+)
+@click.option("--remove", is_flag=True, help="Consume them with this export, so that nobody applies them again.")
+def export(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, store: str | None, topic: str, consumer: str, source: str, partitions: int | None, default: str,
+    remove: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Print options for a Spark query with a fresh checkpoint: one JSON object, option name to option value.
+
+    \b
+      pushrep startpoint export out orders --consumer billing --partitions 4
+      {"startingOffsets": "{\\"orders\\": {\\"0\\": 23, \\"1\\": -2, \\"2\\": -2, \\"3\\": -2}}"}
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    opened = store_of(directory, store)
+    opened.sweep()
+    numbers = list(range(partitions)) if partitions is not None else partitions_of(directory, topic)
+    if not numbers:
+        raise NotExportable(f"{directory} holds no log of {topic}: say how many partitions it has, --partitions")
+    pending = {n: opened.read(consumer, topic, n) for n in numbers}
+    for n, found in pending.items():
+        if found is not None and found.state is State.FAILED:
+            raise NotExportable(f"startpoint {found.sequence} failed at {topic}-{n}: {found.failure}; cancel it first")
+    stands_at = {n: opened.checkpoint(Reader(consumer, topic, n)).offset for n in numbers}
+    if source == "kafka":
+        options = kafka_words(topic, pending, stands_at, default)
+    else:
+        offsets = {n: _resolved(directory, topic, n, pending[n], stands_at[n], default) for n in numbers}
+        options = {"startingOffsets": _by_partition(topic, offsets)}
+    if remove:
+        for n, found in pending.items():
+            if found is not None:
+                opened.read(consumer, topic, n, remove=True)
+    show_json(options)
+
+
+def kafka_words(
+    topic: str, pending: Mapping[int, Standing | None], stands_at: Mapping[int, int | None], default: str
+) -> dict[str, str]:
+    """The options of Spark's Kafka source; it takes offsets or times, not both. Raises NotExportable."""
+    times, offsets, policies = {}, {}, set()
+    for n, found in pending.items():
+        if found is not None and (ms := _time_ms(found)) is not None:
+            times[n] = ms
+            policies.add(found.written.startpoint.out_of_range)
+        else:
+            offsets[n] = _kafka_offset(topic, n, found, stands_at[n], default)
+    if not times:
+        return {"startingOffsets": _by_partition(topic, offsets)}
+    # A time of 0 is the earliest there; nothing else that is not a time can stand beside one.
+    others = [n for n, offset in offsets.items() if offset != _EARLIEST]
+    if others:
+        raise NotExportable(
+            f"{topic}: partition {others[0]} starts at an offset and partition {min(times)} at a time, which Spark's "
+            "Kafka source can't mix: give all of them offsets, or all times"
+        )
+    if len(policies) > 1 or OutOfRange.EARLIEST in policies:
+        raise NotExportable(
+            f"{topic}: Spark's Kafka source knows one rule for a time without a record, error or latest; "
+            f"these startpoints say {', '.join(sorted(policies))}"
+        )
+    return {
+        "startingOffsetsByTimestamp": _by_partition(topic, times | dict.fromkeys(offsets, 0)),
+        "startingOffsetsByTimestampStrategy": str(policies.pop()),
+    }
+
+
+def _time_ms(found: Standing) -> int | None:
+    wish = found.written.startpoint
+    if found.applied is not None or wish.value is None:
+        return None
+    if wish.kind is Kind.RELATIVE_MS:
+        return max(0, found.written.created_ms + wish.value)
+    return wish.value if wish.kind is Kind.TIMESTAMP else None
+
+
+def _kafka_offset(topic: str, n: int, found: Standing | None, checkpoint: int | None, default: str) -> int:
+    if found is None:
+        return checkpoint if checkpoint is not None else _EARLIEST if default == "earliest" else _LATEST
+    if found.applied is not None:
+        return found.applied.offset
+    wish = found.written.startpoint
+    if wish.kind in _ENDS:
+        return _ENDS[wish.kind]
+    if wish.kind is Kind.RELATIVE_RECORDS and checkpoint is not None and wish.value is not None:
+        return max(0, checkpoint + wish.value)
+    if wish.value is None or wish.kind is not Kind.SPECIFIC_OFFSET:
+        raise NotExportable(
+            f"{topic}-{n}: startpoint {found.sequence}, {wish}, needs a checkpoint of the consumer, and there is none"
+        )
+    return wish.value
+
+
+def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
+    directory: Path, topic: str, n: int, found: Standing | None, checkpoint: int | None, default: str
+) -> int:
+    """The offset by the log itself. Raises NotExportable, NotALog."""
+    if found is not None and found.applied is not None:
+        return found.applied.offset
+    if found is None and checkpoint is not None:
+        return checkpoint
+    wish = found.written.startpoint if found is not None else None
+    if wish is None:
+        wish = Startpoint.earliest() if default == "earliest" else Startpoint.latest()
+    created_ms = found.written.created_ms if found is not None else 0
+    with SegmentLog.open_reader(directory / log_name(topic, n)) as reader:
+        answer = resolve(wish, facts_of(reader), created_ms=created_ms, position=checkpoint)
+    if isinstance(answer, Unresolved):
+        raise NotExportable(f"{topic}-{n}: {answer.why}")
+    return answer.offset
+
+
+def _by_partition(topic: str, values: Mapping[int, int]) -> str:
+    return json.dumps({topic: {str(n): value for n, value in sorted(values.items())}})

@@ -1,0 +1,174 @@
+"""`pushrep startpoint list`, `show`, `history`: read only, no lock."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pushrep.cli.log.showing import count, show_json, show_table
+from pushrep.cli.startpoint.options import store_of, with_json, with_store
+from pushrep.cli.startpoint.words import say_place, say_time
+from pushrep.startpoints import Ledger, NoSuchStartpoint, Standing, State, Written
+from pushrep.startpoints.events import Applied, Cancelled, Expired, Fact, Failed, to_json
+from pushrep.startpoints.states import OVER
+
+
+@click.command("list")
+@with_store
+@click.option("--consumer", help="Only those that this consumer may meet.")
+@click.option("--topic", help="Only those of this topic.")
+@click.option("--all", "all_", is_flag=True, help="Those that are over, too.")
+@with_json
+def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, store: str | None, consumer: str | None, topic: str | None, all_: bool, as_json: bool  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Show the startpoints that wait, run or stop somebody, the newest first. What is overdue is marked expired."""
+    opened = store_of(directory, store)
+    opened.sweep()
+    ledger = opened.ledger()
+    chosen = [
+        written
+        for written in reversed(list(ledger.all_written()))
+        if (topic in (None, written.target.topic) and (consumer is None or written.target.consumer in (None, consumer)))
+        and (all_ or _is_open(ledger, written.sequence))
+    ]
+    if as_json:
+        for written in chosen:
+            show_json(_as_dict(ledger, written))
+        return
+    if not chosen:
+        click.echo(
+            "no startpoints" if all_ else "no startpoints that wait, run or stop somebody; --all shows the others"
+        )
+        return
+    rows = [
+        (
+            str(written.sequence),
+            str(written.target),
+            say_place(written.startpoint),
+            _states(ledger, written.sequence),
+            say_time(written.created_ms),
+            _expires(written),
+            written.author,
+            written.reason,
+        )
+        for written in chosen
+    ]
+    show_table(None, ("number", "for", "start at", "state", "written", "expires", "by", "reason"), rows)
+
+
+@click.command()
+@with_store
+@click.argument("sequence", metavar="NUMBER", type=click.IntRange(1))
+@with_json
+def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Show one startpoint and how it stands for each consumer that met it."""
+    ledger = store_of(directory, store).ledger()
+    written = ledger.written(sequence)
+    if written is None:
+        raise NoSuchStartpoint(sequence)
+    if as_json:
+        show_json(_as_dict(ledger, written))
+        return
+    marks = ", the replay filter forgets" if written.startpoint.reset_marks else ""
+    click.echo(f"startpoint {sequence}: {written.target}: {say_place(written.startpoint)}{marks}")
+    click.echo(f"written {say_time(written.created_ms)} by {written.author}: {written.reason}")
+    click.echo(f"expires {_expires(written)}; if it does not fit: {written.startpoint.out_of_range}")
+    for reader, standing in ledger.readers(sequence).items():
+        click.echo(f"{reader}: {_standing(standing)}")
+    click.echo(f"{'it stands' if not ledger.readers(sequence) else 'all in all'}: {_states(ledger, sequence)}")
+
+
+@click.command()
+@with_store
+@click.option("--consumer", help="Only what concerns this consumer.")
+@click.option("--topic", help="Only what concerns this topic.")
+@with_json
+def history(directory: Path, store: str | None, consumer: str | None, topic: str | None, as_json: bool) -> None:  # noqa: FBT001
+    """Show all that was ever written, applied, consumed, failed, expired or cancelled, in order."""
+    written: dict[int, Written] = {}
+    for fact in store_of(directory, store).history():
+        if isinstance(fact, Written):
+            written[fact.sequence] = fact
+        if topic not in (None, written[fact.sequence].target.topic) or not _concerns(fact, written, consumer):
+            continue
+        if as_json:
+            show_json(to_json(fact))
+        else:
+            click.echo(_line(fact))
+
+
+def _concerns(fact: Fact, written: dict[int, Written], consumer: str | None) -> bool:
+    if consumer is None:
+        return True
+    if isinstance(fact, Written | Expired | Cancelled):
+        return written[fact.sequence].target.consumer in (None, consumer)
+    return fact.reader.consumer == consumer
+
+
+def _line(fact: Fact) -> str:
+    match fact:
+        case Written():
+            text = f"{fact.target}: {say_place(fact.startpoint)}, by {fact.author}: {fact.reason}"
+            return f"{say_time(fact.created_ms)}  {fact.sequence} written    {text}"
+        case Applied():
+            text = f"{fact.reader}: offset {fact.offset} of [{fact.start}, {fact.end})"
+            policy = f"; {fact.by_policy}" if fact.by_policy is not None else ""
+            return f"{say_time(fact.at_ms)}  {fact.sequence} applied    {text}{policy}"
+        case Failed():
+            return f"{say_time(fact.at_ms)}  {fact.sequence} failed     {fact.reader}: {fact.why}"
+        case Cancelled():
+            return f"{say_time(fact.at_ms)}  {fact.sequence} cancelled  by {fact.author}: {fact.reason}"
+        case Expired():
+            return f"{say_time(fact.at_ms)}  {fact.sequence} expired"
+        case _:
+            return f"{say_time(fact.at_ms)}  {fact.sequence} consumed   {fact.reader}"
+
+
+def _is_open(ledger: Ledger, sequence: int) -> bool:
+    states = {standing.state for standing in ledger.readers(sequence).values()}
+    return bool((states | {ledger.state(sequence)}) - OVER) and ledger.superseded_by(sequence) is None
+
+
+def _states(ledger: Ledger, sequence: int) -> str:
+    """One word, or how many readers stand where, and how it stands for the others."""
+    states = [str(standing.state) for standing in ledger.readers(sequence).values()]
+    rest = str(ledger.state(sequence))
+    newer = ledger.superseded_by(sequence)
+    if rest == State.PENDING and newer is not None:
+        rest = f"superseded by {newer}"
+    if set(states) <= {rest}:
+        return rest
+    counted = [f"{count(states.count(state))} {state}" for state in map(str, State) if state in states]
+    return f"{', '.join(counted)}; others {rest}"
+
+
+def _standing(standing: Standing) -> str:
+    text = str(standing.state)
+    if standing.applied is not None:
+        at = standing.applied
+        text += f", at offset {at.offset} of [{at.start}, {at.end}), {say_time(at.at_ms)}"
+        text += f"; {at.by_policy}" if at.by_policy is not None else ""
+    return f"{text}: {standing.failure}" if standing.failure is not None else text
+
+
+def _expires(written: Written) -> str:
+    return "never" if written.ttl_s is None else say_time(written.created_ms + written.ttl_s * 1000)
+
+
+def _as_dict(ledger: Ledger, written: Written) -> dict[str, Any]:
+    readers = [
+        {
+            "consumer": reader.consumer,
+            "partition": reader.partition,
+            "task": reader.task or None,
+            "state": str(standing.state),
+            "offset": standing.applied.offset if standing.applied is not None else None,
+            "failure": standing.failure,
+        }
+        for reader, standing in ledger.readers(written.sequence).items()
+    ]
+    fields = to_json(written)
+    del fields["event"]
+    state = {"state": str(ledger.state(written.sequence)), "superseded_by": ledger.superseded_by(written.sequence)}
+    return {**fields, **state, "readers": readers}

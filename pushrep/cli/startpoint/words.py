@@ -1,0 +1,72 @@
+"""What people type and read: places to start, durations, times. Pure.
+
+earliest  latest  bootstrap      the ends of the log
+1234                             an offset
+2013-07-04T14:00                 the first record at or after it (UTC if it names no zone); @MS: ms since 1970
+-90s -30m -1h -2d                so long before now
+-1000 +1                         so many records from where the consumer stands
+"""
+
+import re
+from datetime import UTC, datetime
+
+from pushrep.cli.input_lines import parse_time_ms
+from pushrep.startpoints import Kind, Startpoint
+
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
+_ENDS = {"earliest": Startpoint.earliest, "latest": Startpoint.latest, "bootstrap": Startpoint.bootstrap}
+
+
+def parse_place(text: str, *, out_of_range: str = "error", reset_marks: bool = False) -> Startpoint:
+    """The startpoint that `text` means. Raises ValueError that says what is wanted (BadArgument is one)."""
+    words = text.strip()
+    if words.lower() in _ENDS:
+        return _ENDS[words.lower()](reset_marks=reset_marks)
+    if re.fullmatch(r"[0-9]+", words):
+        return Startpoint.specific(int(words), out_of_range=out_of_range, reset_marks=reset_marks)
+    if re.fullmatch(r"[+-][0-9]+", words):
+        return Startpoint.relative(records=int(words), out_of_range=out_of_range, reset_marks=reset_marks)
+    if words.startswith("-") and _DURATION.fullmatch(words[1:]):
+        ms = -1000 * parse_duration_s(words[1:])
+        return Startpoint.relative(ms=ms, out_of_range=out_of_range, reset_marks=reset_marks)
+    try:
+        ms = parse_time_ms(words.removeprefix("@"))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no place: give earliest, latest, bootstrap, an offset, an ISO 8601 time, "
+            "-1h (so long before now) or -1000 (so many records back)"
+        ) from None
+    return Startpoint.timestamp(ms, out_of_range=out_of_range, reset_marks=reset_marks)
+
+
+def parse_duration_s(text: str) -> int:
+    """Seconds of 90s, 30m, 12h or 2d. Raises ValueError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"{text!r} is no duration: give 90s, 30m, 12h or 2d")
+    return int(match[1]) * _UNIT_S[match[2]]
+
+
+def say_place(startpoint: Startpoint) -> str:
+    """A startpoint as people read it."""
+    value = startpoint.value
+    match startpoint.kind:
+        case Kind.SPECIFIC_OFFSET:
+            return f"offset {value}"
+        case Kind.TIMESTAMP:
+            return say_time(value or 0)
+        case Kind.RELATIVE_RECORDS:
+            return f"{value:+} records"
+        case Kind.RELATIVE_MS:
+            return f"{(value or 0) / 1000:g} s"
+        case _:
+            return str(startpoint.kind).lower()
+
+
+def say_time(ms: int) -> str:
+    """UTC to the second, or the number where the calendar ends."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"@{ms}"
