@@ -1,0 +1,307 @@
+"""How a member comes to lead: an opening that renews its own grant, or a promotion that takes another's.
+
+    LOOKING ──enough answered──▶ GRANTING ──enough stored──▶ CATCHING_UP ──all fetched──▶ LEADING
+       │                            │ a newer grant             │
+       └────────────────────────────┴───────────────────────────┴──▶ REFUSED (with an error that says what to do)
+
+LOOKING asks before any number is taken, so that a promotion that can't succeed fences nobody.
+GRANTING has its number and its grant on its own disk before anybody else sees them. What counts is what members answer
+after they stored this very grant: from then on nothing older can be added to what they showed.
+CATCHING_UP fetches, for every partition, what the member that is ahead has and this one has not, and flushes it. So the
+leader holds every record that m members held.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+from pushrep.replication.effects import StoreGrant, TakeEpoch
+from pushrep.replication.epochs import (
+    EpochEnd,
+    LogEnds,
+    Ungranted,
+    common_end,
+    granted_end,
+    without_ungranted,
+)
+from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, ReplicationError, TooFewMembers
+from pushrep.replication.grants import Grant, next_ballot
+
+
+class CandidateState(Enum):
+    """Where a candidate is."""
+
+    LOOKING = auto()
+    GRANTING = auto()
+    CATCHING_UP = auto()
+    LEADING = auto()
+    REFUSED = auto()
+
+
+MAY_BECOME: Mapping[CandidateState, frozenset[CandidateState]] = MappingProxyType(
+    {
+        CandidateState.LOOKING: frozenset({CandidateState.GRANTING, CandidateState.REFUSED}),
+        CandidateState.GRANTING: frozenset({CandidateState.CATCHING_UP, CandidateState.REFUSED}),
+        CandidateState.CATCHING_UP: frozenset({CandidateState.LEADING, CandidateState.REFUSED}),
+        CandidateState.LEADING: frozenset(),
+        CandidateState.REFUSED: frozenset(),
+    }
+)
+assert MAY_BECOME.keys() == set(CandidateState), "every state has a row"
+
+
+class Purpose(Enum):
+    """What a candidate may do beyond counting."""
+
+    OPEN = auto()
+    """Renew this member's leadership; never take another's."""
+    PROMOTE = auto()
+    """Take it, but only if nobody is ahead."""
+    PROMOTE_AND_CATCH_UP = auto()
+    """Take it, and fetch first what others have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLog:
+    """One partition of a member, as candidates compare it."""
+
+    log: LogEnds
+    high_watermark: int
+    is_damaged: bool = False
+    ungranted: Ungranted | None = None
+
+    @property
+    def granted(self) -> EpochEnd:
+        """(newest granted epoch in the log, its end)."""
+        return granted_end(self.log, self.ungranted)
+
+    @property
+    def why_unfit(self) -> str | None:
+        """Why its member does not count until it is refilled."""
+        if self.is_damaged:
+            return "it is damaged"
+        if self.log.log_end_offset < self.high_watermark:
+            return f"it ends at {self.log.log_end_offset}, below its high watermark {self.high_watermark}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberAnswer:
+    """What a member says of itself: to a look, or after it stored a grant. highest_epoch: of all that it has seen."""
+
+    index: int
+    grant: Grant | None
+    highest_epoch: int
+    logs: Mapping[int, PartitionLog] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> bool:
+        return all(log.why_unfit is None for log in self.logs.values())
+
+
+class Look(NamedTuple):
+    """Ask these members for their grant and their logs."""
+
+    members: tuple[int, ...]
+
+
+class SendGrant(NamedTuple):
+    """Offer the grant to these members; their answers come after it is on their disks."""
+
+    members: tuple[int, ...]
+    grant: Grant
+
+
+class Fetch(NamedTuple):
+    """Durably: set aside what was not granted, cut at `cut_at`, then fetch up to `until` from `member`, and flush.
+
+    member: this member itself where there is only something to cut.
+    """
+
+    partition: int
+    member: int
+    cut_at: int
+    until: EpochEnd
+
+
+class Lead(NamedTuple):
+    """Durably: the grant's epoch begins at the end of every log here; nothing is ungranted any more. Then append."""
+
+    grant: Grant
+
+
+class Refused(NamedTuple):
+    """Not this time. Raise `error`, or with an opening and acks=LOCAL append under a number without a grant."""
+
+    error: ReplicationError
+
+
+CandidateEffect: TypeAlias = Look | TakeEpoch | StoreGrant | SendGrant | Fetch | Lead | Refused
+
+
+class Candidate:
+    """One attempt to lead an outbox. Not thread-safe. A refused one is thrown away; the next begins anew.
+
+    own: what this member says of itself, its ungranted numbers counted in `highest_epoch`.
+    first: the grant of an outbox that has none yet, under any number.
+    change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        purpose: Purpose,
+        own: MemberAnswer,
+        *,
+        first: Grant | None = None,
+        change: Callable[[Grant, int], Grant] | None = None,
+    ) -> None:
+        self.index, self.purpose, self._change = index, purpose, change
+        self.state = CandidateState.LOOKING
+        self.grant: Grant | None = None
+        """The one that this attempt offers, once it has a number."""
+        self._own, self._first = own, first
+        self._answers: dict[int, MemberAnswer] = {index: own}
+        self._to_fetch: set[int] = set()
+        self._was_led_by_another = False
+
+    @property
+    def base(self) -> Grant:
+        """The grant whose lists count: the newest change of members that anybody showed."""
+        shown = [answer.grant for answer in self._answers.values() if answer.grant is not None]
+        if not shown:
+            assert self._first is not None, "an outbox without a grant is opened with its first one"
+            return self._first
+        return max(shown, key=lambda grant: (grant.members_epoch, grant.epoch))
+
+    def start(self) -> list[CandidateEffect]:
+        """Ask everybody."""
+        for partition, log in sorted(self._own.logs.items()):
+            if log.why_unfit is not None:
+                return self._refuse(LogNotFit(partition, log.why_unfit))
+        return [Look(self._others()), *self._on_look()]
+
+    def on_answer(self, answer: MemberAnswer) -> list[CandidateEffect]:
+        """A member answered a look, or after it was offered the grant. What comes late changes nothing."""
+        if self.state is CandidateState.LOOKING:
+            known = set(self._others())
+            self._answers[answer.index] = answer
+            more = tuple(sorted(set(self._others()) - known))  # a newer list names members that were not asked yet
+            return [*([Look(more)] if more else []), *self._on_look()]
+        if self.state is CandidateState.GRANTING:
+            self._answers[answer.index] = answer
+            return self._on_stored()
+        return []
+
+    def on_deadline(self) -> list[CandidateEffect]:
+        """Nobody else will answer."""
+        if self.state not in {CandidateState.LOOKING, CandidateState.GRANTING}:
+            return []
+        answered = self._counting()
+        quorums = (self.grant or self.base).quorums
+        short = max(quorums, key=lambda quorum: quorum.to_lead - len(quorum.members & answered))
+        return self._refuse(
+            TooFewMembers(
+                answered=len(short.members & answered),
+                needed=short.to_lead,
+                silent=tuple(sorted(short.members - answered)),
+            )
+        )
+
+    def on_fetched(self, partition: int) -> list[CandidateEffect]:
+        """A Fetch is carried out."""
+        if self.state is not CandidateState.CATCHING_UP:
+            return []
+        self._to_fetch.discard(partition)
+        return [] if self._to_fetch else self._lead()
+
+    def _others(self) -> tuple[int, ...]:
+        return tuple(sorted(self.base.indexes - {self.index}))
+
+    def _counting(self) -> frozenset[int]:
+        """Who answered and is fit; once there is a grant, who stored it."""
+        return frozenset(
+            index
+            for index, answer in self._answers.items()
+            if answer.counts and (self.grant is None or answer.grant == self.grant)
+        )
+
+    def _on_look(self) -> list[CandidateEffect]:
+        shown = [answer.grant for answer in self._answers.values() if answer.grant is not None]
+        newest = max(shown, key=lambda grant: grant.epoch, default=None)
+        if self.purpose is Purpose.OPEN and newest is not None and newest.leader != self.index:
+            return self._refuse(NotLeader(newest.leader, newest.epoch))
+        if not self.base.may_lead(self._counting()):
+            return []
+        epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
+        if not shown:
+            grant = replace(self.base, epoch=epoch, members_epoch=epoch, leader=self.index)
+        elif self._change is not None:
+            grant = self._change(self.base, epoch)
+        else:
+            grant = self.base.renewed(epoch, self.index)
+        self._become(CandidateState.GRANTING)
+        self._was_led_by_another = newest is not None and newest.leader != self.index
+        self.grant = grant
+        stored = MemberAnswer(index=self.index, grant=grant, highest_epoch=epoch, logs=self._own.logs)
+        self._answers = {self.index: stored}
+        return [TakeEpoch(epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
+
+    def _on_stored(self) -> list[CandidateEffect]:
+        assert self.grant is not None
+        for answer in self._answers.values():
+            newer = answer.grant
+            if (
+                newer is not None
+                and newer != self.grant
+                and (newer.epoch >= self.grant.epoch or newer.members_epoch > self.grant.members_epoch)
+            ):
+                return self._refuse(NotLeader(newer.leader, newer.epoch))
+        if not self.grant.may_lead(self._counting()):
+            return []
+        fetches = self._fetches()
+        if isinstance(fetches, ReplicationError):
+            return self._refuse(fetches)
+        self._become(CandidateState.CATCHING_UP)
+        self._to_fetch = {fetch.partition for fetch in fetches}
+        return list(fetches) if fetches else self._lead()
+
+    def _fetches(self) -> list[Fetch] | ReplicationError:
+        """What has to be cut and fetched before anything is appended, or why this member can't."""
+        fetches = []
+        counting = self._counting()
+        for partition, own in sorted(self._own.logs.items()):
+            held = [
+                (answer.logs[partition].granted, index)
+                for index, answer in self._answers.items()
+                if index in counting and partition in answer.logs
+            ]
+            ahead, member = max(held, key=lambda pair: (pair[0], pair[1] == self.index))
+            granted = without_ungranted(own.log, own.ungranted)
+            if ahead == own.granted:
+                if own.ungranted is not None and self._was_led_by_another:
+                    fetches.append(Fetch(partition, self.index, granted.log_end_offset, ahead))
+                continue
+            if self.purpose is Purpose.PROMOTE:
+                return NotAhead(partition=partition, own=own.granted, member=member, theirs=ahead)
+            theirs = self._answers[member].logs[partition]
+            cut_at = common_end(granted, without_ungranted(theirs.log, theirs.ungranted))
+            if cut_at < own.high_watermark:
+                return LogNotFit(partition, f"it parts from member {member} at {cut_at}, below its high watermark")
+            fetches.append(Fetch(partition, member, cut_at, ahead))
+        return fetches
+
+    def _lead(self) -> list[CandidateEffect]:
+        assert self.grant is not None
+        self._become(CandidateState.LEADING)
+        return [Lead(self.grant)]
+
+    def _refuse(self, error: ReplicationError) -> list[CandidateEffect]:
+        self._become(CandidateState.REFUSED)
+        return [Refused(error)]
+
+    def _become(self, state: CandidateState) -> None:
+        assert state in MAY_BECOME[self.state], f"{self.state} may not become {state}"
+        self.state = state

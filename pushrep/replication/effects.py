@@ -1,0 +1,123 @@
+"""What the rules ask their caller to do: plain values, carried out in the order in which they come.
+
+An effect is over before the next one begins; "durably" means on disk by then, whatever the durability of records is.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.replication.epochs import LogEnds
+from pushrep.replication.findings import Finding
+from pushrep.replication.grants import Grant
+from pushrep.replication.messages import AppendRecordsResult, Batch
+
+
+class ReplicaSession(NamedTuple):
+    """The newest push session a replica has seen. `is_over`: its leader ended it."""
+
+    leader_epoch: int
+    session_id: int
+    is_over: bool = False
+
+
+NO_SESSION = ReplicaSession(-1, -1)
+
+
+class TakeEpoch(NamedTuple):
+    """Durably: from now on everything of an older leader is refused. A candidate's own number, too."""
+
+    leader_epoch: int
+
+
+class StoreGrant(NamedTuple):
+    """Durably: the newest grant is this one."""
+
+    grant: Grant
+
+
+class OpenSession(NamedTuple):
+    """The newest push session is this one."""
+
+    session: ReplicaSession
+
+
+class SetUngrantedAside(NamedTuple):
+    """Durably: cut what was appended without a grant, kept as `.cut`, counted, reported; the log is `log` then."""
+
+    log: LogEnds
+
+
+class Truncate(NamedTuple):
+    """Durably: checkpoints are lowered, then the log is cut, which ends at `offset` afterwards."""
+
+    offset: int
+
+
+class SetAside(NamedTuple):
+    """Durably: the log goes aside as `.stale`; an empty one begins at `offset`, its start and its watermark there."""
+
+    offset: int
+
+
+class Append(NamedTuple):
+    """Write these batches at the log's end, as they are."""
+
+    batches: tuple[Batch, ...]
+
+
+class BeginEpoch(NamedTuple):
+    """Durably: the epoch stands in the log's list of epochs, whether or not it has a record yet."""
+
+    leader_epoch: int
+    start_offset: int
+
+
+class Flush(NamedTuple):
+    """Everything that was appended is on disk."""
+
+
+class SetHighWatermark(NamedTuple):
+    """Checkpointed when it suits; it only rises, but for a cut or a log set aside."""
+
+    high_watermark: int
+
+
+class SetLogStart(NamedTuple):
+    """Records below may be removed."""
+
+    log_start_offset: int
+
+
+class CloseSession(NamedTuple):
+    """The leader said that its session is over: nothing more of it is accepted."""
+
+    reason: PushSessionEndReason
+
+
+class GoOffline(NamedTuple):
+    """The log waits for an operator; the others of the node go on."""
+
+    finding: Finding
+
+
+class Answer(NamedTuple):
+    """The last effect: all before it are done."""
+
+    result: AppendRecordsResult
+
+
+FollowerEffect: TypeAlias = (
+    TakeEpoch
+    | OpenSession
+    | SetUngrantedAside
+    | SetAside
+    | Truncate
+    | Append
+    | BeginEpoch
+    | Flush
+    | SetHighWatermark
+    | SetLogStart
+    | CloseSession
+    | GoOffline
+    | Answer
+)

@@ -1,0 +1,53 @@
+"""What a leader or a candidate refuses, named for what the caller does next."""
+
+from pushrep.errors import PushrepError
+
+
+class ReplicationError(PushrepError):
+    """The root of this room's errors."""
+
+
+class NotLeader(ReplicationError):
+    """Member `leader` was granted epoch `epoch`: this directory can go back in as a replica of it."""
+
+    def __init__(self, leader: int, epoch: int) -> None:
+        super().__init__(f"member {leader} leads since epoch {epoch}: this directory can go back in as its replica")
+        self.leader, self.epoch = leader, epoch
+
+
+class TooFewMembers(ReplicationError):
+    """Of the `needed` members that a leader needs, only `answered` answered: bring back one of `silent`."""
+
+    def __init__(self, *, answered: int, needed: int, silent: tuple[int, ...]) -> None:
+        super().__init__(f"{answered} of {needed} needed members answered: bring back one of the members {silent}")
+        self.answered, self.needed, self.silent = answered, needed, silent
+
+
+class NotAhead(ReplicationError):
+    """Another member holds more: promote `member`, or fetch its records first (`--catch-up`).
+
+    own, theirs: (newest granted epoch in the log, its end offset) of partition `partition`.
+    """
+
+    def __init__(self, *, partition: int, own: tuple[int, int], member: int, theirs: tuple[int, int]) -> None:
+        super().__init__(
+            f"partition {partition} ends at {own[1]} in epoch {own[0]} here, at {theirs[1]} in epoch {theirs[0]} at"
+            f" member {member}: promote that one, or catch up first"
+        )
+        self.partition, self.own, self.member, self.theirs = partition, own, member, theirs
+
+
+class LogNotFit(ReplicationError):
+    """Partition `partition` of this member is damaged or was cut below its own high watermark: refill it first."""
+
+    def __init__(self, partition: int, why: str) -> None:
+        super().__init__(f"partition {partition} can't lead: {why}; refill it from another member first")
+        self.partition, self.why = partition, why
+
+
+class BadGrant(ReplicationError, ValueError):
+    """A grant that contradicts itself; `why` names the field."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no grant: {why}")
+        self.why = why

@@ -1,0 +1,244 @@
+"""Who leads an outbox, by ballot: numbers, grants, and how many members have to have stored one.
+
+    N members, m = min_insync_replicas, the leader counted in both
+
+    acknowledged   m of N hold it        N - m + 1 stored the grant     lead
+                   |== m ==========|
+                         |======= N - m + 1 ====|        any two such sets meet in a member, which holds the record and
+                                                         answers nothing older: the leader finds it there
+
+A grant that changes the list or m names the one before it, too, and both have their say (a joint grant) until
+`may_settle`; the next grant then names the new list alone.
+"""
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+from uuid import UUID
+
+from pushrep.records.leader_epochs import EPOCH_MAX
+from pushrep.replication.epochs import NO_EPOCH
+from pushrep.replication.errors import BadGrant
+from pushrep.replication.outcome import Outcome
+
+BALLOT_STRIDE = 256
+"""Member i takes only numbers that are i modulo this: no two members ever take the same."""
+EPOCH_JUMP_MAX = 1 << 20
+"""4,096 openings of one member in a row that nobody heard of; more is a broken or a foreign sender."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not)."""
+
+    index: int
+    address: str = ""
+
+
+def default_min_insync(members: int) -> int:
+    """More than half, the leader counted."""
+    return members // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """N members and m of them, the two numbers that everything else follows from."""
+
+    members: frozenset[int]
+    min_insync_replicas: int
+
+    @property
+    def to_lead(self) -> int:
+        """N - m + 1: meets every m members in at least one."""
+        return len(self.members) - self.min_insync_replicas + 1
+
+    @property
+    def to_change(self) -> int:
+        """How many have to store a list that replaces this one.
+
+        Not only as many as lead: with an even N two leading sets can miss each other (4 members, m = 3: two and two),
+        and one that never heard of the new list would lead by the old. m members meet every leading set.
+        """
+        return max(self.to_lead, self.min_insync_replicas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A leader by name and number. Raises BadGrant if it contradicts itself.
+
+    members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
+    previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
+    """
+
+    outbox_id: UUID
+    epoch: int
+    leader: int
+    members: tuple[Member, ...]
+    min_insync_replicas: int
+    members_epoch: int
+    pid_epoch: int
+    topic_id: UUID
+    topic: str
+    partitions: int
+    carrier: str
+    destinations: tuple[tuple[UUID, int], ...] = ()
+    accepted_loss: str = ""
+    previous_members: tuple[Member, ...] = ()
+    previous_min_insync_replicas: int = 0
+
+    def __post_init__(self) -> None:
+        if why := _contradiction(self):
+            raise BadGrant(why)
+
+    @property
+    def quorums(self) -> tuple[Quorum, ...]:
+        """The quorums that all have to agree: one, two while the list changes."""
+        new = Quorum(frozenset(member.index for member in self.members), self.min_insync_replicas)
+        if not self.previous_members:
+            return (new,)
+        old = frozenset(member.index for member in self.previous_members)
+        return new, Quorum(old, self.previous_min_insync_replicas)
+
+    @property
+    def indexes(self) -> frozenset[int]:
+        """Every member, of both lists."""
+        return frozenset().union(*(quorum.members for quorum in self.quorums))
+
+    def may_lead(self, stored: AbstractSet[int]) -> bool:
+        """Whether the members that stored the grant are enough to lead by it."""
+        return all(len(quorum.members & stored) >= quorum.to_lead for quorum in self.quorums)
+
+    def may_acknowledge(self, in_sync: AbstractSet[int]) -> bool:
+        """Whether what all of `in_sync` hold survives the loss of any m - 1 members."""
+        return all(len(quorum.members & in_sync) >= quorum.min_insync_replicas for quorum in self.quorums)
+
+    def may_settle(self, stored: AbstractSet[int], holding: AbstractSet[int]) -> bool:
+        """Whether a joint grant may be followed by one of the new list alone.
+
+        stored: the members that stored it. holding: those that hold everything below the high watermark.
+        """
+        new, *old = self.quorums
+        return (
+            bool(old)
+            and self.may_lead(stored)
+            and all(len(quorum.members & stored) >= quorum.to_change for quorum in old)
+            and len(new.members & holding) >= new.min_insync_replicas
+        )
+
+    def renewed(self, epoch: int, leader: int) -> "Grant":
+        """The same under another number, for the same leader or another. A loss was accepted once, not again."""
+        return replace(self, epoch=epoch, leader=leader, accepted_loss="")
+
+    def with_members(self, epoch: int, members: tuple[Member, ...], min_insync_replicas: int | None = None) -> "Grant":
+        """The joint grant that begins a change of the list; None: the default m. One member at a time, or BadGrant."""
+        if self.previous_members:
+            raise BadGrant("the last change of members is not settled yet")
+        changed = {member.index for member in members} ^ {member.index for member in self.members}
+        if len(changed) > 1:
+            raise BadGrant(f"members change one at a time, not {sorted(changed)}")
+        return replace(
+            self,
+            epoch=epoch,
+            members_epoch=epoch,
+            members=members,
+            min_insync_replicas=min_insync_replicas or default_min_insync(len(members)),
+            previous_members=self.members,
+            previous_min_insync_replicas=self.min_insync_replicas,
+            accepted_loss="",
+        )
+
+    def settled(self, epoch: int) -> "Grant":
+        """The new list alone, once `may_settle`."""
+        return replace(
+            self,
+            epoch=epoch,
+            members_epoch=epoch,
+            previous_members=(),
+            previous_min_insync_replicas=0,
+            accepted_loss="",
+        )
+
+
+def next_ballot(index: int, highest_seen: int) -> int:
+    """The number that member `index` takes next: its own, and above every one that it has seen."""
+    return highest_seen + 1 + (index - highest_seen - 1) % BALLOT_STRIDE
+
+
+def owner_of(epoch: int) -> int:
+    """The index of the one member that may take this number."""
+    return epoch % BALLOT_STRIDE
+
+
+class OfferedGrant(NamedTuple):
+    """A grant that came in, beside what is known here. leader_epoch: the newest one taken in any log, -1 for none."""
+
+    offered: Grant
+    sender: int
+    kept: Grant | None
+    leader_epoch: int
+
+    @property
+    def newest_epoch(self) -> int:
+        """Of everything older nothing is stored or appended any more."""
+        return max(self.leader_epoch, self.kept.epoch if self.kept else NO_EPOCH)
+
+
+class GrantCheck(NamedTuple):
+    """One reason to refuse a grant."""
+
+    error: Outcome
+    refuses: Callable[[OfferedGrant], bool]
+
+
+def _is_another_outbox(case: OfferedGrant) -> bool:
+    return case.kept is not None and any(
+        getattr(case.kept, name) != getattr(case.offered, name) for name in _FIXED_AT_CREATION
+    )
+
+
+_FIXED_AT_CREATION = ("outbox_id", "topic_id", "topic", "partitions", "carrier")
+GRANT_CHECKS: tuple[GrantCheck, ...] = (
+    GrantCheck(Outcome.INCONSISTENT_OUTBOX, _is_another_outbox),
+    GrantCheck(Outcome.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
+    GrantCheck(Outcome.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
+    GrantCheck(
+        Outcome.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old one
+        lambda case: case.kept is not None and case.offered.members_epoch < case.kept.members_epoch,
+    ),
+    GrantCheck(Outcome.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
+    GrantCheck(
+        Outcome.IMPOSSIBLE_EPOCH,  # one number, one grant
+        lambda case: case.kept is not None and case.offered.epoch == case.kept.epoch and case.offered != case.kept,
+    ),
+    GrantCheck(
+        Outcome.IMPOSSIBLE_EPOCH,  # a member without a grant has nothing to measure a jump by
+        lambda case: case.kept is not None and case.offered.epoch - case.newest_epoch > EPOCH_JUMP_MAX,
+    ),
+)
+"""In this order; a grant that passes all is stored, on disk before the answer."""
+
+
+def judge_grant(case: OfferedGrant) -> Outcome:
+    """NONE: store it (if it is not the kept one already), then answer. Else answer so, with the grant that is kept."""
+    return next((check.error for check in GRANT_CHECKS if check.refuses(case)), Outcome.NONE)
+
+
+def _contradiction(grant: Grant) -> str | None:
+    """Why it is none, in words."""
+    if not 0 <= grant.epoch <= EPOCH_MAX or owner_of(grant.epoch) != grant.leader:
+        return f"epoch {grant.epoch} is not member {grant.leader}'s to take"
+    if grant.members_epoch > grant.epoch:
+        return f"members_epoch {grant.members_epoch} lies above epoch {grant.epoch}"
+    lists = [(grant.members, grant.min_insync_replicas)]
+    if grant.previous_members:
+        lists.append((grant.previous_members, grant.previous_min_insync_replicas))
+    for members, min_insync in lists:
+        indexes = {member.index for member in members}
+        if len(indexes) != len(members) or not all(0 <= index < BALLOT_STRIDE for index in indexes):
+            return f"member indexes are from 0 to {BALLOT_STRIDE - 1}, each once: {sorted(m.index for m in members)}"
+        if not 1 <= min_insync <= len(members):
+            return f"min_insync_replicas = {min_insync} of {len(members)} members"
+    if not any(member.index == grant.leader for members, _ in lists for member in members):
+        return f"leader {grant.leader} is no member"
+    return None

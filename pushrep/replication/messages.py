@@ -1,0 +1,82 @@
+"""AppendRecords and its answer as the rules see them: the fields of the wire by the same names, batches already split.
+
+`batches_of` splits and checks what came in; nothing here keeps a copy of a record.
+"""
+
+from typing import NamedTuple
+
+from pushrep.push_session_end_reason import NOT_ENDED
+from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
+from pushrep.replication.epochs import NO_EPOCH
+from pushrep.replication.outcome import Outcome
+
+
+class Batch(NamedTuple):
+    """A record batch: the offsets [base_offset, next_offset), the epoch that wrote it, and its bytes."""
+
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+    data: bytes | memoryview
+
+
+class AppendRecords(NamedTuple):
+    """What one push session says about one partition; `batches` may be empty.
+
+    previous_epoch: of the batch that ends at `append_offset`, -1 where the leader's log starts.
+    epoch_start_offset: where `leader_epoch` starts in the leader's log; what lies below was there when it was granted.
+    restart: the leader's log starts above what the replica has; begin anew at `append_offset`.
+    is_whole: False if some bytes were no batch (`batches_of` says so).
+    """
+
+    leader_epoch: int
+    replica_epoch: int
+    session_id: int
+    append_offset: int
+    previous_epoch: int
+    epoch_start_offset: int
+    high_watermark: int
+    log_start_offset: int
+    flush_wanted: bool = False
+    restart: bool = False
+    end_session_reason: int = NOT_ENDED
+    batches: tuple[Batch, ...] = ()
+    is_whole: bool = True
+
+    @property
+    def end_offset(self) -> int:
+        """Up to here a replica that accepts it holds what the leader holds."""
+        return self.batches[-1].next_offset if self.batches else self.append_offset
+
+
+class AppendRecordsResult(NamedTuple):
+    """A replica's answer. `grant_epoch`, `grant_leader`: of the newest grant it keeps, -1 without one.
+
+    With LOG_DIVERGED (`epoch`, `epoch_end_offset`) is its largest epoch at or below the previous epoch and that one's
+    end; -1 and -1 say that the log waits for an operator.
+    """
+
+    error: Outcome = Outcome.NONE
+    log_end_offset: int = 0
+    log_start_offset: int = 0
+    flushed_offset: int = 0
+    grant_epoch: int = NO_EPOCH
+    grant_leader: int = -1
+    epoch: int = NO_EPOCH
+    epoch_end_offset: int = -1
+
+
+def batches_of(data: bytes) -> tuple[tuple[Batch, ...], bool]:
+    """The batches in `data`, each with good magic, size and CRC-32C, and whether `data` is nothing but those."""
+    batches: list[Batch] = []
+    view, at = memoryview(data), 0
+    try:
+        while at < len(data):
+            header = BatchHeader.parse(data, at)
+            batch = view[at : at + header.size_bytes]
+            RecordBatch.check(batch, header)
+            batches.append(Batch(header.base_offset, header.next_offset, header.leader_epoch, batch))
+            at += header.size_bytes
+    except CorruptRecordBatch:
+        return tuple(batches), False
+    return tuple(batches), True
