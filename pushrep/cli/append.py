@@ -77,11 +77,15 @@ _PROGRESS_EVERY = 4096  # lines
     show_default=True,
     help="A line that is no record: stop there, or name it on standard error and go on.",
 )
+@click.option(
+    "--accept-loss", is_flag=True, help="Go on although the directory of a partition that held records is missing."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as a JSON object.")
 def append(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, file: Path, format_: str, value: str, delimiter: str, partitions: int | None,
     producer: str | None, carrier: str | None, partition: int | None, partition_by: str | None,
-    timestamp_column: str | None, source: str | None, durability: str, on_bad_line: str, as_json: bool,  # noqa: FBT001
+    timestamp_column: str | None, source: str | None, durability: str, on_bad_line: str,
+    accept_loss: bool, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Append the lines of FILE (- is standard input) to the log of TOPIC in DIRECTORY, which is made if missing.
 
@@ -125,7 +129,7 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
         outbox = resources.enter_context(Outbox.open(
             directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
             carrier=carrier or (stored.carrier if stored else "key"),
-            durability=Durability[durability.upper()], log_config=config,
+            durability=Durability[durability.upper()], accept_loss=accept_loss, log_config=config,
         ))  # fmt: skip
         appender = Appender(outbox, rules, name, choices.placement)
         with _progress(stream) as advance:

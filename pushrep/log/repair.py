@@ -133,6 +133,7 @@ class Repairer:
                 assert copy is not None
                 self._splice(segment, copy, report)
             if place is not None:
+                view.give_up(max(view.seen_to, report.before.verified_to))
                 report.cut = self._cut(view, place)
             self._mend_small_files(report, copy)
             named = {finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is Kind.INDEX}
@@ -319,6 +320,8 @@ class Repairer:
                 file.close()
         recovery_point = end if found.is_whole else max(end, view.recovery_point or 0)
         high_watermark = end if view.high_watermark is None else min(end, view.high_watermark)
+        if end < view.seen_to:  # a copy that ends earlier than ours did
+            view.give_up(view.seen_to)
         view.checkpoint(recovery_point=recovery_point, high_watermark=high_watermark)
         view.sync_checkpoints()
         epochs = read_leader_epochs(self._log, self._filesystem)

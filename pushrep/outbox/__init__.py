@@ -6,7 +6,7 @@ with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as 
 """
 
 from pushrep.outbox.batch import ManyReceipt, Receipt
-from pushrep.outbox.epoch import begin_pid_epoch
+from pushrep.outbox.epoch import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
@@ -50,5 +50,6 @@ __all__ = [
     "RecordRefused",
     "SettingRefused",
     "begin_pid_epoch",
+    "outbox_of_log",
     "read_identity",
 ]

@@ -100,8 +100,8 @@ def begin_pid_epoch(
         held.release()
 
 
-def pid_epoch_of_next_open(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[str, int | str] | None:
-    """What stands beside a log about its outbox, for tools that show it; None where it is no outbox's.
+def outbox_of_log(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[str, int | str] | None:
+    """What stands beside a log about its outbox, for tools that show it; None where it is no outbox's. Takes no lock.
 
     producer, pid, pid_epoch: as stored. given_up_to: readers may have seen offsets up to there; 0: no cut since the
     last open. The next open raises the epoch if the log ends below it.

@@ -326,7 +326,7 @@ def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):
         assert (failed.value.__cause__.sealed_for, failed.value.__cause__.got) == (0, 1)
         assert not failed.value.may_be_delivered
         assert [record.value for record in log.records(0)] == [b"by hand"], "its keys would say another offset"
-        with pytest.raises(PartitionStopped, match="appended to by something else.*open the outbox again"):
+        with pytest.raises(PartitionStopped, match=r"appended to by something else.*open the outbox again"):
             outbox.append(0, b"more")
 
 

@@ -1,7 +1,7 @@
 """`pushrep log`: the tools around the files of a log. The work is done in pushrep.log; here it is asked for and shown.
 
 ls, describe, dump, verify            read only, beside a running writer
-repair, truncate, rebuild-index       take the writer's lock; refused, with its pid, while one runs
+repair, truncate, rebuild-index, new-epoch   take the writer's lock; refused, with its pid, while one runs
 """
 
 import click
@@ -9,6 +9,7 @@ import click
 from pushrep.cli.log.changing import rebuild_index, repair, truncate
 from pushrep.cli.log.dumping import dump
 from pushrep.cli.log.looking import describe, ls
+from pushrep.cli.log.pids import new_epoch
 from pushrep.cli.log.verifying import verify
 
 
@@ -27,5 +28,5 @@ def log() -> None:
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 
-for command in (ls, describe, dump, verify, repair, truncate, rebuild_index):
+for command in (ls, describe, dump, verify, repair, truncate, rebuild_index, new_epoch):
     log.add_command(command)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from pushrep.cli.log.pids import outbox_after_cut, tell_outbox
 from pushrep.cli.log.showing import show_json, size
 from pushrep.cli.log.verifying import tell_findings
 from pushrep.log import SegmentLog
@@ -42,10 +43,12 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     if cut_name is not None and cut_name != name:
         raise click.BadParameter(f"{cut_name!r} is not this log's name, {name}", param_hint="--cut")
     report = Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut_name is not None, dry_run=dry_run)
+    outbox = None if report.after is None else outbox_after_cut(checked_log(log), report.after.verified_to)
     if as_json:
-        show_json(report.as_dict())
+        show_json(report.as_dict() | {"outbox": outbox})
     else:
         _tell(report)
+        tell_outbox(checked_log(log), outbox)
     if not report.is_whole and not dry_run:
         click.get_current_context().exit(1)
 
@@ -88,10 +91,12 @@ def truncate(log: Path, offset: int, force: bool, as_json: bool) -> None:  # noq
     with SegmentLog.open(path) as opened:
         before = opened.log_end_offset
         end = opened.truncate_to(offset, force=force)
+    outbox = outbox_after_cut(path, end)
     if as_json:
-        show_json({"log": path.name, "log_end_offset_before": before, "log_end_offset": end})
+        show_json({"log": path.name, "log_end_offset_before": before, "log_end_offset": end, "outbox": outbox})
     else:
         click.echo(f"{path.name}: the log ended at {before:,}, it ends at {end:,} now")
+        tell_outbox(path, outbox)
 
 
 @click.command("rebuild-index")

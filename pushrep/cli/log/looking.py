@@ -19,6 +19,7 @@ from pushrep.log.inspection import (
 )
 from pushrep.log.leader_epochs import read_leader_epochs
 from pushrep.log.partition_metadata import read_partition_metadata
+from pushrep.outbox import outbox_of_log
 from pushrep.seams import REAL_FILESYSTEM
 
 _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
@@ -64,7 +65,7 @@ def _row(one: LogSummary) -> tuple[str, ...]:
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object.")
 def describe(log: Path, as_json: bool) -> None:  # noqa: FBT001 - as above
-    """Show one LOG: its segments and indexes, leader epochs, checkpoints, clean marker, id, and what lies aside.
+    """Show one LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, what lies aside.
 
     Aside lies what recovery and repair kept: .cut (taken off the end), .corrupt (replaced), .stale and .tmp files.
     """
@@ -85,6 +86,10 @@ def describe(log: Path, as_json: bool) -> None:  # noqa: FBT001 - as above
     epochs = facts["leader_epochs"]
     shown = "none kept" if epochs is None else ", ".join(f"{epoch} from {start}" for epoch, start in epochs)
     click.echo(f"{'leader epochs':20} {shown}")
+    if (outbox := facts["outbox"]) is not None:
+        click.echo(f"{'outbox':20} producer {outbox['producer']}, PID {outbox['pid']}, epoch {outbox['pid_epoch']}")
+        if outbox["given_up_to"]:
+            click.echo(f"{'given up to':20} {outbox['given_up_to']}")
     rows = [
         (f"{s['base_offset']:020d}", size(s["size_bytes"]), count(s["index_entries"]), count(s["time_index_entries"]))
         for s in facts["segments"]
@@ -119,6 +124,7 @@ def _facts(log: Path) -> dict[str, Any]:
             "log_start_offset": state.log_start_offset,
             "high_watermark": state.high_watermark,
         },
+        "outbox": outbox_of_log(log),
         "leader_epochs": None if epochs is None else [list(entry) for entry in epochs.entries],
         "segments": [asdict(segment) for segment in segment_facts(log)],
         "leftovers": [{"name": name, "size_bytes": size_bytes} for name, size_bytes in leftovers(log)],
