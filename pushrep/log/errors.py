@@ -136,6 +136,20 @@ class LogEndMoved(PushrepError):
         self.path, self.expected, self.end = path, expected, end
 
 
+class NoRoomToCut(PushrepError):
+    """The disk has no room for the copy that is kept of what a cut takes off, or for the few bytes that go before it.
+
+    Nothing was changed. Free space, up to `wanted_bytes`, then do the same again. `errno` is the system's number.
+    """
+
+    def __init__(self, path: Path, wanted_bytes: int, cause: OSError) -> None:
+        super().__init__(
+            f"{path}: {cause.strerror or cause}; nothing was cut: {append_remedy(cause)} ({wanted_bytes} bytes at "
+            "most), then do it again"
+        )
+        self.path, self.wanted_bytes, self.errno = path, wanted_bytes, cause.errno
+
+
 class DiskAboveLimit(AppendFailed):
     """The disk is fuller than the log's settings allow: free space, or raise the limit, and append again.
 

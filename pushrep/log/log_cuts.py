@@ -10,13 +10,17 @@ and what lies below the log start is removed by the next opening.
 """
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
 from pushrep.errors import PushrepError
-from pushrep.log.cutting import keep_tail, move_aside, remove_segments
+from pushrep.log.cutting import keep_range, move_aside, remove_segments
+from pushrep.log.errors import NoRoomToCut
 from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
 from pushrep.log.log_writer import LogWriter
+from pushrep.log.reserve import RESERVE_BYTES_MIN
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import CORRUPT_SUFFIX, list_segments
 
@@ -25,13 +29,14 @@ class CuttableLog(LogWriter):
     """The one writer of a log, with its cuts. Thread-safe; `truncate_to` and `quarantine` while keeping is paused."""
 
     def truncate_to(self, offset: int) -> int:
-        """Cut at the base of the batch that holds `offset`; where. The caller checked the range."""
+        """Cut at the base of the batch that holds `offset`; where. The caller checked the range. Raises NoRoomToCut."""
         with self._own_turn(), self._lock:
             self._check_writable()
             if offset >= self.log_end_offset:
                 return self.log_end_offset
             number = max(i for i, base in enumerate(self._bases) if base <= offset)
-            self._around.view.give_up(self.log_end_offset)
+            with self._wanting_room():
+                self._around.view.give_up(self.log_end_offset)
             self._changed = True
             try:
                 at = self._cut(number, offset)
@@ -55,7 +60,8 @@ class CuttableLog(LogWriter):
             self._publish()
             gone = [base for base, next_base in pairwise(self._bases) if next_base <= self.log_start_offset]
         try:
-            self.checkpoint()  # the recovery point with it: a log must never end below its start
+            # The recovery point with it: a log must never end below its start.
+            around.view.reserve.with_room(self.checkpoint)
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
@@ -71,24 +77,26 @@ class CuttableLog(LogWriter):
     def quarantine(self) -> tuple[str, ...]:
         """Set everything from the damage on aside as `.corrupt`; the names of those files. The log takes appends then.
 
-        Order: checkpoints, later segments newest first, the tail of the damaged one, epochs. Nothing is thrown away.
+        Order: a copy of the damaged one's tail, checkpoints, later segments newest first, the tail, epochs. Nothing is
+        thrown away. Raises NoRoomToCut if the disk has no room for the copy; nothing was changed then.
         """
         around, damaged_from = self._around, self._report.damaged_from
         if damaged_from is None:
             return ()
         with self._own_turn(), self._lock:
             self.check_open()
-            around.view.give_up(around.view.seen_to)
+            segment = self._active
+            position = segment.size_bytes
+            tail = keep_range(around.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
+            with self._wanting_room():
+                around.view.give_up(around.view.seen_to)
+            self._lower_checkpoints(damaged_from)
             self._changed = True
             try:
-                self._lower_checkpoints(damaged_from)
                 # Not only those that the log counts as its own: it ends at the damage.
                 later = [base for base in list_segments(around.filesystem, around.view.path) if base > self._bases[-1]]
                 kept, _ = move_aside(around.filesystem, around.view.path, later, suffix=CORRUPT_SUFFIX)
-                segment = self._active
-                position = segment.size_bytes
-                tail = keep_tail(around.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
-                segment.cut(position, damaged_from)
+                around.view.reserve.with_room(lambda: segment.cut(position, damaged_from))
                 around.filesystem.sync_directory(around.view.path)
                 self._keep_epochs(self._epochs.cut_from(damaged_from))
             except BaseException as error:
@@ -106,15 +114,19 @@ class CuttableLog(LogWriter):
             segment = Segment(around.filesystem, around.view.path, base, self._config)
         following = self._bases[number + 1] if number + 1 < len(self._bases) else None
         in_hole = following is not None and following <= around.view.cleaned_offset
-        position, end = segment.locate(offset, may_end_before=in_hole)
-        self._housekeeping.about_to_cut(end)
+        try:
+            position, end = segment.locate(offset, may_end_before=in_hole)
+            self._housekeeping.about_to_cut(end)
+            self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=end)
+        except BaseException:
+            segment.close()
+            raise
         self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
         # A start inside of the batch that goes, as `delete_records` leaves it: no log begins above its end.
         self.log_start_offset = min(self.log_start_offset, end)
         self._publish()  # before the files change: readers take what they then miss for cut, not for corrupt
-        self._lower_checkpoints(self.flushed_offset, high_watermark=end)
         move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
-        segment.cut(position, end)
+        around.view.reserve.with_room(lambda: segment.cut(position, end))
         around.filesystem.sync_directory(around.view.path)
         self._active, self._bases = segment, self._bases[: number + 1]
         self.flushed_offset = end
@@ -129,9 +141,21 @@ class CuttableLog(LogWriter):
             recovery_point=recovery_point,
             high_watermark=recovery_point if high_watermark is None else high_watermark,
         )
-        view.sync_checkpoints()
+        with self._wanting_room():
+            view.sync_checkpoints()
+
+    @contextmanager
+    def _wanting_room(self) -> Iterator[None]:
+        """NoRoomToCut if even the reserve has none. A number that some file got by then does no harm: it is lower."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise NoRoomToCut(self._around.view.path, RESERVE_BYTES_MIN, error) from error
 
     def _keep_epochs(self, epochs: LeaderEpochs) -> None:
         if epochs is not self._epochs:
             self._epochs = epochs if epochs.entries else epochs.assigned(0, self.log_end_offset)
-            write_leader_epochs(self._around.view.path, self._epochs, self._around.filesystem)
+            around, kept = self._around, self._epochs
+            around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, kept, around.filesystem))

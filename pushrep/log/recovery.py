@@ -16,14 +16,14 @@ from typing import Protocol
 from pushrep.log.checkpoints import Checkpoint
 from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import keep_tail, move_aside, remove_segments
+from pushrep.log.cutting import keep_range, move_aside, remove_segments
 from pushrep.log.errors import CorruptLog, LogPoisoned
 from pushrep.log.joints import sealed_end
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scan import Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
-from pushrep.log.segment_files import orphan_indexes_in, segment_path, segments_in, swaps_in
+from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_path, segments_in, swaps_in
 from pushrep.seams import Clock, Filesystem
 
 
@@ -78,7 +78,7 @@ class Recovery:
         bases = segments_in(names)
         self._refuse_half_replaced(names)
         bases = self._without_those_below(bases, log_start_offset or 0)
-        for name in orphan_indexes_in(names):
+        for name in (*orphan_indexes_in(names), *half_made_in(names)):
             self._filesystem.remove(self._directory / name)
         if not bases:
             return self._new(recovery_point, log_start_offset)
@@ -218,10 +218,10 @@ class Recovery:
         segment.close()
 
     def _cut(self, segment: Segment, torn: TornTail, later: Sequence[int]) -> Cut:
+        tail = keep_range(self._filesystem, segment.path, segment.file, torn.position)
         self._progress.about_to_cut(torn.next_offset)
         kept, size_bytes = move_aside(self._filesystem, self._directory, later)
         size_bytes += segment.file.size() - torn.position
-        tail = keep_tail(self._filesystem, segment.path, segment.file, torn.position)
         segment.file.truncate(torn.position)
         return Cut(
             offset=torn.next_offset,

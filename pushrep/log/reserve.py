@@ -31,8 +31,8 @@ class Reserve:
     def __init__(self, directory: Path, filesystem: Filesystem, logs: int) -> None:
         self._path, self._filesystem = directory / RESERVE_NAME, filesystem
         self._size_bytes = RESERVE_BYTES_MIN + _BYTES_A_LOG * logs
-        self._lock = threading.RLock()
-        self._in_use = False
+        self._lock = threading.Lock()  # not held while something is written: who writes holds locks of its own
+        self._users = 0
         self._fill()
 
     def with_room(self, write: Callable[[], _Answer]) -> _Answer:
@@ -52,17 +52,17 @@ class Reserve:
 
     def _begin(self) -> bool:
         """False if there is nothing to give up."""
-        self._lock.acquire()
-        if not self._in_use and self._empty():
-            self._in_use = True
+        with self._lock:
+            if not self._users and not self._empty():
+                return False
+            self._users += 1
             return True
-        self._lock.release()
-        return False
 
     def _end(self) -> None:
-        self._in_use = False
-        self._fill()
-        self._lock.release()
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._fill()
 
     def _empty(self) -> bool:
         with suppress(OSError):

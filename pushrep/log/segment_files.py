@@ -4,22 +4,25 @@
 00000000000000001042.index           .timeindex, both rebuilt from the .log at need
 00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
                                      .corrupt in place of .cut: what was set aside because it is damaged
+00000000000000001042.log.4096.cut.part   .log.repair: a copy that is being made; the next opening removes one left over
 00000000000000001042.log.swap        a broker's, which was to replace this segment and perhaps the next ones
 
 What else a broker leaves there (.snapshot, .txnindex, .deleted, .cleaned) is neither read nor removed.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pushrep.seams import Filesystem
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
 CUT_SUFFIX, CORRUPT_SUFFIX = ".cut", ".corrupt"
+PART_SUFFIX, REPAIR_SUFFIX = ".part", ".repair"
 
 _SEGMENT = re.compile(r"([0-9]{20})\.log")
 _SWAP = re.compile(r"[0-9]{20}\.log\.swap")
+_HALF_MADE = re.compile(r"[0-9]{20}\.log(?:\.repair|\.[0-9]+\.(?:cut|corrupt)\.part)")
 _OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex)")
 
 
@@ -49,10 +52,21 @@ def swaps_in(names: Iterable[str]) -> list[str]:
     return [name for name in names if _SWAP.fullmatch(name)]
 
 
-def free_name(filesystem: Filesystem, path: Path) -> Path:
-    """`path`, or the first of `path.1`, `path.2` ... that is not taken: what is kept aside is never overwritten."""
+def half_made_in(names: Iterable[str]) -> list[str]:
+    """Names of copies that nobody finished: what they were to hold is still where it was."""
+    return [name for name in names if _HALF_MADE.fullmatch(name)]
+
+
+def taken_names(filesystem: Filesystem, path: Path) -> Iterator[Path]:
+    """`path`, `path.1` and so on, as far as they exist."""
     candidate, number = path, 0
     while filesystem.exists(candidate):
+        yield candidate
         number += 1
         candidate = path.with_name(f"{path.name}.{number}")
-    return candidate
+
+
+def free_name(filesystem: Filesystem, path: Path) -> Path:
+    """`path`, or the first of `path.1`, `path.2` ... that is not taken: what is kept aside is never overwritten."""
+    number = sum(1 for _ in taken_names(filesystem, path))
+    return path.with_name(f"{path.name}.{number}") if number else path

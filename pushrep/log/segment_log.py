@@ -82,7 +82,8 @@ class SegmentLog:
             view = shared.attach(path.name)
             try:
                 around = Surroundings(filesystem, clock, view, config if config is not None else LogConfig())
-                return cls(shared, around, open_log(around, Attached(derived=derived, holders=holders, adopt=adopt)))
+                attached = Attached(derived=derived, holders=holders, adopt=adopt)
+                return cls(shared, around, view.reserve.with_room(lambda: open_log(around, attached)))
             except BaseException:
                 view.close_unclean()
                 raise

@@ -100,7 +100,7 @@ class SimulatedDisk:
         self.capacity_bytes: int | None = None
         self.steps = 0
         self._random = random.Random(seed)  # noqa: S311 - faults that replay, not secrets
-        self._directories: dict[Path, _Names] = {Path("/"): _Names()}
+        self._directories: dict[str, _Names] = {"/": _Names()}  # by text: a Path takes long to hash
         self._power_at: int | None = None
         self._off = False
         self._failing_syncs = 0
@@ -158,54 +158,61 @@ class SimulatedDisk:
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
         self._step()
-        names = self._names(path)
-        if path.name not in names.now:
-            if path in self._directories:
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        names, name = self._place(path)
+        inode = names.now.get(name)
+        if inode is None:
+            if str(path) in self._directories:
+                raise _error(errno.EISDIR, path)
             if not create:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            names.change({path.name: _Inode()})
-        return _SimulatedFile(self, names.now[path.name], path, writable=writable)
+                raise _error(errno.ENOENT, path)
+            inode = _Inode()
+            names.change({name: inode})
+        return _SimulatedFile(self, inode, path, writable=writable)
 
     def list(self, directory: Path) -> list[str]:
         self._step()
-        if directory not in self._directories:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
-        below = [child.name for child in self._directories if child.parent == directory and child != directory]
-        return sorted([*self._directories[directory].now, *below])
+        names = self._directories.get(str(directory))
+        if names is None:
+            raise _error(errno.ENOENT, directory)
+        below = [name for parent, name in map(_split, self._directories) if parent == str(directory) and name]
+        return sorted([*names.now, *below])
 
     def exists(self, path: Path) -> bool:
         self._step()
-        return path in self._directories or (
-            path.parent in self._directories and path.name in self._directories[path.parent].now
-        )
+        parent, name = _split(str(path))
+        return str(path) in self._directories or (parent in self._directories and name in self._directories[parent].now)
 
     def make_directory(self, path: Path) -> None:
         self._step()
+        if str(path) in self._directories:
+            return
         for missing in (path, *path.parents):
-            if missing.parent in self._directories and missing.name in self._directories[missing.parent].now:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(missing))
-            self._directories.setdefault(missing, _Names())
+            parent, name = _split(str(missing))
+            if parent in self._directories and name in self._directories[parent].now:
+                raise _error(errno.EEXIST, missing)
+            self._directories.setdefault(str(missing), _Names())
 
     def rename(self, source: Path, target: Path) -> None:
         self._step()
         inode = self._inode(source)
-        if source.parent == target.parent:
-            self._names(source).change({source.name: None, target.name: inode})
+        (old_names, old), (new_names, new) = self._place(source), self._place(target)
+        if old_names is new_names:
+            old_names.change({old: None, new: inode})
             return
-        self._names(target).change({target.name: inode})
-        self._names(source).change({source.name: None})
+        new_names.change({new: inode})
+        old_names.change({old: None})
 
     def remove(self, path: Path) -> None:
         self._step()
         self._inode(path)
-        self._names(path).change({path.name: None})
+        names, name = self._place(path)
+        names.change({name: None})
 
     def sync_directory(self, directory: Path) -> None:
         self._step()
-        names = self._directories.get(directory)
+        names = self._directories.get(str(directory))
         if names is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
+            raise _error(errno.ENOENT, directory)
         names.keep(len(names.unsynced))
 
     def lock(self, path: Path) -> File:
@@ -215,7 +222,7 @@ class SimulatedDisk:
             text = bytes(file.inode.cache).strip()
             raise LockHeld(path, int(text) if text.isdigit() else None)
         file.truncate(0)
-        file.write_at(b"%d\n" % os.getpid(), 0)
+        file.write_at(b"%10d\n" % os.getpid(), 0)  # one length: a pid must not change what a seed draws
         file.inode.locked_by = file
         return file
 
@@ -236,8 +243,8 @@ class SimulatedDisk:
 
     def usage(self, path: Path) -> DiskUsage:
         self._step()
-        if path not in self._directories and path.name not in self._names(path).now:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if str(path) not in self._directories:
+            self._inode(path)
         return DiskUsage(self._used_bytes(), _ENDLESS_BYTES if self.capacity_bytes is None else self.capacity_bytes)
 
     # ---- inside
@@ -250,17 +257,20 @@ class SimulatedDisk:
             self._off = True
             raise PowerLost
 
-    def _names(self, path: Path) -> _Names:
+    def _place(self, path: Path) -> tuple[_Names, str]:
+        """(the directory's names, the name in it)."""
+        parent, name = _split(str(path))
         try:
-            return self._directories[path.parent]
+            return self._directories[parent], name
         except KeyError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent)) from None
+            raise _error(errno.ENOENT, path.parent) from None
 
     def _inode(self, path: Path) -> _Inode:
+        names, name = self._place(path)
         try:
-            return self._names(path).now[path.name]
+            return names.now[name]
         except KeyError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+            raise _error(errno.ENOENT, path) from None
 
     def _used_bytes(self) -> int:
         inodes = {id(i): i for names in self._directories.values() for i in names.now.values()}
@@ -359,6 +369,16 @@ class _SimulatedFile:
         self._closed = True
         if self.inode.locked_by is self:
             self.inode.locked_by = None
+
+
+def _split(path: str) -> tuple[str, str]:
+    """(parent, name) of an absolute path; the root's name is empty."""
+    at = path.rfind("/")
+    return path[:at] or "/", path[at + 1 :]
+
+
+def _error(code: int, path: Path) -> OSError:
+    return OSError(code, os.strerror(code), str(path))  # Python makes it FileNotFoundError and so on, by the code
 
 
 def _resize(contents: bytearray, size: int) -> None:

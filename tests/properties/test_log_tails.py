@@ -91,7 +91,7 @@ def test_every_prefix_reopens_to_its_whole_batches(small_log):
             torn = data[position:size].rstrip(b"\0")  # zeros at the end are space that was allocated ahead
             assert (cut is None) == (torn == b""), f"{size}: {log.recovery}"
             if cut is not None:
-                assert [here.bytes_of(PATH / name) for name in cut.kept_as] == [torn], "what was cut is kept aside"
+                assert [here.bytes_of(PATH / name) for name in cut.kept_as] == [data[position:size]], "kept to the byte"
             assert log.append([b"next"]).base_offset == offset
             assert log.recovery.as_dict()["log_end_offset"] == offset
 
@@ -195,7 +195,7 @@ def test_zeros_at_the_end_are_space_and_zeros_before_something_are_torn(small_lo
     with torn.open() as log:
         assert log.log_end_offset == len(VALUES)
         assert log.recovery.cut.position == len(data)
-        assert torn.bytes_of(PATH / log.recovery.cut.kept_as[0]) == bytes(500) + b"x"
+        assert torn.bytes_of(PATH / log.recovery.cut.kept_as[0]) == bytes(500) + b"x" + bytes(70)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from pushrep.log import LogConfig, LogEndMoved, SegmentLog
+from pushrep.log import LogConfig, LogEndMoved, NoRoomToCut, SegmentLog
 from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.directory import LogDirectory
 from pushrep.log.published import PublishedFile
@@ -167,7 +167,7 @@ def test_a_full_disk_refuses_the_cut_and_leaves_the_log_usable(tmp_path, monkeyp
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         with monkeypatch.context() as patched:
             patched.setattr("pushrep.log.directory.write_checkpoint", refuse)
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(NoRoomToCut, match="nothing was cut: free space"):
                 log.truncate_to(4, force=True)
         assert log.log_end_offset == 10
         log.append(b"goes on")
