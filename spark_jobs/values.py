@@ -82,26 +82,53 @@ class ValueDecoder:
         if (self.schema is None) != (self.format in ("binary", "string")):
             given = "takes no schema" if self.schema is not None else "needs a schema"
             raise BadValueFormat("value-schema", f"format {self.format} {given}")
-        if self.format == "avro":
-            self._refuse_clash(spark_schema(self._avro_schema()).names)
+        if twice := sorted({name for name in self.keep if self.keep.count(name) > 1}):
+            raise BadValueFormat("keep", f"{', '.join(twice)} is named twice")
+        if not self.needs_spark():
+            self._refuse_clash(self._value_columns().names)
 
     def __call__(self, rows: DataFrame) -> DataFrame:
         """The value's columns, then those of `keep`. Raises BadValueFormat for a column the frame lacks."""
-        if lacking := [name for name in self.keep if name not in rows.columns]:
-            raise BadValueFormat("keep", f"records have no column {lacking[0]!r}, only {', '.join(rows.columns)}")
+        self._check_keep(rows.columns)
         if self.format == "avro":
             return self._decode_avro(rows)
         if self.format == "json":
-            schema = self._json_schema()
-            self._refuse_clash(schema.names)
+            schema = self._value_columns()
             # FAILFAST, and it fails the query: PERMISSIVE would turn a broken value into a row of nulls.
             parsed = F.from_json(F.col("value").cast("string"), schema, {"mode": "FAILFAST"})
             return rows.select(parsed.alias("_value"), *self.keep).select("_value.*", *self.keep)
         value = F.col("value") if self.format == "binary" else F.col("value").cast("string").alias("value")
         return rows.select(value, *self.keep)
 
+    def needs_spark(self) -> bool:
+        """Whether the schema is in Spark's DDL, which only its JVM reads."""
+        return self.format == "json" and not (self.schema or "").strip().startswith("{")
+
+    def columns(self, record: T.StructType) -> T.StructType:
+        """What comes of frames with the columns `record`. Raises BadValueFormat for what no such frame can give.
+
+        A schema in Spark's DDL needs a running Spark (`needs_spark`).
+        """
+        self._check_keep(record.names)
+        return T.StructType([*self._value_columns().fields, *(record[name] for name in self.keep)])
+
+    def _check_keep(self, names: Sequence[str]) -> None:
+        if lacking := [name for name in self.keep if name not in names]:
+            raise BadValueFormat("keep", f"records have no column {lacking[0]!r}, only {', '.join(names)}")
+
+    def _value_columns(self) -> T.StructType:
+        if self.format == "avro":
+            return spark_schema(self._avro_schema())
+        if self.format == "json":
+            schema = self._json_schema()
+            self._refuse_clash(schema.names)
+            return schema
+        return T.StructType([T.StructField("value", T.BinaryType() if self.format == "binary" else T.StringType())])
+
     def _refuse_clash(self, names: Iterable[str]) -> None:
-        if clash := set(self.keep) & set(names):
+        # Spark and Parquet take a and A for one column.
+        own = {name.lower() for name in names}
+        if clash := {name for name in self.keep if name.lower() in own}:
             raise BadValueFormat("keep", f"{', '.join(sorted(clash))} is also a column of the value: leave it out")
 
     def _avro_schema(self) -> Any:

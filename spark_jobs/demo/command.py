@@ -18,11 +18,12 @@ from pushrep.errors import PushrepError
 from spark_jobs.demo.live import Live
 from spark_jobs.demo.output import Output, claim, data_set, unpack_flights
 from spark_jobs.demo.plan import ChaosPlan, new_seed
-from spark_jobs.demo.preflight import require_java, require_packages
+from spark_jobs.demo.preflight import require_packages
 from spark_jobs.demo.processes import adopt_orphans
 from spark_jobs.demo.programs import Programs
 from spark_jobs.demo.summary import Summary
 from spark_jobs.errors import SparkJobError
+from spark_jobs.java import require_java
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@
     checkpoint: Spark's             marks beside it                                 batch_id = N, replaced if run again
 
 Kill it at any moment and start it with the same options: it goes on, and the table is the one that an undisturbed run
-would have made. Run it as `python -m spark_jobs.jobs.apply --help`, or give this file to spark-submit.
+would have made. Run it as `python -m spark_jobs.jobs.apply --help`, or give this file (`--where` tells its path) to
+spark-submit.
 """
 
 import logging
@@ -16,12 +17,16 @@ from typing import Any
 import click
 
 try:
-    from spark_jobs.jobs.pipeline import ApplyOptions, apply
+    from spark_jobs.jobs.options import ApplyOptions, BadOption
+    from spark_jobs.jobs.pipeline import apply
     from spark_jobs.jobs.reporting import Reporter, one_line
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
-    sys.exit(f"error: this job needs {missing.name}: pip install '.[spark]' in pushrep's repository")
+    sys.exit(
+        f"error: this job needs {missing.name}, which {sys.executable} does not have: pip install '.[spark]' in "
+        "pushrep's repository, or point PYSPARK_PYTHON at the Python that has it"
+    )
 
 
 class _Pair(click.ParamType[tuple[str, str]]):
@@ -61,14 +66,26 @@ Examples
     python -m spark_jobs.jobs.apply --path outbox --topic orders \\
         --value-format avro --value-schema order.avsc \\
         --sink ./orders-table --checkpoint orders-checkpoint --trigger 5s
+  by spark-submit, which wants this file's path and the Python that has pushrep:
+    export PYSPARK_PYTHON=$(command -v python)
+    spark-submit "$(python -m spark_jobs.jobs.apply --where)" --path outbox --topic orders \\
+        --sink ./orders-table --checkpoint orders-checkpoint
   a Kafka topic, with Spark's Kafka connector:
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \\
-        apply.py --source kafka --source-option kafka.bootstrap.servers=HOST:9092 \\
+        "$(python -m spark_jobs.jobs.apply --where)" \\
+        --source kafka --source-option kafka.bootstrap.servers=HOST:9092 \\
         --topic orders --sink /data/orders --checkpoint /data/orders-checkpoint
 
 \b
 SIGTERM or Ctrl-C: the running batch is finished, then the job ends with 0.
+Refused or failed: one line on standard error that names the option, and 1 (2: wrong usage).
 """
+
+
+def _tell_where(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's form
+    if value:
+        click.echo(Path(__file__).resolve())
+        ctx.exit()
 
 
 @click.command(epilog=_EPILOG, context_settings={"max_content_width": 110, "show_default": True})
@@ -80,7 +97,13 @@ SIGTERM or Ctrl-C: the running batch is finished, then the job ends with 0.
 @click.option("--starting-offsets", help="earliest, latest or JSON; for a fresh checkpoint only.  [default: earliest]")
 @click.option("--max-records-per-trigger", type=click.IntRange(min=1), help="At most so many records a batch.")
 @click.option("--window", type=click.IntRange(min=0), default=0, help="Offsets so far below a mark may still come.")
-@click.option("--only-pid", "only_pids", type=int, multiple=True, help="Filter these PIDs only; others pass.")
+@click.option(
+    "--only-pid",
+    "only_pids",
+    type=click.IntRange(-(2**63), 2**63 - 1),
+    multiple=True,
+    help="Filter these PIDs only; others pass.",
+)
 @click.option("--sink", required=True, help="Where rows go: a path (with a /), or a catalog table's name.")
 @click.option("--format", "sink_format", default="parquet", help="The table's format.")
 @click.option("--sink-option", "sink_options", type=_Pair(), multiple=True, help="Any option of the format.")
@@ -96,6 +119,14 @@ SIGTERM or Ctrl-C: the running batch is finished, then the job ends with 0.
 @click.option("--keep", default="topic,partition,offset,timestamp", help="The record's own columns beside the value's.")
 @click.option("--conf", "conf", type=_Pair(), multiple=True, help="A setting of Spark, as spark-submit takes them.")
 @click.option("--json", "json_path", help="Progress as JSON lines into this file; - is standard output.")
+@click.option(
+    "--where",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_where,
+    help="Print the path of this job's file, for spark-submit.",
+)
 @click.option("--debug", is_flag=True, help="Errors with their whole stack; Spark's log too.")
 def main(**given: Any) -> None:
     """Apply a log or a topic to a table: every record once, whatever was replayed, killed or run again.
@@ -112,7 +143,7 @@ def main(**given: Any) -> None:
     # Spark's workers must be this very Python, with what is installed beside it.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
-        with Reporter.open(json_path) as reporter:
+        with _reporter(json_path) as reporter:
             try:
                 apply(_options(given), reporter, debug=debug)
             except Exception as error:
@@ -133,7 +164,21 @@ def _options(given: dict[str, Any]) -> ApplyOptions:
     given["keep"] = tuple(name.strip() for name in given["keep"].split(",") if name.strip())
     given["only_pids"] = frozenset(given["only_pids"]) or None
     given["marks"] = given["marks"] or given["checkpoint"].rstrip("/") + "-marks"
-    return ApplyOptions(value_schema=None if schema is None else schema.read_text(), **given)
+    return ApplyOptions(value_schema=None if schema is None else _text(schema), **given)
+
+
+def _text(schema: Path) -> str:
+    try:
+        return schema.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOption("--value-schema", str(schema), f"can't be read: {error}") from error
+
+
+def _reporter(path: str | None) -> Reporter:
+    try:
+        return Reporter.open(path)
+    except OSError as error:
+        raise BadOption("--json", path, f"can't be written: {error.strerror}; name a file, or -") from error
 
 
 if __name__ == "__main__":

@@ -12,10 +12,20 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql.types import StructType
 
 from spark_jobs.settings import setting
 from spark_jobs.sinks.owners import Owners, TableNotOurs
-from spark_jobs.sinks.table import BATCH_COLUMN, FILE_FORMATS, BadSink, query_of, settle, with_batch_id
+from spark_jobs.sinks.table import (
+    BATCH_COLUMN,
+    FILE_FORMATS,
+    FRESH_QUERY,
+    BadSink,
+    query_of,
+    refuse_columns,
+    settle,
+    with_batch_id,
+)
 
 _PROPERTY = "pushrep.queries"
 
@@ -54,11 +64,27 @@ class CatalogTable:
     def drop_from(self, batch_id: int) -> None:
         session = SparkSession.getActiveSession()
         if session is None:
-            raise BadSink("table", self._name, "no Spark session is active here")
+            raise BadSink("target", self._name, "no Spark session is active here")
         self._drop_after(session, self._opened(session, None) + batch_id)
 
+    def check_columns(self, columns: StructType) -> None:
+        refuse_columns(columns, self._partition_by)
+
+    def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
+        self.check_columns(columns)
+        if not session.catalog.tableExists(self._name):
+            return
+        there = session.table(self._name).columns
+        if BATCH_COLUMN not in there:
+            raise TableNotOurs(self._name, f"has no column {BATCH_COLUMN}")
+        wanted, have = ({name.lower() for name in names} for names in ([*columns.names, BATCH_COLUMN], there))
+        if wanted != have:
+            why = f"the table has the columns {', '.join(there)}, the rows {', '.join([*columns.names, BATCH_COLUMN])}"
+            raise BadSink("target", self._name, f"{why}: alter the table, or write another")
+        settle(self._owners(session), query_id or FRESH_QUERY, self._adopt, self._name)
+
     def _is_files(self) -> bool:
-        return self._format in FILE_FORMATS
+        return self._format.lower() in FILE_FORMATS
 
     def _opened(self, session: SparkSession, rows: DataFrame | None) -> int:
         query_id = query_of(session)
@@ -66,7 +92,7 @@ class CatalogTable:
             return self._place[1]
         if not session.catalog.tableExists(self._name):
             if rows is None:
-                raise BadSink("table", self._name, "there is no such table to take batches back from")
+                raise BadSink("target", self._name, "there is no such table to take batches back from")
             self._create(rows)
         if BATCH_COLUMN not in session.table(self._name).columns:
             raise TableNotOurs(self._name, f"has no column {BATCH_COLUMN}")

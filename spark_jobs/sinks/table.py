@@ -12,15 +12,18 @@ catalog table (catalog.py).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
 from spark_jobs.errors import SparkJobError
+from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
 
 BATCH_COLUMN = "batch_id"
+FRESH_QUERY = "<new>"
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 
 _OWN = "_pushrep"
@@ -36,6 +39,17 @@ class IdempotentSink(Protocol):
 
     def drop_from(self, batch_id: int) -> None:
         """Remove this query's batches >= batch_id."""
+        ...
+
+    def check_columns(self, columns: StructType) -> None:
+        """Raise BadSink if rows of these columns can't be written as the sink was told to. Needs no Spark."""
+        ...
+
+    def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
+        """Raise what the first batch of this query would raise, and write nothing; None is a query without a batch.
+
+        Raises BadSink, TableOfAnotherQuery, TableNotOurs.
+        """
         ...
 
 
@@ -66,7 +80,7 @@ def idempotent_table(
         from spark_jobs.sinks.catalog import CatalogTable  # noqa: PLC0415 - knows this module
 
         return CatalogTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
-    if format not in FILE_FORMATS:
+    if format.lower() not in FILE_FORMATS:
         raise BadSink("format", format, f"a path takes one of {', '.join(FILE_FORMATS)}; name a catalog table for it")
     return DirectoryTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
 
@@ -85,7 +99,7 @@ class DirectoryTable:
     ) -> None:
         self._path, self._format, self._options = path.rstrip("/") or "/", format, dict(options)
         self._partition_by, self._adopt = tuple(partition_by), adopt
-        self._place: tuple[str, _Directory, int] | None = None
+        self._place: tuple[str, HadoopDirectory, int] | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         directory, first = self._opened(rows.sparkSession)
@@ -97,21 +111,37 @@ class DirectoryTable:
             writer = writer.partitionBy(*self._partition_by)
         writer.save(directory.path_of(f"{aside}/{name}"))
         directory.remove(name)
-        directory.rename(f"{aside}/{name}", name)
+        if not directory.rename(f"{aside}/{name}", name):
+            why = f"the file system refused to rename {aside}/{name} to {name}"
+            raise BadSink("target", self._path, why)
 
     def drop_from(self, batch_id: int) -> None:
         if self._place is None:
             session = SparkSession.getActiveSession()
             if session is None:
-                raise BadSink("path", self._path, "no Spark session is active here")
+                raise BadSink("target", self._path, "no Spark session is active here")
             self._opened(session)
-        _, directory, first = cast("tuple[str, _Directory, int]", self._place)
+        _, directory, first = cast("tuple[str, HadoopDirectory, int]", self._place)
         self._drop(directory, first + batch_id)
 
-    def _opened(self, session: SparkSession) -> "tuple[_Directory, int]":
+    def check_columns(self, columns: StructType) -> None:
+        refuse_columns(columns, self._partition_by)
+
+    def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
+        self.check_columns(columns)
+        if "path" in {name.lower() for name in self._options}:
+            raise BadSink(
+                "target", self._path, "its path is given, an option path of the format beside it is not taken"
+            )
+        directory = HadoopDirectory(session, self._path)
+        if unusable := directory.why_unusable():
+            raise BadSink("target", self._path, unusable)
+        settle(self._owners(directory), query_id or FRESH_QUERY, self._adopt, self._path)
+
+    def _opened(self, session: SparkSession) -> tuple[HadoopDirectory, int]:
         query_id = query_of(session)
         if self._place is None or self._place[0] != query_id:
-            directory = _Directory(session, self._path)
+            directory = HadoopDirectory(session, self._path)
             owners = self._owners(directory)
             settled = settle(owners, query_id, self._adopt, self._path)
             if settled is not owners:
@@ -119,11 +149,14 @@ class DirectoryTable:
                 # What the adopted query wrote after the adopted batch comes again; before the new owner is named,
                 # so that a kill in between leaves the old one and this runs again.
                 self._drop(directory, first)
-                directory.create(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text())
+                if not directory.create(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text()):
+                    raise BadSink("target", self._path, f"the file system refused to make a file in {_OWN}")
             self._place = query_id, directory, settled.first_batch_id(query_id)
         return self._place[1], self._place[2]
 
-    def _owners(self, directory: "_Directory") -> Owners:
+    def _owners(self, directory: HadoopDirectory) -> Owners:
+        if directory.is_file():
+            raise TableNotOurs(self._path, "is a file")
         written = [
             int(n) for name in directory.names(_OWN) if (n := name.removesuffix(".json")[len("owners-") :]).isdigit()
         ]
@@ -133,7 +166,7 @@ class DirectoryTable:
             raise TableNotOurs(self._path, f"holds {others[0]!r}, which this sink did not write")
         return Owners()
 
-    def _drop(self, directory: "_Directory", first: int) -> None:
+    def _drop(self, directory: HadoopDirectory, first: int) -> None:
         for name in directory.names():
             column, _, value = name.partition("=")
             if column == BATCH_COLUMN and value.isdigit() and int(value) >= first:
@@ -161,51 +194,20 @@ def with_batch_id(rows: DataFrame, batch_id: int) -> DataFrame:
     return rows.withColumn(BATCH_COLUMN, F.lit(batch_id).cast("bigint"))
 
 
-class _Directory:
-    """A directory on whatever file system Spark's Hadoop client knows; names are relative to it."""
-
-    def __init__(self, session: SparkSession, path: str) -> None:
-        context = cast("Any", session.sparkContext)
-        self._jvm = context._jvm  # noqa: SLF001 - the Hadoop client has no Python door
-        configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
-        given = self._jvm.org.apache.hadoop.fs.Path(path)
-        self._fs = given.getFileSystem(configuration)
-        self._root = self._fs.makeQualified(given)
-
-    def path_of(self, name: str) -> str:
-        return str(self._path(name).toString())
-
-    def names(self, below: str = "") -> list[str]:
-        path = self._path(below)
-        if not self._fs.exists(path):
-            return []
-        if not self._fs.getFileStatus(path).isDirectory():
-            raise TableNotOurs(self.path_of(below), "is a file")
-        return [str(status.getPath().getName()) for status in self._fs.listStatus(path)]
-
-    def remove(self, name: str) -> None:
-        self._fs.delete(self._path(name), True)
-
-    def rename(self, name: str, to: str) -> None:
-        if not self._fs.rename(self._path(name), self._path(to)):
-            raise BadSink("path", self.path_of(to), f"the file system refused to rename {self.path_of(name)} to it")
-
-    def read(self, name: str) -> str:
-        stream = self._fs.open(self._path(name))
-        try:
-            return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream)).decode()
-        finally:
-            stream.close()
-
-    def create(self, name: str, text: str) -> None:
-        """Whole or not at all. `name` must be new: a file that replaces another may meet the other's checksum."""
-        aside = self._path(name + ".writing")
-        stream = self._fs.create(aside, True)  # over what a kill left aside
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
-        self.rename(name + ".writing", name)
-
-    def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
+def refuse_columns(columns: StructType, partition_by: Sequence[str]) -> None:
+    """Raise BadSink for rows that no table of ours can hold, and for partitions by what they don't have."""
+    names = {name.lower(): name for name in columns.names}
+    if BATCH_COLUMN in names:
+        why = "the table has a column of this name for the number of the batch: give the rows' own another name"
+        raise BadSink("column", names[BATCH_COLUMN], why)
+    for name in partition_by:
+        if name.lower() not in names:
+            raise BadSink("partition_by", name, f"there is no such column; there are {', '.join(columns.names)}")
+        kind = columns[names[name.lower()]].dataType
+        if isinstance(kind, ArrayType | MapType | StructType | VariantType):
+            raise BadSink("partition_by", name, f"its type is {kind.simpleString()}: partitions need a simple one")
+    chosen = [name.lower() for name in partition_by]
+    if len(set(chosen)) < len(chosen):
+        raise BadSink("partition_by", ",".join(partition_by), "a column is named twice")
+    if columns.names and len(chosen) == len(columns.names):
+        raise BadSink("partition_by", ",".join(partition_by), "a column must be left to be written")

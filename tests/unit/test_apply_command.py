@@ -1,19 +1,26 @@
 """The apply command before Spark starts: its help, its refusals, its events, its one-line errors."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("pyspark")
 
+import spark_jobs.jobs.apply as apply_module
 from pushrep import Outbox
+from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.jobs.apply import main
-from spark_jobs.jobs.pipeline import ApplyOptions, BadOption
+from spark_jobs.jobs.options import ApplyOptions, BadOption
 from spark_jobs.jobs.reporting import Reporter, one_line
+from spark_jobs.marks import LocalMarks
 from spark_jobs.replay_filter import BatchCounts
 
-GIVEN = ["--topic", "t", "--path", "p", "--sink", "./s", "--checkpoint", "./c"]
+GIVEN = ["--topic", "t", "--path", "{logs}", "--sink", "{tmp}/s", "--checkpoint", "{tmp}/c"]
 
 
 def test_help_teaches():
@@ -32,26 +39,170 @@ def test_a_carrier_unlike_the_outbox_is_refused(tmp_path):
     assert "--trigger" in CliRunner().invoke(main, [*given, "--trigger", "often", "--carrier", "header"]).output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "why"),
-    [
-        ([], 2, "Missing option"),
-        ([*GIVEN, "--source-option", "x"], 2, "'x' is not NAME=VALUE"),
-        ([*GIVEN, "--conf", "=x"], 2, "'=x' is not NAME=VALUE"),
-        ([*GIVEN, "--adopt", "q"], 2, "'q' is not QUERY:BATCH"),
-        ([*GIVEN, "--window", "-1"], 2, "--window"),
-        ([*GIVEN, "--trigger", "often"], 1, "error: --trigger='often'"),
-        ([*GIVEN, "--value-format", "avro"], 1, "error: value-schema: format avro needs a schema"),
-        ([*GIVEN[:2], *GIVEN[4:]], 1, "error: --path=None"),
-        ([*GIVEN, "--sink", ""], 1, "error: --sink='': it is empty"),
-        ([*GIVEN, "--checkpoint", ""], 1, "error: --checkpoint='': it is empty"),
-        ([*GIVEN, "--checkpoint", __file__], 1, "it is a file; name a directory"),
-    ],
+HEADER_CARRIER = ["--topic", "h", "--path", "{headers}", *GIVEN[4:], "--carrier", "header"]
+SCHEMA = (
+    '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "Topic", "type": "string"}]}'
 )
-def test_refusals_come_before_spark(arguments, code, why):
-    answer = CliRunner().invoke(main, arguments)
-    assert (answer.exit_code, why in answer.output) == (code, True), answer.output
+WRONG = {
+    "nothing": ([], 2, "Missing option"),
+    "a pair without =": ([*GIVEN, "--source-option", "x"], 2, "'x' is not NAME=VALUE"),
+    "a pair without a name": ([*GIVEN, "--conf", "=x"], 2, "'=x' is not NAME=VALUE"),
+    "half an adoption": ([*GIVEN, "--adopt", "q"], 2, "'q' is not QUERY:BATCH"),
+    "a negative window": ([*GIVEN, "--window", "-1"], 2, "--window"),
+    "a pid of more than 64 bits": ([*GIVEN, "--only-pid", str(2**63)], 2, "--only-pid"),
+    "a schema that is not there": ([*GIVEN, "--value-schema", "{tmp}/none"], 2, "--value-schema"),
+    "an interval of words": ([*GIVEN, "--trigger", "often"], 1, "--trigger='often': is neither: give available-now"),
+    "real-time mode": ([*GIVEN, "--trigger", "Real-Time 5s"], 1, "--trigger='Real-Time 5s': Real-Time Mode admits no"),
+    "continuous processing": ([*GIVEN, "--trigger", "continuous"], 1, "continuous processing has no batches"),
+    "the old once": ([*GIVEN, "--trigger", "once"], 1, "gave it up for available-now"),
+    "avro without a schema": ([*GIVEN, "--value-format", "avro"], 1, "--value-schema: format avro needs a schema"),
+    "a schema that is no text": (
+        [*GIVEN, "--value-format", "avro", "--value-schema", "{tmp}/raw"], 1, "raw': can't be read: 'utf-8' codec",
+    ),
+    "no path": ([*GIVEN[:2], *GIVEN[4:]], 1, "error: --path: source pushrep reads logs from a directory: name it"),
+    "a path for kafka": ([*GIVEN, "--source", "kafka"], 1, "--path='{logs}': belongs to source pushrep"),
+    "kafka without a broker": ([*GIVEN[:2], *GIVEN[4:], "--source", "kafka"], 1, "kafka.bootstrap.servers=HOST:9092"),
+    "an empty sink": ([*GIVEN, "--sink", ""], 1, "error: --sink='': it is empty"),
+    "an empty checkpoint": ([*GIVEN, "--checkpoint", ""], 1, "error: --checkpoint='': it is empty"),
+    "a file as checkpoint": ([*GIVEN, "--checkpoint", "{tmp}/raw"], 1, "raw': it is a file; name a directory"),
+    "a file above the checkpoint": ([*GIVEN, "--checkpoint", "{tmp}/raw/c"], 1, "raw/c': {tmp}/raw is a file"),
+    "a file as marks": ([*GIVEN, "--marks", "{tmp}/raw"], 1, "--marks='{tmp}/raw': it is a file"),
+    "a file as sink": ([*GIVEN, "--sink", "{tmp}/raw"], 1, "--sink='{tmp}/raw': it is a file"),
+    "a table format for a path": ([*GIVEN, "--format", "delta"], 1, "--format='delta': a path takes one of parquet"),
+    "marks in the checkpoint's place": ([*GIVEN, "--marks", "{tmp}/c"], 1, "it is the checkpoint itself"),
+    "marks among the logs": ([*GIVEN, "--marks", "{logs}"], 1, "--marks='{logs}': it is the directory of the logs"),
+    "marks far away": ([*GIVEN, "--checkpoint", "hdfs://h/c"], 1, "--marks='hdfs://h/c-marks': marks are kept on the"),
+    "a checkpoint in the table": ([*GIVEN, "--checkpoint", "{tmp}/s/c"], 1, "it lies in the table of --sink"),
+    "marks in the table": ([*GIVEN, "--marks", "{tmp}/s"], 1, "--marks='{tmp}/s': it lies in the table of --sink"),
+    "marks that are damaged": ([*GIVEN, "--marks", "{tmp}/damaged"], 1, "marks at {tmp}/damaged: "),
+    "a topic that is not there": ([*GIVEN, "--topic", "T"], 1, "'T' in {logs}: there is no log of it; it holds t"),
+    "a directory without logs": ([*GIVEN, "--path", "{tmp}"], 1, "there is no log of it. Check the options path and"),
+    "a directory that is not there": ([*GIVEN, "--path", "{tmp}/no"], 1, "{tmp}/no: it is no directory of logs"),
+    "a file of logs": ([*GIVEN, "--path", "{tmp}/raw"], 1, "{tmp}/raw: it is no directory of logs"),
+    "a partition that is not there": (
+        [*GIVEN, "--source-option", "partitions=0,7"], 1, "option partitions names [7], the topic has [0, 1]",
+    ),
+    "an unknown option of the source": ([*GIVEN, "--source-option", "subscribe=t"], 1, "option subscribe='t': there"),
+    "an end for a stream": ([*GIVEN, "--source-option", "endingOffsets=latest"], 1, "option endingOffsets='latest'"),
+    "offsets that are none": ([*GIVEN, "--starting-offsets", "first"], 1, "option startingOffsets='first'"),
+    "two starts": (
+        [*GIVEN, "--starting-offsets", "latest", "--source-option", "startingTimestamp=0"],
+        1, "--source-option startingTimestamp='0': give it or --starting-offsets, not both",
+    ),
+    "the topic a second time": ([*GIVEN, "--source-option", "Topic=u"], 1, "Topic='u': say it by --topic"),
+    "the limit a second time": (
+        [*GIVEN, "--source-option", "maxRecordsPerTrigger=5"], 1, "say it by --max-records-per-trigger",
+    ),
+    "headers switched off that are needed": (
+        [*HEADER_CARRIER, "--source-option", "includeHeaders=false"],
+        1, "--source-option includeHeaders='false': --carrier header reads them",
+    ),
+    "a column that records lack": (
+        [*GIVEN, "--keep", "topic,colour"], 1,
+        "--keep: records have no column 'colour', only key, value, topic, partition, offset, timestamp, timestampType",
+    ),
+    "headers that are not read": ([*GIVEN, "--keep", "headers"], 1, "--keep: records have no column 'headers'"),
+    "a column kept twice": ([*GIVEN, "--keep", "topic,topic"], 1, "--keep: topic is named twice"),
+    "the value kept as well": ([*GIVEN, "--keep", "value"], 1, "--keep: value is also a column of the value"),
+    "a name that differs in case only": (
+        [*GIVEN, "--value-format", "avro", "--value-schema", "{tmp}/r.avsc"], 1, "--keep: topic is also a column",
+    ),
+    "a partition by no column": (
+        [*GIVEN, "--partition-by", "day"], 1,
+        "--partition-by='day': there is no such column; there are value, topic, partition, offset, timestamp",
+    ),
+    "a partition by a column twice": (
+        [*GIVEN, "--partition-by", "topic", "--partition-by", "Topic"], 1, "='topic,Topic': a column is named",
+    ),
+    "a partition by everything": (
+        [*GIVEN, "--keep", "", "--partition-by", "value"], 1, "--partition-by='value': a column must be left",
+    ),
+    "events into no directory": ([*GIVEN, "--json", "{tmp}/no/e"], 1, "--json='{tmp}/no/e': can't be written: No such"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Logs of t (two partitions) and h (header carrier), a file that is no text, a schema, marks with a flipped bit."""
+    tmp = tmp_path_factory.mktemp("places")
+    logs, headers, damaged = tmp / "logs", tmp / "headers", tmp / "damaged"
+    Outbox.open(logs, topic="t", partitions=2, producer="p").close()
+    Outbox.open(headers, topic="h", partitions=1, producer="p", carrier="header").close()
+    (tmp / "raw").write_bytes(b"\xff")
+    (tmp / "r.avsc").write_text(SCHEMA)
+    with LocalMarks(damaged) as marks:
+        marks.write(BatchMarks("q", 0, (), {}), keep=2)
+    (segment,) = (damaged / "marks-0").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 1
+    segment.write_bytes(data)
+    return {"tmp": str(tmp), "logs": str(logs), "headers": str(headers)}
+
+
+@pytest.fixture
+def no_java(monkeypatch, tmp_path):
+    """What gets as far as asking for Java was not refused before."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    return tmp_path
+
+
+def filled(texts, places):
+    """The texts with the places' paths in them; other braces are JSON's."""
+    for name, path in places.items():
+        texts = [text.replace("{" + name + "}", path) for text in texts]
+    return texts
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refusals_come_before_spark_and_name_the_option(places, no_java, case):
+    arguments, code, why = WRONG[case]
+    directory = Path(places["tmp"])
+    there = {path.name for path in directory.iterdir()}
+    answer = CliRunner().invoke(main, filled(arguments, places))
+    (wanted,) = filled([why], places)
+    assert (answer.exit_code, wanted in answer.output) == (code, True), answer.output
     assert "Traceback" not in answer.output
+    if code == 1:
+        assert len(answer.output.splitlines()) == 1, "one line"
+    assert {path.name for path in directory.iterdir()} == there, "a refusal leaves nothing behind"
+
+
+def test_what_is_right_gets_as_far_as_java(places, no_java):
+    answer = CliRunner().invoke(main, filled([*GIVEN, "--partition-by", "Topic"], places))
+    assert answer.exit_code == 1
+    advice = "Spark needs Java 17 or newer (OpenJDK will do): install it, or point JAVA_HOME at one"
+    assert answer.output == f"error: JAVA_HOME={no_java} has no bin/java; {advice}\n"
+
+
+def test_marks_in_use_name_the_process(places, tmp_path):
+    used = tmp_path / "used"
+    with LocalMarks(used) as marks:
+        marks.owner()
+        code = "import sys; from spark_jobs.jobs.apply import main; main(sys.argv[1:])"
+        arguments = filled([*GIVEN, "--marks", str(used)], places)
+        said = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert said.returncode == 1
+    assert f"error: --marks='{used}': {used}" in said.stderr
+    assert f"process {os.getpid()}" in said.stderr
+
+
+def test_marks_where_nobody_may_write():
+    if as_root := os.geteuid() == 0:
+        os.seteuid(65534)
+    try:
+        answer = CliRunner().invoke(main, [*GIVEN[:4], "--sink", "/s", "--checkpoint", "/c", "--marks", "/m/marks"])
+    finally:
+        if as_root:
+            os.seteuid(0)
+    assert (answer.exit_code, answer.output) == (
+        1,
+        "error: --marks='/m/marks': / is not writable; name a directory elsewhere\n",
+    )
+
+
+def test_the_file_for_spark_submit():
+    answer = CliRunner().invoke(main, ["--where"])
+    assert (answer.exit_code, answer.output) == (0, f"{Path(apply_module.__file__).resolve()}\n")
 
 
 def test_debug_shows_the_whole_stack():
@@ -134,7 +285,6 @@ def test_a_start_among_the_sources_own_options_is_the_only_one():
     assert starts() == {"startingOffsets": "earliest"}
     assert starts(source_options={"startingTimestamp": "0"}) == {"startingTimestamp": "0"}
     assert starts(source_options={"STARTINGOFFSETS": "latest"}) == {"STARTINGOFFSETS": "latest"}
-    assert len(starts(starting_offsets="latest", source_options={"startingTimestamp": "0"})) == 2, "the source refuses"
 
 
 def test_a_gap_is_never_passed_over_in_kafka_whatever_case_the_option_has():

@@ -17,7 +17,6 @@ from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import PRODUCER, STREAM, History, Kill, Sample
 from spark_jobs.demo.output import MARKER, OutputRefused, claim
 from spark_jobs.demo.plan import BATCHES_MIN, ChaosPlan, records_per_trigger, save_every
-from spark_jobs.demo.preflight import DemoUnavailable, java_version, require_java
 from spark_jobs.demo.processes import parse_stat
 from spark_jobs.demo.summary import Summary
 
@@ -124,39 +123,6 @@ def test_two_demos_in_one_directory_are_refused(tmp_path):
         claim(tmp_path / "out"),
     ):
         pass
-
-
-@pytest.mark.parametrize(
-    ("banner", "version"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', 17),
-        ('java version "1.8.0_392"', 8),
-        ('openjdk version "21" 2023-09-19', 21),
-        ("no java here", None),
-    ],
-)
-def test_javas_banner_is_read(banner, version):
-    assert java_version(banner) == version
-
-
-def test_a_missing_java_is_named_with_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DemoUnavailable, match="needs Java 17: there is no java on the PATH; install Java 17"):
-        require_java()
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(DemoUnavailable, match="has no bin/java"):
-        require_java()
-
-
-def test_an_old_java_is_named(monkeypatch, tmp_path):
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'java version \"11.0.2\"' >&2\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(DemoUnavailable, match="is 11; install Java 17"):
-        require_java()
 
 
 def test_a_missing_extra_is_named_without_a_traceback(tmp_path):

@@ -1,5 +1,6 @@
 """Programs are killed with all they started, and nothing stays behind."""
 
+import ctypes
 import os
 import shutil
 import sys
@@ -10,6 +11,8 @@ import pytest
 from spark_jobs.demo.processes import Child, ProgramFailed, adopt_orphans, processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and ties children to their parent")
+
+PR_SET_CHILD_SUBREAPER = 36
 
 # A parent, a child in a process group of its own (as Spark's worker daemons), and a grandchild.
 FAMILY = """
@@ -27,6 +30,9 @@ time.sleep(600)
 @pytest.fixture(autouse=True)
 def orphans_come_to_us():
     adopt_orphans()
+    yield
+    # Nobody here waits for the orphans of the tests that follow: they would stay as zombies.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 from filtering import StreamMetadata
 from pushrep import Outbox
 from spark_jobs.errors import SparkJobError
-from spark_jobs.jobs.pipeline import ApplyOptions, BadOption, apply_in
+from spark_jobs.jobs.options import ApplyOptions, BadOption
+from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
 from spark_jobs.sinks.owners import TableOfAnotherQuery
 

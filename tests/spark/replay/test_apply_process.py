@@ -1,5 +1,6 @@
 """The apply job as a process: killed with its whole JVM at random, stopped politely, started by spark-submit."""
 
+import contextlib
 import json
 import os
 import random
@@ -12,9 +13,9 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-import spark_jobs.jobs.apply as job
 from filtering import StreamMetadata
 from pushrep import Outbox
+from spark_jobs.demo.processes import processes
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -82,20 +83,16 @@ def start(tmp_path):
 
 
 def kill_group(process):
-    """kill -9 for Python and its JVM, and wait until both are gone."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait(timeout=30)
+    """kill -9 for Python, its JVM and the JVM's workers, and wait until all are gone; a zombie is."""
     deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
+    while alive := [p for p in processes() if p.session == process.pid and p.alive]:
+        for member in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
+        process.poll()
+        assert time.monotonic() < deadline, f"alive after kill -9: {alive}"
         time.sleep(0.01)
-    raise AssertionError("the JVM did not die")
+    process.wait(timeout=30)
 
 
 def finished(process):
@@ -156,11 +153,12 @@ def test_sigterm_finishes_the_batch_and_ends_with_0(start, job_options, tmp_path
     assert table(tmp_path) == EVERYTHING
 
 
-def test_spark_submit_runs_the_file(start, job_options, tmp_path):
+def test_spark_submit_runs_the_file_that_the_job_names(start, job_options, tmp_path):
     submit = Path(sys.executable).with_name("spark-submit")
+    where, _ = start("--where").communicate(timeout=60)
     events = finished(
         start(
-            *("--master", "local[2]", *QUIET, *HOST, str(Path(job.__file__)), *job_options),
+            *("--master", "local[2]", *QUIET, *HOST, where.rstrip("\n"), *job_options),
             program=(str(submit),),
             PYSPARK_SUBMIT_ARGS="",
         )
@@ -169,15 +167,17 @@ def test_spark_submit_runs_the_file(start, job_options, tmp_path):
     assert table(tmp_path) == EVERYTHING
 
 
-def test_an_error_is_one_line_and_1(start, job_options, tmp_path):
-    (tmp_path / "table").write_text("a file stands here")
-    process = start(*job_options)
+def test_an_error_in_a_batch_is_one_line_and_1(start, job_options, tmp_path):
+    schema = tmp_path / "order.avsc"
+    schema.write_text('{"type": "record", "name": "R", "fields": [{"name": "a", "type": "double"}]}')
+    process = start(*job_options, "--value-format", "avro", "--value-schema", str(schema))
     out, _ = process.communicate(timeout=240)
     process.errors.seek(0)
     said = process.errors.read()
     assert process.returncode == 1
     assert "Traceback" not in said, said
-    assert ["error: " in line for line in said.splitlines() if "is a file" in line] == [True], said
+    assert ["error: " in line for line in said.splitlines() if "can't be decoded" in line] == [True], said
     assert "\tat " not in said, "no stack of Java"
     last = json.loads(out.splitlines()[-1])
-    assert (last["event"], "is a file" in last["error"]) == ("failed", True)
+    assert (last["event"], "offset 0" in last["error"]) == ("failed", True)
+    assert not list((tmp_path / "table").glob("batch_id=*")), "nothing of it is written"

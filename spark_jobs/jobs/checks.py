@@ -1,0 +1,181 @@
+"""What the apply job can refuse before it reads a record: everything that a first batch would stumble over.
+
+    before_spark   in milliseconds: places on this machine's disk, logs and topic, columns, Java
+    with_spark     what only Spark tells: checkpoint and table wherever they lie, whose they are, where the source
+                   begins
+
+Both only look; a refusal leaves nothing behind, and names the option. What changes between the look and the batch is
+refused by the batch.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from pushrep.errors import PushrepError
+from spark_jobs.batch_errors import MarksMissing, MarksOfAnotherQuery
+from spark_jobs.errors import SparkJobError
+from spark_jobs.java import require_java
+from spark_jobs.jobs.options import ApplyOptions, BadOption, local_path, named_by_option
+from spark_jobs.jobs.reporting import one_line
+from spark_jobs.marks import LocalMarks
+from spark_jobs.sinks.hadoop import HadoopDirectory
+from spark_jobs.sinks.table import FRESH_QUERY, BadSink, IdempotentSink
+from spark_jobs.sources.arrow import source_schema
+from spark_jobs.sources.datasource import resolve_starts
+from spark_jobs.sources.logs import TopicLogs
+from spark_jobs.sources.options import SourceOptions
+from spark_jobs.values import BadValueFormat
+
+
+def before_spark(options: ApplyOptions) -> None:
+    """Raise BadOption, JavaMissing, or the source's own refusal of its options or its topic."""
+    _check_places(options)
+    if options.source == "kafka" and "kafka.bootstrap.servers" not in map(str.lower, options.source_options):
+        why = "source kafka needs --source-option kafka.bootstrap.servers=HOST:9092"
+        raise BadOption("--source-option", None, why)
+    _check_marks(options)
+    if options.source == "pushrep":
+        source = _source_options(options)
+        logs = TopicLogs(source.path, source.topic, source.partitions)
+        try:
+            logs.extents()
+        finally:
+            logs.close()
+        if not options.decoder().needs_spark():
+            _columns(options, source_schema(include_headers=source.include_headers))
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has its JVM already
+        require_java()
+
+
+def with_spark(
+    spark: SparkSession, options: ApplyOptions, record: StructType, table: IdempotentSink, marks: LocalMarks
+) -> None:
+    """`record` are the source's columns. Raises BadOption, BadSink, and what marks and table of another query raise."""
+    columns = _columns(options, record)
+    with _named("--checkpoint", options.checkpoint):
+        checkpoint = HadoopDirectory(spark, options.checkpoint)
+        if unusable := checkpoint.why_unusable():
+            raise BadOption("--checkpoint", options.checkpoint, f"{unusable}; name a directory, or a new one")
+        query_id = _query_of(checkpoint)
+        has_begun = any(name.isdigit() for name in checkpoint.names("offsets"))
+    with _named("--marks", options.marks):
+        _check_owner(marks, query_id, options.adopt)
+    with _named("--sink", options.sink):
+        table.check(spark, columns, query_id)
+    if options.source == "pushrep" and not has_begun:
+        _check_start(_source_options(options))
+
+
+def _check_places(options: ApplyOptions) -> None:
+    """Files where directories should be, and directories that would be in each other's way."""
+    for option, text in (("--checkpoint", options.checkpoint), ("--marks", options.marks), ("--sink", options.sink)):
+        place = local_path(text) if option != "--sink" or "/" in text else None
+        if place is not None and (file := _file_in(place)) is not None:
+            what = "it is a file" if file == place else f"{file} is a file"
+            raise BadOption(option, text, f"{what}; name a directory, or a new one")
+    if local_path(options.marks) is None:
+        why = "marks are kept on the driver's own disk: give --marks a directory there"
+        raise BadOption("--marks", options.marks, why)
+    marks, checkpoint = _real(options.marks), _real(options.checkpoint)
+    if marks == checkpoint:
+        raise BadOption("--marks", options.marks, "it is the checkpoint itself; name a directory beside it")
+    if options.path is not None and marks == _real(options.path):
+        raise BadOption("--marks", options.marks, "it is the directory of the logs, which is their writer's alone")
+    if "/" in options.sink and (sink := _real(options.sink)) is not None:
+        for option, text, place in (
+            ("--checkpoint", options.checkpoint, checkpoint),
+            ("--marks", options.marks, marks),
+        ):
+            if place is not None and (sink == place or sink in place.parents):
+                raise BadOption(option, text, "it lies in the table of --sink; name a directory beside it")
+
+
+def _check_marks(options: ApplyOptions) -> None:
+    """Open the store if there is one: it may be damaged, or another process may have it."""
+    path = _real(options.marks)
+    assert path is not None, "marks that are not on this machine were refused"
+    if path.exists():
+        with _named("--marks", options.marks), LocalMarks(path) as marks:
+            marks.owner()
+        return
+    above = next(place for place in path.parents if place.exists())
+    if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        raise BadOption("--marks", options.marks, f"{above} is not writable; name a directory elsewhere")
+
+
+def _check_owner(marks: LocalMarks, query_id: str | None, adopt: tuple[str, int] | None) -> None:
+    """Whose the marks are, before the checkpoint holds a batch that could not have begun. Makes no store."""
+    if not Path(marks.location).exists():
+        if query_id is None and adopt is not None:
+            raise MarksMissing(marks.location, *adopt, [])
+        return
+    owner = marks.owner()
+    if owner == query_id and owner is not None:
+        return
+    if owner is not None and adopt is None:
+        raise MarksOfAnotherQuery(marks.location, owner, marks.batches(owner)[-1], query_id or FRESH_QUERY)
+    if query_id is None and adopt is not None and marks.read(*adopt) is None:
+        raise MarksMissing(marks.location, *adopt, marks.batches(adopt[0]))
+
+
+def _check_start(source: SourceOptions) -> None:
+    logs = TopicLogs(source.path, source.topic, source.partitions)
+    try:
+        resolve_starts(source, logs, logs.extents())
+    finally:
+        logs.close()
+
+
+def _source_options(options: ApplyOptions) -> SourceOptions:
+    source = SourceOptions.parse(options.reader_options())
+    source.check_stream()
+    return source
+
+
+def _columns(options: ApplyOptions, record: StructType) -> StructType:
+    """The table's columns; partition columns must be among them."""
+    try:
+        columns = options.decoder().columns(record)
+    except BadValueFormat as error:
+        raise BadOption(f"--{error.option}", None, error.why) from error
+    with _named("--sink", options.sink):
+        options.table().check_columns(columns)
+    return columns
+
+
+def _query_of(checkpoint: HadoopDirectory) -> str | None:
+    """The id of the query whose checkpoint this is; None before its first start."""
+    if "metadata" not in checkpoint.names():
+        return None
+    return str(json.loads(checkpoint.read("metadata"))["id"])
+
+
+def _real(text: str) -> Path | None:
+    place = local_path(text)
+    return None if place is None else place.resolve()
+
+
+def _file_in(place: Path) -> Path | None:
+    """The first file among a path and those above it."""
+    return next((at for at in (place, *place.parents) if at.is_file()), None)
+
+
+@contextmanager
+def _named(option: str, value: str) -> Iterator[None]:
+    """What is raised inside names the option: ours by the option's own error, foreign ones in one line."""
+    try:
+        yield
+    except BadSink as error:
+        raise named_by_option(error) from error
+    except SparkJobError:
+        raise
+    except (PushrepError, OSError) as error:
+        raise BadOption(option, value, str(error)) from error
+    except Exception as error:  # of Hadoop, through Py4J
+        raise BadOption(option, value, one_line(error)) from error

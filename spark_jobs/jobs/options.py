@@ -1,0 +1,177 @@
+"""What the apply job is told, checked as far as the words alone tell. Pure but for the outbox's own file.
+
+command line ─▶ ApplyOptions (here) ─▶ before_spark, with_spark (checks.py) ─▶ the query (pipeline.py)
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_jobs.errors import SparkJobError
+from spark_jobs.sinks.table import BadSink, IdempotentSink, idempotent_table
+from spark_jobs.values import BadValueFormat, ValueDecoder
+
+AVAILABLE_NOW = "available-now"
+
+_STARTS = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}  # in any case, as Spark reads them
+_INTERVAL = re.compile(r"^\s*(\d+)\s*(ms|s|m|h)\s*$")
+_SPARK_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+_OTHER_TRIGGERS: Mapping[str, str] = {
+    "realtime": "Real-Time Mode admits no Python operator, and the filter is one",
+    "continuous": "continuous processing has no batches for the marks to belong to",
+    "once": "Spark gave it up for available-now, which keeps the limits per batch",
+}
+# A source option that the job sets by an option of its own, by source; one of the two would be silently lost.
+_OWN_NAMES: Mapping[str, Mapping[str, str]] = {
+    "pushrep": {"path": "--path", "topic": "--topic", "maxrecordspertrigger": "--max-records-per-trigger"},
+    "kafka": {
+        "subscribe": "--topic",
+        "subscribepattern": "--topic",
+        "assign": "--topic",
+        "maxoffsetspertrigger": "--max-records-per-trigger",
+    },
+}
+_SINK_OPTIONS = {"target": "--sink", "partition_by": "--partition-by", "format": "--format", "path": "--sink"}
+
+
+class BadOption(SparkJobError):
+    """An option of the job is missing, malformed or out of place; `option` names it."""
+
+    def __init__(self, option: str, value: object, why: str) -> None:
+        super().__init__(f"{option}: {why}" if value is None else f"{option}={value!r}: {why}")
+        self.option, self.value, self.why = option, value, why
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions:
+    """What the job is told; its command's --help tells each. Raises BadOption."""
+
+    topic: str
+    sink: str
+    checkpoint: str
+    marks: str
+    source: str = "pushrep"
+    path: str | None = None
+    source_options: dict[str, str] = field(default_factory=dict)
+    carrier: str = "key"
+    starting_offsets: str | None = None
+    max_records_per_trigger: int | None = None
+    window: int = 0
+    only_pids: frozenset[int] | None = None
+    sink_format: str = "parquet"
+    sink_options: dict[str, str] = field(default_factory=dict)
+    partition_by: tuple[str, ...] = ()
+    adopt: tuple[str, int] | None = None
+    trigger: str = AVAILABLE_NOW
+    value_format: str = "binary"
+    value_schema: str | None = None
+    keep: tuple[str, ...] = ()
+    conf: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for option in ("topic", "sink", "checkpoint", "marks"):
+            if not getattr(self, option).strip():
+                raise BadOption(f"--{option}", getattr(self, option), "it is empty; see --help for what it names")
+        if self.source == "pushrep" and self.path is None:
+            raise BadOption("--path", None, "source pushrep reads logs from a directory: name it")
+        if self.source != "pushrep" and self.path is not None:
+            raise BadOption("--path", self.path, f"belongs to source pushrep; use --source-option for {self.source}")
+        self._check_source_options()
+        made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
+        if made not in {None, self.carrier}:
+            why = f"the outbox in {self.path} carries the metadata in the {made}: give --carrier {made}"
+            raise BadOption("--carrier", self.carrier, why)
+        self.trigger_arguments()
+        self.table()
+        self.decoder()
+
+    def trigger_arguments(self) -> dict[str, Any]:
+        """For `DataStreamWriter.trigger`."""
+        if self.trigger == AVAILABLE_NOW:
+            return {"availableNow": True}
+        interval = _INTERVAL.match(self.trigger)
+        if interval is None:
+            either = f"give {AVAILABLE_NOW} or an interval such as 10s, 500ms"
+            plain = re.sub(r"[^a-z]", "", self.trigger.lower())
+            why = next((why for name, why in _OTHER_TRIGGERS.items() if plain.startswith(name)), None)
+            raise BadOption("--trigger", self.trigger, f"{why}; {either}" if why else f"is neither: {either}")
+        return {"processingTime": f"{interval[1]} {_SPARK_UNITS[interval[2]]}"}
+
+    def decoder(self) -> ValueDecoder:
+        """Values into columns."""
+        try:
+            return ValueDecoder(self.value_format, self.value_schema, self.keep)
+        except BadValueFormat as error:
+            raise BadOption(f"--{error.option}", None, error.why) from error
+
+    def table(self) -> IdempotentSink:
+        """Where the columns go."""
+        try:
+            return idempotent_table(
+                self.sink,
+                self.sink_format,
+                options=self.sink_options,
+                partition_by=self.partition_by,
+                adopt=self.adopt,
+            )
+        except BadSink as error:
+            raise named_by_option(error) from error
+
+    def reader_options(self) -> dict[str, str]:
+        """The source's options, those of the command line by the source's own names."""
+        kafka = self.source == "kafka"
+        options = {("subscribe" if kafka else "topic"): self.topic}
+        if self.starting_offsets is not None or not any(name.lower() in _STARTS for name in self.source_options):
+            options["startingOffsets"] = self.starting_offsets or "earliest"
+        if kafka:
+            options["kafka.isolation.level"] = "read_committed"
+        if self.path is not None:
+            options["path"] = self.path
+        if self.max_records_per_trigger is not None:
+            options["maxOffsetsPerTrigger" if kafka else "maxRecordsPerTrigger"] = str(self.max_records_per_trigger)
+        if self.carrier == "header":
+            options["includeHeaders"] = "true"
+        return options | self.source_options
+
+    def _check_source_options(self) -> None:
+        by_name = {name.lower(): (name, text) for name, text in self.source_options.items()}
+        if self.source == "kafka" and by_name.get("failondataloss", ("", ""))[1].lower() == "false":
+            raise BadOption("--source-option failOnDataLoss", "false", "a gap that nobody sees would be marked as read")
+        for name, ours in _OWN_NAMES.get(self.source, {}).items():
+            if name in by_name:
+                raise BadOption(f"--source-option {by_name[name][0]}", by_name[name][1], f"say it by {ours}")
+        if self.starting_offsets is not None and (twice := sorted(_STARTS & by_name.keys())):
+            name, text = by_name[twice[0]]
+            raise BadOption(f"--source-option {name}", text, "give it or --starting-offsets, not both")
+        headers = by_name.get("includeheaders", ("", "true"))
+        if self.carrier == "header" and headers[1].lower() != "true":
+            raise BadOption(f"--source-option {headers[0]}", headers[1], "--carrier header reads them: leave it out")
+
+
+def named_by_option(error: BadSink) -> SparkJobError:
+    """The sink's refusal of a setting, under the name that the command line gives it."""
+    option = _SINK_OPTIONS.get(error.setting)
+    return error if option is None else BadOption(option, error.value, error.why)
+
+
+def local_path(text: str) -> Path | None:
+    """The path on this machine that a directory's name means; None on another file system.
+
+    Without a scheme it is taken for local, whatever Spark's default file system is.
+    """
+    scheme, colon, rest = text.partition(":")
+    if colon and "/" not in scheme:
+        return Path("/" + rest.lstrip("/")) if scheme == "file" else None
+    return Path(text)
+
+
+def outbox_carrier(directory: str, topic: str) -> str | None:
+    """Where the outbox of `topic` in a directory of logs puts the metadata, "key" or "header"; None: no outbox."""
+    try:
+        told = json.loads((Path(directory) / "outbox.json").read_text(encoding="utf-8"))
+        return str(told["carrier"]) if told["topic"] == topic else None
+    except (OSError, ValueError, TypeError, KeyError):  # a log without an outbox; who opens the outbox judges its file
+        return None
