@@ -71,13 +71,19 @@ CALLS: Mapping[ApiKey, Mapping[Kind, type[Struct]]] = MappingProxyType(
 """Every key and its classes, by kind of frame."""
 assert CALLS.keys() == set(ApiKey), "every key has its classes"
 
-EVENTS_OF: Mapping[ApiKey, frozenset[ApiKey]] = MappingProxyType(
+CALL_OF_EVENT: Mapping[ApiKey, ApiKey] = MappingProxyType(
     {
-        ApiKey.ATTACH: frozenset({ApiKey.REPLAY_DATA, ApiKey.REPLAY_END}),
-        ApiKey.DELETE: frozenset({ApiKey.DELETE_DONE}),
+        ApiKey.CREDIT: ApiKey.ATTACH,
+        ApiKey.REPLAY_DATA: ApiKey.ATTACH,
+        ApiKey.REPLAY_END: ApiKey.ATTACH,
+        ApiKey.DELETE_DONE: ApiKey.DELETE,
     }
 )
-"""The events that may follow an answer without an error, under its correlation id."""
+"""The call that an event belongs to: it follows its answer, under its correlation id and in its version."""
+assert CALL_OF_EVENT.keys() == {key for key, call in CALLS.items() if Kind.EVENT in call}, "every event has its call"
+
+CALLS_WITH_EVENTS = frozenset(CALL_OF_EVENT.values())
+"""After their answer, if it says no error, events may follow."""
 
 LAST_EVENTS = frozenset({ApiKey.REPLAY_END, ApiKey.DELETE_DONE})
 """After one of these no other event follows."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from pushrep.errors import BadArgument
-from pushrep.protocol.calls import CALLS, PLACE_OF, ApiKey
+from pushrep.protocol.calls import CALL_OF_EVENT, CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.errors import MalformedMessage, NotInVersion, SchemaMismatch, UnknownCall
 from pushrep.protocol.frames import Kind, Opened, Prefix, frame_head
 from pushrep.protocol.hot_roads import HOT_ROADS
@@ -74,6 +74,9 @@ class Vocabulary:
         self.versions: Mapping[ApiKey, VersionRange] = {key: self._learn(key, schemas) for key in ApiKey}
         if unknown := schemas.keys() - {struct.__name__ for struct in PLACE_OF}:
             raise SchemaMismatch(f"schemas of no message: {sorted(unknown)}")
+        for event, call in CALL_OF_EVENT.items():
+            if self.versions[event] != self.versions[call]:
+                raise SchemaMismatch(f"{event.name} has other versions than {call.name}, whose events it is one of")
 
     def _learn(self, key: ApiKey, schemas: Mapping[str, Versions]) -> VersionRange:
         ranges = set()

@@ -1,0 +1,32 @@
+"""Below 1000 an error's number means to us what it means to Kafka; two clients' tables are the judges."""
+
+import warnings
+
+import pytest
+
+from pushrep.protocol.error_codes import ErrorCode
+
+OTHERWISE = {"CORRUPT_MESSAGE": "CorruptRecord", "MESSAGE_TOO_LARGE": "MessageSizeTooLarge"}
+
+
+def tables():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # theirs, on import
+        import aiokafka.errors
+        import kafka.errors
+    for module in (aiokafka.errors, kafka.errors):
+        yield [error for error in vars(module).values() if isinstance(error, type) and hasattr(error, "errno")]
+
+
+def stem(code):
+    """The clients spell UNKNOWN_TOPIC_ID as UnknownTopicIdError; some have a second class for a special case."""
+    words = "".join(word.capitalize() for word in code.name.removesuffix("_ERROR").split("_"))
+    return OTHERWISE.get(code.name, words)
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if 0 < code < 1000], ids=lambda code: code.name)
+def test_kafkas_numbers(code):
+    judged = [{error.__name__ for error in errors if error.errno == code} for errors in tables()]
+    assert any(judged), f"no client knows {code.value}"
+    for names in filter(None, judged):
+        assert any(name.startswith(stem(code)) for name in names), f"{code!r} is {names} to a client"

@@ -1,0 +1,103 @@
+"""Released bytes stay: a file of golden/protocol/ is one message in one version, written and read as it was for ever.
+
+A line of a file is hexadecimal, `#` begins a comment. Every field of a message holds a value of its own.
+"""
+
+import dataclasses
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+import pytest
+
+from pushrep.protocol.calls import PLACE_OF
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.frames import PREFIX_BYTES, FrameLimits, FrameReader
+from pushrep.protocol.values import Records, Within
+from pushrep.protocol.vocabulary import VOCABULARY
+from pushrep.topic_id_partition import TopicIdPartition
+
+GOLDEN = Path(__file__).parent / "golden" / "protocol"
+CORRELATION_ID = 0x01020304
+RELEASED = sorted(
+    (struct.__name__, version)
+    for struct, (key, _) in PLACE_OF.items()
+    for version in range(VOCABULARY.versions[key].oldest, VOCABULARY.versions[key].newest + 1)
+)
+STRUCTS = {struct.__name__: struct for struct in PLACE_OF}
+
+
+class Sampler:
+    """Fills a message: numbers count up and take one byte or all the bytes that their type can take, in turn."""
+
+    def __init__(self):
+        self.count = 0
+
+    def value(self, name, hint):
+        self.count += 1
+        if get_origin(hint) is Annotated and get_args(hint)[0] is int:
+            (within,) = (note for note in get_args(hint)[1:] if isinstance(note, Within))
+            return self.count if self.count % 2 else within.high - self.count
+        if hint == Records or get_origin(hint) is Annotated:
+            return (b"the first batch ", b"the second batch")
+        if get_origin(hint) is tuple:
+            return tuple(self.value(name, get_args(hint)[0]) for _ in range(2))
+        if issubclass(hint, IntEnum):
+            return ErrorCode.LOG_DIVERGED if hint is ErrorCode else list(hint)[-1]
+        if dataclasses.is_dataclass(hint):
+            return self.message(hint)
+        return {bool: True, str: f"{name}-ü", UUID: UUID(int=self.count << 64 | 0xFF)}[hint]
+
+    def message(self, struct):
+        if struct is TopicIdPartition:
+            return TopicIdPartition(UUID(int=self.count << 64 | 0xAA), f"orders.{self.count}", self.count)
+        hints = get_type_hints(struct, include_extras=True)
+        return struct(**{field.name: self.value(field.name, hints[field.name]) for field in dataclasses.fields(struct)})
+
+
+def golden(name, version):
+    lines = (GOLDEN / f"{name}.{version}.hex").read_text(encoding="ascii").splitlines()
+    return bytes.fromhex("".join(line.partition("#")[0] for line in lines))
+
+
+def received(value):
+    """Records come off the wire in one piece."""
+    if isinstance(value, tuple):
+        return tuple(received(item) for item in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, TopicIdPartition):
+        return value
+    parts = {field.name: received(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if "records" in parts:
+        parts["records"] = (b"".join(value.records),)
+    return type(value)(**parts)
+
+
+def test_every_message_and_version_has_its_file():
+    assert {path.name for path in GOLDEN.glob("*")} == {f"{name}.{version}.hex" for name, version in RELEASED}
+
+
+@pytest.mark.parametrize(("name", "version"), RELEASED)
+def test_written_as_released(name, version):
+    parts = VOCABULARY.encode(Sampler().message(STRUCTS[name]), version, CORRELATION_ID)
+    assert b"".join(parts) == golden(name, version), (
+        f"{name} version {version}: a released message is written otherwise"
+    )
+
+
+@pytest.mark.parametrize(("name", "version"), RELEASED)
+def test_read_as_released(name, version):
+    (frame,) = FrameReader(VOCABULARY.open, FrameLimits()).feed(golden(name, version))
+    assert frame.message == received(Sampler().message(STRUCTS[name]))
+    assert (frame.version, frame.correlation_id) == (version, CORRELATION_ID)
+
+
+def test_the_prefix_is_as_it_is_drawn():
+    data = golden("AppendRecordsRequest", 0)
+    assert int.from_bytes(data[0:4]) == len(data) - 4
+    assert data[4:6] == (2).to_bytes(2), "api key"
+    assert data[6:8] == bytes(2), "version"
+    assert data[8:12] == bytes([1, 2, 3, 4]), "correlation id"
+    assert data[12] == 0, "a request"
+    header_bytes = int.from_bytes(data[13:16])
+    assert data[PREFIX_BYTES + header_bytes :] == b"the first batch the second batch" * 2

@@ -1,0 +1,318 @@
+"""Requests and answers find each other, events their call, and a peer that breaks the order is told so."""
+
+from uuid import UUID
+
+import pytest
+
+from pushrep.errors import BadArgument
+from pushrep.protocol.calls import ApiKey
+from pushrep.protocol.client import Answer, ClientConnection, Event, first_request
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.errors import (
+    MalformedFrame,
+    NoCommonVersion,
+    ProtocolError,
+    TooManyInFlight,
+    UnexpectedAnswer,
+    UnknownCall,
+)
+from pushrep.protocol.frames import Kind, frame_head
+from pushrep.protocol.push_messages import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    AppendRecordsPartition,
+    AppendRecordsRequest,
+    AppendRecordsResponse,
+    AppendRecordsResult,
+    FetchRecordsRequest,
+    ListLogsRequest,
+    ListLogsResponse,
+)
+from pushrep.protocol.replay_messages import (
+    AttachRequest,
+    AttachResponse,
+    Credit,
+    DeleteDone,
+    DeleteRequest,
+    DeleteResponse,
+    ReplayData,
+    ReplayEnd,
+    ReplayEndReason,
+    StopReplayRequest,
+)
+from pushrep.protocol.server import Call, ServerConnection, Told
+from pushrep.protocol.versions import AgreedVersions, versions_answer
+from pushrep.protocol.vocabulary import VOCABULARY, VersionRange
+from pushrep.topic_id_partition import TopicIdPartition
+
+TP = TopicIdPartition(UUID(int=1), "orders", 3)
+BATCH = b"batch" * 1000
+
+
+def joined(parts):
+    return b"".join(bytes(part) for part in parts)
+
+
+def append_request(*records):
+    partition = AppendRecordsPartition(
+        tp=TP,
+        leader_epoch=256,
+        replica_epoch=7,
+        session_id=9,
+        append_offset=100,
+        previous_epoch=256,
+        epoch_start_offset=50,
+        high_watermark=90,
+        log_start_offset=0,
+        records=records,
+    )
+    return AppendRecordsRequest(partitions=(partition,))
+
+
+@pytest.fixture
+def pair():
+    """A client and a server that have agreed on their versions."""
+    client, server = ClientConnection(), ServerConnection()
+    _, parts = client.ask(first_request("test", "1"))
+    (call,) = server.feed(joined(parts))
+    (answer,) = client.feed(joined(server.answer_versions(call)))
+    assert answer.message.error_code is ErrorCode.NONE
+    return client, server
+
+
+def asked(client, server, request):
+    correlation_id, parts = client.ask(request)
+    (call,) = server.feed(joined(parts))
+    assert isinstance(call, Call)
+    assert call.correlation_id == correlation_id
+    return call
+
+
+def test_a_request_and_its_answer(pair):
+    client, server = pair
+    call = asked(client, server, append_request(BATCH, b"tail"))
+    assert call.request.partitions[0].records == (BATCH + b"tail",)
+    assert (server.open_calls, len(client.in_flight)) == (1, 1)
+    response = AppendRecordsResponse(results=(AppendRecordsResult(log_end_offset=101),))
+    (answer,) = client.feed(joined(server.answer(call, response)))
+    assert answer == Answer(call.correlation_id, append_request(BATCH, b"tail"), response)
+    assert (server.open_calls, client.in_flight) == (0, ())
+
+
+def test_the_batches_are_not_copied_on_the_way_out_and_not_in(pair):
+    client, server = pair
+    view = memoryview(bytearray(BATCH))
+    _, parts = client.ask(append_request(BATCH, view))
+    assert parts[1] is BATCH
+    assert parts[2] is view
+    stream = joined(parts)
+    (call,) = server.feed(stream)
+    (records,) = call.request.partitions[0].records
+    assert records.obj is stream, "records of a whole frame point into what was read"
+    assert records.readonly
+
+
+def test_answers_come_in_any_order(pair):
+    client, server = pair
+    first, second = (asked(client, server, ListLogsRequest(outbox_id=UUID(int=n))) for n in (1, 2))
+    assert [entry.correlation_id for entry in client.in_flight] == [first.correlation_id, second.correlation_id]
+    stream = joined(server.answer(second, ListLogsResponse())) + joined(server.refuse(first, ErrorCode.UNSUPPORTED))
+    answers = client.feed(stream)
+    assert [answer.request.outbox_id.int for answer in answers] == [2, 1]
+    assert answers[1].message.error_code is ErrorCode.UNSUPPORTED
+
+
+def test_an_answer_comes_once(pair):
+    client, server = pair
+    call = asked(client, server, ListLogsRequest())
+    parts = server.answer(call, ListLogsResponse())
+    with pytest.raises(BadArgument, match="answered already"):
+        server.answer(call, ListLogsResponse())
+    assert len(client.feed(joined(parts) * 2)) == 1, "the good answer before the bad one is not lost"
+    assert isinstance(client.failure, UnexpectedAnswer)
+    with pytest.raises(UnexpectedAnswer):
+        client.feed(b"")
+
+
+def test_an_answer_of_another_call_is_refused(pair):
+    client, server = pair
+    call = asked(client, server, ListLogsRequest())
+    with pytest.raises(BadArgument, match="does not answer"):
+        server.answer(call, AttachResponse())
+    with pytest.raises(UnexpectedAnswer, match="asked was"):
+        client.feed(joined(VOCABULARY.encode(AttachResponse(), 0, call.correlation_id)))
+
+
+def test_nothing_is_asked_before_the_versions():
+    with pytest.raises(BadArgument, match="asked first"):
+        ClientConnection().ask(ListLogsRequest())
+
+
+def test_in_flight_is_bounded(pair):
+    client = ClientConnection(in_flight_max=1)
+    client.ask(first_request("test", "1"))
+    with pytest.raises(TooManyInFlight):
+        client.ask(first_request("test", "1"))
+    assert len(client.in_flight) == 1
+
+
+def test_a_server_refuses_who_asks_on_regardless():
+    server = ServerConnection(calls_max=2)
+    stream = b"".join(joined(VOCABULARY.encode(ListLogsRequest(), 0, number)) for number in range(3))
+    assert len(server.feed(stream)) == 2
+    assert isinstance(server.failure, MalformedFrame)
+
+
+def test_a_number_in_use_is_refused():
+    server = ServerConnection()
+    stream = joined(VOCABULARY.encode(ListLogsRequest(), 0, 5))
+    server.feed(stream)
+    with pytest.raises(MalformedFrame, match="in use"):
+        server.feed(stream)
+
+
+def replaying(pair, credit_bytes=1000):
+    client, server = pair
+    call = asked(client, server, AttachRequest(session_id=77, credit_bytes=credit_bytes))
+    client.feed(joined(server.answer(call, AttachResponse())))
+    return client, server, call
+
+
+def test_a_replay_streams_under_its_attach(pair):
+    client, server, call = replaying(pair)
+    data = ReplayData(session_id=77, start_offset=0, end_offset=9, tip_offset=20, records=(BATCH,))
+    end = ReplayEnd(session_id=77, reason=ReplayEndReason.LIMIT_REACHED, offset=9)
+    stream = joined(server.event(call, data)) + joined(server.event(call, data)) + joined(server.event(call, end))
+    assert client.feed(stream) == [Event(call.correlation_id, data)] * 2 + [Event(call.correlation_id, end)]
+    with pytest.raises(BadArgument, match="over"):
+        server.event(call, data)
+    with pytest.raises(UnexpectedAnswer):
+        client.feed(joined(VOCABULARY.encode(data, 0, call.correlation_id)))
+
+
+def test_an_answer_and_its_first_event_may_come_together(pair):
+    client, server = pair
+    call = asked(client, server, AttachRequest(session_id=77, credit_bytes=1))
+    beat = ReplayData(session_id=77, start_offset=0, end_offset=0, tip_offset=0)
+    stream = joined(server.answer(call, AttachResponse())) + joined(server.event(call, beat))
+    assert [type(heard) for heard in client.feed(stream)] == [Answer, Event]
+
+
+def test_credit_goes_to_the_server_and_may_come_too_late(pair):
+    client, server, call = replaying(pair)
+    credit = Credit(session_id=77, bytes=4096)
+    late = joined(client.tell(call.correlation_id, credit))
+    server.event(call, ReplayEnd(session_id=77, reason=ReplayEndReason.STOPPED, offset=0))
+    assert server.feed(late) == [Told(call.correlation_id, credit)]
+
+
+def test_events_want_their_call(pair):
+    client, server = pair
+    with pytest.raises(BadArgument, match="no call 99"):
+        client.tell(99, Credit(session_id=1, bytes=1))
+    with pytest.raises(BadArgument, match="nothing that a client tells"):
+        client.tell(99, DeleteDone(recording_id=1))
+    call = asked(client, server, DeleteRequest(recording_id=1))
+    with pytest.raises(BadArgument, match="not answered yet"):
+        server.event(call, DeleteDone(recording_id=1))
+    with pytest.raises(BadArgument, match="does not belong"):
+        server.event(call, ReplayData(session_id=1, start_offset=0, end_offset=0, tip_offset=0))
+    client.feed(joined(server.answer(call, DeleteResponse())))
+    done = DeleteDone(recording_id=1, freed_bytes=10)
+    assert client.feed(joined(server.event(call, done))) == [Event(call.correlation_id, done)]
+
+
+def test_after_a_refused_attach_no_event_follows(pair):
+    client, server = pair
+    call = asked(client, server, AttachRequest(session_id=77, credit_bytes=1))
+    (answer,) = client.feed(joined(server.refuse(call, ErrorCode.UNKNOWN_REPLAY)))
+    assert answer.message.error_code is ErrorCode.UNKNOWN_REPLAY
+    with pytest.raises(BadArgument):
+        server.event(call, ReplayData(session_id=77, start_offset=0, end_offset=0, tip_offset=0))
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (ListLogsResponse(), UnknownCall),
+        (ReplayData(session_id=1, start_offset=0, end_offset=0, tip_offset=0), UnknownCall),
+        (DeleteDone(recording_id=1), UnknownCall),
+    ],
+    ids=["answer", "data", "done"],
+)
+def test_a_client_neither_answers_nor_streams(message, error):
+    with pytest.raises(error):
+        ServerConnection().feed(joined(VOCABULARY.encode(message, 0, 1)))
+
+
+def test_a_server_does_not_ask(pair):
+    client, _ = pair
+    with pytest.raises(UnexpectedAnswer, match="does not ask"):
+        client.feed(joined(VOCABULARY.encode(StopReplayRequest(), 0, 1)))
+
+
+def test_a_future_client_learns_what_is_spoken():
+    """KIP-511: the request can't be read, and is answered in version 0 all the same."""
+    server = ServerConnection()
+    (call,) = server.feed(frame_head((ApiKey.API_VERSIONS, Kind.REQUEST), 9, 3, b"fields of the future", 0))
+    assert call == Call(3, ApiKey.API_VERSIONS, 0, ApiVersionsRequest(), is_version_known=False)
+    client = ClientConnection()
+    correlation_id, _ = client.ask(first_request("test", "1"))
+    parts = VOCABULARY.encode(versions_answer(VOCABULARY, ErrorCode.UNSUPPORTED_VERSION), 0, correlation_id)
+    (answer,) = client.feed(joined(parts))
+    assert answer.message.error_code is ErrorCode.UNSUPPORTED_VERSION
+    assert client.versions.version_of(ApiKey.LIST_LOGS) == 0
+    assert joined(server.answer_versions(call))[6:8] == bytes(2), "version 0"
+
+
+def test_a_future_version_of_anything_else_is_refused():
+    with pytest.raises(UnknownCall, match="versions 0 to 0 are spoken"):
+        ServerConnection().feed(frame_head((ApiKey.LIST_LOGS, Kind.REQUEST), 9, 3, b"", 0))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agreed"),
+    [((0, 0), (0, 0), 0), ((0, 3), (1, 2), 2), ((2, 5), (0, 2), 2), ((1, 1), (0, 9), 1), ((2, 3), (0, 1), None)],
+)
+def test_the_newest_common_version(ours, theirs, agreed):
+    key = ApiKey.GRANT
+    answer = ApiVersionsResponse(
+        api_versions=(
+            ApiVersion(api_key=key, min_version=theirs[0], max_version=theirs[1]),
+            ApiVersion(api_key=999, min_version=0, max_version=1),  # a call of the future is nothing to us
+        )
+    )
+    versions = AgreedVersions({key: VersionRange(*ours)}, answer)
+    assert versions.speaks(key) == (agreed is not None)
+    if agreed is not None:
+        assert versions.version_of(key) == agreed
+    else:
+        with pytest.raises(NoCommonVersion):
+            versions.version_of(key)
+
+
+def test_a_call_that_the_peer_does_not_know_is_not_asked(pair):
+    client, _ = pair
+    client.versions = AgreedVersions(VOCABULARY.versions, ApiVersionsResponse())
+    with pytest.raises(NoCommonVersion, match="the peer none"):
+        client.ask(FetchRecordsRequest(tp=TP, grant_epoch=1, offset=0, max_bytes=1))
+    assert client.in_flight == ()
+
+
+def test_numbers_go_round_without_meeting_one_in_flight(pair):
+    client, _ = pair
+    first, _ = client.ask(ListLogsRequest())
+    client._next_id = first
+    second, _ = client.ask(ListLogsRequest())
+    client._next_id = (1 << 32) - 1
+    last, _ = client.ask(ListLogsRequest())
+    client._next_id = 0
+    again, _ = client.ask(ListLogsRequest())
+    assert len({first, second, last, again}) == 4
+    assert last == (1 << 32) - 1
+
+
+def test_every_error_of_a_peer_is_one_kind():
+    for error in (MalformedFrame, UnexpectedAnswer, UnknownCall):
+        assert issubclass(error, ProtocolError)
