@@ -8,7 +8,7 @@
      "log": str,                        the log's own id, "" unknown
      "crc32c": int}                     over the other fields as compact JSON with sorted keys
 
-Read and written under the journal's lock. Format: docs/formats/startpoints.md.
+Written under the journal's lock. Format: docs/formats/startpoints.md.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoint files of one store. The caller holds the journal's lock for `load_durable` and `save`."""
+    """The checkpoint files of one store. Whoever changes one holds the journal's lock."""
 
     def __init__(self, directory: Path, filesystem: Filesystem) -> None:
         self._directory, self._filesystem = directory / CHECKPOINTS_NAME, filesystem
@@ -54,16 +54,11 @@ class Checkpoints:
             raise CorruptStore(path, f"it is the checkpoint of {checkpoint.reader}, where {reader}'s belongs")
         return checkpoint
 
-    def load_durable(self, reader: Reader) -> Checkpoint:
-        """As `load`, and a power cut can't take it back: its writer may have been killed before it synced the name."""
-        self._filesystem.make_directory(self._directory)
-        self._filesystem.sync_directory(self._directory)
-        return self.load(reader)
-
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the reader's file. Raises NotWritten."""
+        """Replace the reader's file; its name is on disk, too, when this returns. Raises NotWritten."""
         path = self._path(checkpoint.reader)
         try:
+            self._filesystem.make_directory(self._directory)
             write_atomic(self._filesystem, path, [encode(checkpoint)])
         except OSError as error:
             raise NotWritten(path, error.strerror or str(error), is_known=False) from error

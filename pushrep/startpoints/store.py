@@ -230,7 +230,7 @@ class StartpointStore:
             self.sweep()  # an older one, whose time is not over, may stand behind it
             return self.read(consumer, topic, partition, task=task)
         with self._transaction() as change:
-            found = change.ledger.pending(reader, self._checkpoints.load_durable(reader).sequence)
+            found = change.ledger.pending(reader, self._checkpoints.load(reader).sequence)
             if found is not None and found.state is not State.FAILED:
                 change.append(Consumed(sequence=found.sequence, reader=reader, at_ms=self._clock.wall_ms()))
             return found
@@ -239,7 +239,9 @@ class StartpointStore:
         """Take the partition over: whoever held it can neither apply, commit nor consume from now on."""
         reader = Reader(consumer, topic, partition, task)
         with self._transaction():
-            checkpoint = self._checkpoints.load_durable(reader)
+            # A commit whose process was killed may be seen and not be on disk yet. Saving syncs all names, so from
+            # here on this claim can rest on what it read.
+            checkpoint = self._checkpoints.load(reader)
             claim = Claim(reader, checkpoint.generation + 1)
             self._checkpoints.save(replace(checkpoint, generation=claim.generation))
         return claim
@@ -332,7 +334,7 @@ class StartpointStore:
         return answer.fact
 
     def _owned(self, claim: Claim) -> Checkpoint:
-        checkpoint = self._checkpoints.load_durable(claim.reader)
+        checkpoint = self._checkpoints.load(claim.reader)
         if checkpoint.generation != claim.generation:
             raise PartitionLost(claim.reader, held=claim.generation, generation=checkpoint.generation)
         return checkpoint
