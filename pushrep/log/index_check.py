@@ -7,12 +7,14 @@ Every entry has to be true, but none has to be there: a sparse index may lack an
 Kafka allocates ahead. One fault per file is told, since one `rebuild-index` cures them all. Pure.
 """
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
 
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX
-from pushrep.records import BatchHeader
+from pushrep.records import BatchHeader, BatchRun
+from pushrep.records.batch_run import Column
 
 _OFFSETS = np.dtype([("key", ">i4"), ("value", ">i4")])
 _TIMES = np.dtype([("key", ">i8"), ("value", ">i4")])
@@ -50,7 +52,7 @@ def parse_index(suffix: str, data: bytes) -> Entries:
 
 
 class IndexCheck:
-    """One segment's indexes against its batches: `batch` for each in order, then `faults`."""
+    """One segment's indexes against its batches: `run` for all of them in order, then `faults`."""
 
     def __init__(self, base_offset: int, offsets: bytes | None, times: bytes | None) -> None:
         """`offsets`, `times`: the files' bytes, None for a file that is not there and is not judged."""
@@ -73,6 +75,19 @@ class IndexCheck:
         if at < len(self._times.values) and self._times.values[at] + self._base_offset <= header.last_offset:
             self._check_time(at, header, rose=rose)
 
+    def run(self, run: BatchRun) -> None:
+        """The next whole batches of the segment. Entries that are all true are taken together, others one by one."""
+        offsets = self._slice(self._offsets.values, self._next_offset_entry, int(run.position[-1]))
+        last = int(run.last_offset[-1]) - self._base_offset
+        times = self._slice(self._times.values, self._next_time_entry, last)
+        peaks = np.maximum.accumulate(run.max_timestamp_ms)
+        if not (self._offsets_are_true(offsets, run) and self._times_are_true(times, run, peaks)):
+            for position, header in run.headers():
+                self.batch(position, header)
+            return
+        self._next_offset_entry, self._next_time_entry = offsets.stop, times.stop
+        self._max_timestamp_ms = max(self._max_timestamp_ms, int(peaks[-1]))
+
     def faults(self, tolerated_from: int | None) -> list[IndexFault]:
         """What is wrong, after the last batch.
 
@@ -88,6 +103,28 @@ class IndexCheck:
             if tolerated_from is None or offset < tolerated_from:
                 self._fault(suffix, at, f"points to offset {offset}, for which no batch is there")
         return list(self._faults.values())
+
+    @staticmethod
+    def _slice(values: list[int], begin: int, last: int) -> slice:
+        """The entries from `begin` on whose value is at most `last`."""
+        return slice(begin, max(begin, bisect_right(values, last, begin)))
+
+    def _offsets_are_true(self, entries: slice, run: BatchRun) -> bool:
+        positions = np.array(self._offsets.values[entries], np.int64)
+        at = np.searchsorted(run.position, positions)  # below the end: no entry lies behind the run
+        relative = run.last_offset[at] - self._base_offset
+        return bool((run.position[at] == positions).all() and (relative == self._offsets.keys[entries]).all())
+
+    def _times_are_true(self, entries: slice, run: BatchRun, peaks: Column) -> bool:
+        relatives = np.array(self._times.values[entries], np.int64)
+        at = np.searchsorted(run.last_offset, relatives + self._base_offset)
+        before = np.maximum(np.where(at > 0, peaks[at - 1], -1), self._max_timestamp_ms)
+        found = run.max_timestamp_ms[at]
+        return bool(
+            (run.last_offset[at] - self._base_offset == relatives).all()
+            and (found == self._times.keys[entries]).all()
+            and (found > before).all()
+        )
 
     def _check_offset(self, at: int, position: int, header: BatchHeader) -> None:
         promised, offset = self._offsets.values[at], self._base_offset + self._offsets.keys[at]

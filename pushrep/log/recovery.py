@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from pushrep.log.checkpoints import Checkpoint
 from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
@@ -24,6 +26,7 @@ from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scan import Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_path, segments_in, swaps_in
+from pushrep.records import BatchRun
 from pushrep.seams import Clock, Filesystem
 
 
@@ -187,16 +190,25 @@ class Recovery:
         start_offset = None if not in_plan else max(segment.base_offset, plan.start_offset)
         start_at: int | None = None
         for step in segment.walk(plan.recovery_point, next_base, start_offset):
-            if not isinstance(step, WholeBatch):
+            if not isinstance(step, BatchRun):
                 if in_plan:
                     self._segments_scanned += 1
                     self._bytes_scanned += step.position - (step.position if start_at is None else start_at)
                 return step
-            start_at = step.position if start_at is None else start_at
-            header = step.batch.header
-            if in_plan and (not self._epochs or header.leader_epoch > self._epochs[-1][0]):
-                self._epochs.append((header.leader_epoch, header.base_offset))
+            start_at = int(step.position[0]) if start_at is None else start_at
+            if in_plan:
+                self._note_epochs(step)
         raise AssertionError("a scan ends with an answer")
+
+    def _note_epochs(self, run: BatchRun) -> None:
+        """Where each epoch begins that the scan meets; they never fall."""
+        known = self._epochs[-1][0] if self._epochs else None
+        if known == run.leader_epoch[-1]:
+            return
+        epochs, firsts = np.unique(run.leader_epoch, return_index=True)
+        for epoch, offset in zip(epochs.tolist(), run.base_offset[firsts].tolist(), strict=True):
+            if known is None or epoch > known:
+                self._epochs.append((epoch, offset))
 
     def _check_joint(self, base: int, end: int, next_base: int | None) -> None:
         if next_base is None or end == next_base or end < next_base <= self._cleaned_offset:

@@ -1,4 +1,5 @@
-"""The one walk over a segment file. Recovery, reads, verify, dump and repair all read this generator.
+"""The one walk over a segment file. Reads, dump and repair read this generator; recovery and verify read scan_runs.py,
+which takes many batches at once and leaves to this one whatever is not plainly whole.
 
     | batch | batch | batch | ??????          at every position one of four answers:
       WholeBatch  WholeBatch  ...           header and length have room; magic, CRC; offsets and epochs in order

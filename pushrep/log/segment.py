@@ -20,9 +20,10 @@ from typing import NamedTuple
 from pushrep.log.config import POSITION_MAX, LogConfig
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.index_file import IndexFile
-from pushrep.log.scan import CleanEnd, ScanRange, ScanStep, WholeBatch, scan
+from pushrep.log.scan import CleanEnd, ScanRange, WholeBatch, scan
+from pushrep.log.scan_runs import RunStep, scan_runs
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
-from pushrep.records import BatchHeader, RecordBatch
+from pushrep.records import BatchHeader, BatchRun, RecordBatch
 from pushrep.seams import File, Filesystem
 
 OFFSET_ENTRY = struct.Struct(">ii")
@@ -31,6 +32,7 @@ assert (OFFSET_ENTRY.size, TIME_ENTRY.size) == (8, 12), "Kafka's index entries"
 
 
 PREALLOCATE_BYTES_MIN = 64 << 10
+_PAGE_BYTES = 4096  # to look at one batch: its header, and the rest of it by its length
 
 
 @dataclass(slots=True)
@@ -162,6 +164,25 @@ class Segment:
         tail.next_offset = header.next_offset
         tail.leader_epoch = header.leader_epoch
 
+    def note_run(self, run: BatchRun) -> None:
+        """`note` for every batch of a run, which a scan has found."""
+        tail, interval, base = self._tail, self._config.index_interval_bytes, self.base_offset
+        if tail.first_timestamp_ms is None:
+            tail.first_timestamp_ms = int(run.max_timestamp_ms[0])
+        since, newest, offset_of_newest = tail.bytes_since_entry, tail.max_timestamp_ms, tail.offset_of_max
+        columns = (run.position, run.size_bytes, run.last_offset, run.max_timestamp_ms)
+        for position, size, last, time in zip(*(column.tolist() for column in columns), strict=True):
+            if time > newest:
+                newest, offset_of_newest = time, last
+            if since > interval:
+                tail.max_timestamp_ms, tail.offset_of_max = newest, offset_of_newest
+                self.note_time()
+                self.index.append(last - base, position)
+                since = 0
+            since += size
+        tail.bytes_since_entry, tail.max_timestamp_ms, tail.offset_of_max = since, newest, offset_of_newest
+        tail.size_bytes, tail.next_offset, tail.leader_epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
+
     def note_time(self) -> None:
         """A time entry for the greatest timestamp so far, unless there is one."""
         tail, last = self._tail, self.time_index.last
@@ -203,7 +224,7 @@ class Segment:
         self.time_index.keep(mark.time_entries)
         self._tail = mark.tail.copy()
 
-    def walk(self, recovery_point: int, end_offset: int | None, start_offset: int | None = None) -> Iterator[ScanStep]:
+    def walk(self, recovery_point: int, end_offset: int | None, start_offset: int | None = None) -> Iterator[RunStep]:
         """Learn the end of the segment from its file: scan it, and rebuild the index entries on the way.
 
         The scan begins at the batch that the index names for `start_offset` (None: at its last entry), if a whole
@@ -218,9 +239,9 @@ class Segment:
             end_offset=end_offset,
             recovery_point=recovery_point,
         )
-        for step in scan(self.file, range_):
-            if isinstance(step, WholeBatch):
-                self.note(step.position, step.batch.header)
+        for step in scan_runs(self.file, range_):
+            if isinstance(step, BatchRun):
+                self.note_run(step)
             yield step
 
     def _begin_walk(self, start_offset: int | None) -> None:
@@ -248,7 +269,8 @@ class Segment:
 
     def _batch_at(self, position: int, relative_last: int | None) -> BatchHeader | None:
         """Header of the whole batch at `position`, if it ends with the offset that an index promised."""
-        step = next(scan(self.file, ScanRange(base_offset=self.base_offset, position=position)))
+        what = ScanRange(base_offset=self.base_offset, position=position)
+        step = next(scan(self.file, what, window_bytes=_PAGE_BYTES))
         if not isinstance(step, WholeBatch):
             return None
         header = step.batch.header

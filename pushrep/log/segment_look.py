@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from pushrep.log.index_check import IndexCheck
 from pushrep.log.inspection import LogState
 from pushrep.log.leader_epochs import LeaderEpochs
-from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail
+from pushrep.log.scan_runs import scan_runs
 from pushrep.log.segment_files import segment_path
-from pushrep.records import BatchHeader
+from pushrep.records import BatchRun
 from pushrep.seams import File
 
 _TELL_EVERY_BYTES = 8 << 20
@@ -122,11 +123,10 @@ def look_at_segment(
     """Scan one segment and judge its end, its joint to the next one and its indexes."""
     walk = _Walk(task, indexes)
     told = 0
-    for step in walk.steps(file):
-        end = step.end if isinstance(step, WholeBatch) else step.position
-        if on_bytes is not None and (end - told >= _TELL_EVERY_BYTES or not isinstance(step, WholeBatch)):
-            on_bytes(end - told)
-            told = end
+    for _ in walk.runs(file):
+        if on_bytes is not None and walk.position - told >= _TELL_EVERY_BYTES:
+            on_bytes(walk.position - told)
+            told = walk.position
     if on_bytes is not None:
         on_bytes(walk.position - told)
     return walk.look(file.size())
@@ -143,8 +143,8 @@ class _Walk:
         self._batches = self._records = self.position = 0
         self._end: ScanEnd | None = None
 
-    def steps(self, file: File) -> Iterator[WholeBatch | ScanEnd]:
-        """Every whole batch that is expected; ends early at what lies behind, or at what is wrong with one."""
+    def runs(self, file: File) -> Iterator[BatchRun]:
+        """All whole batches that are expected; ends early at what lies behind, or at what is wrong with one."""
         task, below = self._task, self._task.expected.below
         limit = below if task.expected.is_live and task.next_base is None else None
         what = ScanRange(
@@ -155,23 +155,35 @@ class _Walk:
         )
         if limit is not None and limit <= task.base_offset:
             return
-        check = self._indexes.batch
-        for step in scan(file, what):
-            if not isinstance(step, WholeBatch):
+        for step in scan_runs(file, what):
+            if not isinstance(step, BatchRun):
                 self._end = step
-                yield step
                 return
-            header = step.batch.header
-            if reason := self._contradiction(header, limit):
-                self._findings.append(self._at(Kind.EPOCH, reason))
-                return
-            check(step.position, header)
-            self._batches += 1
-            self._records += header.record_count
-            self.position, self._next_offset, self._epoch = step.end, header.next_offset, header.leader_epoch
-            yield step
-            if limit is not None and self._next_offset >= limit:
-                return
+            for run in (step,) if self._is_plain(step, limit) else step.singles():
+                if reason := self._contradiction(run, limit):
+                    self._findings.append(self._at(Kind.EPOCH, reason))
+                    return
+                self._take(run)
+                yield run
+                if limit is not None and self._next_offset >= limit:
+                    return
+
+    def _is_plain(self, run: BatchRun, limit: int | None) -> bool:
+        """Whether what holds for its first batch holds for all: one epoch, below the limit."""
+        if limit is not None and run.next_offset > limit:
+            return False
+        epochs = self._task.epochs
+        if epochs is None:
+            return True
+        first, last = (int(run.base_offset[at]) for at in (0, -1))
+        one_epoch = bool(run.leader_epoch[0] == run.leader_epoch[-1])
+        return one_epoch and epochs.epoch_of(first) == epochs.epoch_of(last)
+
+    def _take(self, run: BatchRun) -> None:
+        self._indexes.run(run)
+        self._batches += len(run)
+        self._records += int(run.record_count.sum())
+        self.position, self._next_offset, self._epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
 
     def look(self, size_bytes: int) -> SegmentLook:
         """The verdict, after the last step."""
@@ -195,14 +207,14 @@ class _Walk:
             self.position,
         )
 
-    def _contradiction(self, header: BatchHeader, limit: int | None) -> str | None:
-        """Why a whole batch is not the one that was written here: what its CRC does not cover, others know."""
-        if limit is not None and header.next_offset > limit:
-            return f"a batch up to offset {header.next_offset} where the writer's log ended at {limit}"
+    def _contradiction(self, run: BatchRun, limit: int | None) -> str | None:
+        """Why its first batch is not the one that was written here: what its CRC does not cover, others know."""
+        if limit is not None and run.next_offset > limit:
+            return f"a batch up to offset {run.next_offset} where the writer's log ended at {limit}"
         epochs = self._task.epochs
         if epochs is None:
             return None
-        return epochs.contradiction(header.base_offset, header.leader_epoch)
+        return epochs.contradiction(int(run.base_offset[0]), int(run.leader_epoch[0]))
 
     def _judge_end(self, end: ScanEnd, size_bytes: int) -> None:
         task, expected = self._task, self._task.expected

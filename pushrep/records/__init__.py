@@ -6,6 +6,7 @@ batch.records()           -> list[Record]         batch.stamp(...), batch.with_p
 """
 
 from pushrep.records.batch import RecordBatch
+from pushrep.records.batch_run import BatchRun
 from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX
 from pushrep.records.columns import RecordColumns
 from pushrep.records.encoder import encode_batch
@@ -21,6 +22,7 @@ __all__ = [
     "HEADER_OVERHEAD_BYTES_MAX",
     "RECORD_OVERHEAD_BYTES_MAX",
     "BatchHeader",
+    "BatchRun",
     "Codec",
     "CorruptRecordBatch",
     "HeaderColumn",

@@ -21,7 +21,7 @@ _STAMP_OFFSET = struct.Struct(">q")
 _STAMP_EPOCH = struct.Struct(">i")
 _PRODUCER = struct.Struct(">qhi")
 _CRC = struct.Struct(">I")
-_LENGTH = struct.Struct(">i")
+LENGTH = struct.Struct(">i")
 
 HEADER_BYTES = 61
 LENGTH_AT = 8
@@ -39,7 +39,7 @@ HEADER_OVERHEAD_BYTES_MAX = 5 + 5
 assert _HEADER.size == HEADER_BYTES, "docs/formats/record-batch.md promises 61 bytes"
 assert _PRODUCER.size == 57 - PRODUCER_AT, "producer id, epoch and sequence are neighbours"
 
-_CODEC_MASK, _TIMESTAMP_TYPE_BIT, _TRANSACTIONAL_BIT, _CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
+CODEC_MASK, _TIMESTAMP_TYPE_BIT, _TRANSACTIONAL_BIT, _CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
 _OFFSET_MAX = (1 << 63) - 1
 
 
@@ -94,7 +94,7 @@ class BatchHeader(NamedTuple):
     @property
     def codec(self) -> Codec:
         """Compression of the records; raises UnsupportedCodec for a number that Kafka has not named yet."""
-        number = self.attributes & _CODEC_MASK
+        number = self.attributes & CODEC_MASK
         try:
             return Codec(number)
         except ValueError:
@@ -135,7 +135,7 @@ def _why_impossible(header: BatchHeader) -> str | None:
         reason = f"leader epoch {header.leader_epoch} is below -1"
     elif not 0 <= count <= delta + 1:
         reason = f"{count} records in {delta + 1} offsets"
-    elif header.attributes & _CODEC_MASK == Codec.NONE and count * RECORD_BYTES_MIN > records_bytes:
+    elif header.attributes & CODEC_MASK == Codec.NONE and count * RECORD_BYTES_MIN > records_bytes:
         reason = f"{count} records can't fit into {records_bytes} bytes"
     return reason
 
@@ -148,7 +148,7 @@ def stamp(data: bytearray | memoryview, base_offset: int, leader_epoch: int) -> 
 
 def write_length(data: bytearray | memoryview, size_bytes: int) -> None:
     """Write the length field of a batch of `size_bytes` in all."""
-    _LENGTH.pack_into(data, LENGTH_AT, size_bytes - LENGTH_ENDS_AT)
+    LENGTH.pack_into(data, LENGTH_AT, size_bytes - LENGTH_ENDS_AT)
 
 
 def write_producer(data: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int) -> None:

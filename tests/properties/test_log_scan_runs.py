@@ -1,0 +1,249 @@
+"""The scan in long strides says what the scan batch by batch says, whatever stands in the file."""
+
+from contextlib import suppress
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pushrep.log import LogConfig
+from pushrep.log.index_check import IndexCheck
+from pushrep.log.scan import CleanEnd, ScanRange, WholeBatch, scan
+from pushrep.log.scan_runs import scan_runs
+from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
+from pushrep.records import BatchHeader, BatchRun, Codec, CorruptRecordBatch, RecordBatch, encode_batch
+from pushrep.records.batch_run import checked_run
+from pushrep.records.checksum import crc32c
+from pushrep.records.header import CRC_COVERS_FROM, write_crc
+from pushrep.seams import read_whole
+from pushrep.testing import SimulatedDisk
+
+BASE = 100
+EDGES = (-(1 << 31), -2, -1, 0, 1, 2, 3, 7, 49, 61, (1 << 31) - 1)
+WIDE = (*EDGES, -(1 << 63), 1 << 31, BASE + (1 << 31), (1 << 63) - 10, (1 << 63) - 2, (1 << 63) - 1)
+FIELDS = BatchHeader._fields
+BITS = {"magic": 8, "attributes": 16, "producer_epoch": 16, "crc": 32}
+IS_WIDE = {"base_offset", "base_timestamp_ms", "max_timestamp_ms", "producer_id"}
+
+
+def batch(values, offset, epoch, time_ms, codec=Codec.NONE):
+    encoded = encode_batch(values, timestamps_ms=time_ms, base_offset=offset, leader_epoch=epoch, codec=codec)
+    return bytes(encoded.data)
+
+
+@st.composite
+def batches(draw, count_max=12):
+    """Batches in order: holes between their offsets, epochs that rise, times that go to and fro."""
+    offset, epoch, found = BASE, draw(st.integers(-1, 2)), []
+    for _ in range(draw(st.integers(0, count_max))):
+        offset += draw(st.sampled_from([0, 0, 0, 1, 5]))
+        epoch += draw(st.sampled_from([0, 0, 0, 1]))
+        values = [b"v" * draw(st.integers(0, 90))] * draw(st.integers(1, 4))
+        codec = draw(st.sampled_from([Codec.NONE, Codec.NONE, Codec.GZIP]))
+        found.append(batch(values, offset, epoch, draw(st.integers(-1, 6)), codec))
+        offset += len(values)
+    return found
+
+
+def with_fields(data, *, fits, **fields):
+    """The batch with other numbers in its header; with `fits` the CRC is made to fit, as a wrong writer would."""
+    fields = {name: wrapped(name, value) for name, value in fields.items()}
+    changed = bytearray(BatchHeader.parse(data)._replace(**fields).pack() + data[61:])
+    if fits:
+        write_crc(changed, crc32c(changed, CRC_COVERS_FROM))
+    return bytes(changed)
+
+
+def wrapped(name, value):
+    bits = BITS.get(name, 64 if name in IS_WIDE else 32)
+    value %= 1 << bits
+    return value - (1 << bits) if name != "crc" and value >= 1 << (bits - 1) else value
+
+
+def edges(name):
+    return WIDE if name in IS_WIDE else EDGES
+
+
+def field_changed(draw, data):
+    name = draw(st.sampled_from(FIELDS))
+    return with_fields(data, fits=draw(st.booleans()), **{name: draw(st.sampled_from(edges(name)))})
+
+
+@st.composite
+def files(draw):
+    """The bytes of a segment: whole, cut, with something behind, flipped, with a batch changed, twice or missing."""
+    parts = draw(batches())
+    kind = draw(st.sampled_from(["whole", "cut", "zeros", "rubbish", "flip", "field", "field", "twice", "missing"]))
+    at = draw(st.integers(0, len(parts) - 1)) if parts else 0
+    if parts and kind == "field":
+        parts[at] = field_changed(draw, parts[at])
+    elif parts and kind == "twice":
+        parts.insert(at, parts[at])
+    elif parts and kind == "missing":
+        del parts[at]
+    data = bytearray(b"".join(parts))
+    if data and kind == "flip":
+        data[draw(st.integers(0, len(data) - 1))] ^= draw(st.integers(1, 255))
+    elif data and kind == "cut":
+        del data[draw(st.integers(0, len(data) - 1)) :]
+    elif kind == "zeros":
+        data += bytes(draw(st.integers(1, 200)))
+    elif kind == "rubbish":
+        data += draw(st.binary(min_size=1, max_size=80))
+    return bytes(data)
+
+
+def file_of(data):
+    disk = SimulatedDisk()
+    disk.make_directory(Path("/logs"))
+    file = disk.open(Path("/logs/x"), create=True)
+    file.write_at(data, 0)
+    return file
+
+
+ranges = st.builds(
+    ScanRange,
+    base_offset=st.sampled_from([BASE, BASE, BASE, BASE - 5, BASE + 1]),
+    next_offset=st.sampled_from([None, None, BASE, BASE + 1]),
+    end_offset=st.sampled_from([None, None, BASE + 1, BASE + 8, BASE + 40]),
+    recovery_point=st.sampled_from([0, BASE, BASE + 6, BASE + 500]),
+    leader_epoch=st.sampled_from([-1, -1, 0, 1]),
+)
+
+
+def one_by_one(steps):
+    """The steps of either scan in one form."""
+    for step in steps:
+        if isinstance(step, WholeBatch):
+            yield step.position, step.batch.header
+        elif isinstance(step, BatchRun):
+            yield from step.headers()
+        else:
+            yield step
+
+
+@given(files(), ranges, st.sampled_from([1, 70, 150, 400, 1 << 16]))
+def test_both_scans_see_the_same_batches_and_the_same_end(data, what, window_bytes):
+    file = file_of(data)
+    assert list(one_by_one(scan_runs(file, what, window_bytes=window_bytes))) == list(one_by_one(scan(file, what)))
+
+
+@given(files())
+def test_a_run_takes_what_a_check_of_each_batch_takes(data):
+    assert list(checked_run(data, 7, 1 << 20).headers()) == [(7 + at, header) for at, header in checked_alone(data)]
+
+
+def checked_alone(data):
+    """(position, header) of the whole batches at the beginning of `data`, each checked by itself."""
+    found, at = [], 0
+    with suppress(CorruptRecordBatch):
+        while True:
+            header = BatchHeader.parse(data, at)
+            RecordBatch.check(data[at : at + header.size_bytes], header)
+            found.append((at, header))
+            at += header.size_bytes
+    return found
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *FIELDS,
+        ("record_count", "last_offset_delta"),
+        ("base_offset", "last_offset_delta"),
+        ("record_count", "attributes"),
+    ],
+)
+@pytest.mark.parametrize("window_bytes", [200, 1 << 16])
+def test_both_scans_judge_every_field_alike(names, window_bytes):
+    parts = [batch([b"value"] * 4, BASE + 10 * n, 1, 0) for n in range(4)]
+    parts[2] = with_fields(parts[2], fits=True, last_offset_delta=9)  # compacted: there is room for another count
+    names = (names,) if isinstance(names, str) else names
+    for values in product(*(edges(name) for name in names)):
+        for end_offset, fits in ((None, False), (None, True), (BASE + 29, True), (BASE + 50, True)):
+            changed = with_fields(parts[2], fits=fits, **dict(zip(names, values, strict=True)))
+            file = file_of(b"".join([*parts[:2], changed, parts[3]]))
+            what = ScanRange(base_offset=BASE, end_offset=end_offset)
+            found = list(one_by_one(scan_runs(file, what, window_bytes=window_bytes)))
+            assert found == list(one_by_one(scan(file, what))), (names, values, fits, end_offset)
+        taken = [header for _, header in checked_run(changed, 0, 1 << 20).headers()]
+        assert taken == [header for _, header in checked_alone(changed)], (names, values)
+
+
+@given(batches().filter(bool), st.integers(1, 12))
+def test_the_columns_of_a_run_are_the_fields_of_its_headers(parts, count):
+    run = checked_run(b"".join(parts), 0, 1 << 20)
+    assert len(run) == len(parts)
+    first = run.first(count)
+    assert list(first.headers()) == list(run.headers())[:count]
+    singles = list(run.singles())
+    for single, (position, header) in zip(singles, run.headers(), strict=True):
+        assert (single.position[0], single.size_bytes[0]) == (position, header.size_bytes)
+        assert (single.base_offset[0], single.last_offset[0]) == (header.base_offset, header.last_offset)
+        assert (single.leader_epoch[0], single.record_count[0]) == (header.leader_epoch, header.record_count)
+        assert single.max_timestamp_ms[0] == header.max_timestamp_ms
+        assert (single.end, single.next_offset) == (position + header.size_bytes, header.next_offset)
+        again = BatchRun.of(position, header)
+        assert (list(again.headers()), again.end) == ([(position, header)], single.end)
+    assert (run.end, run.next_offset) == (singles[-1].end, singles[-1].next_offset)
+
+
+@pytest.mark.parametrize("window_bytes", [400, 1 << 16])
+def test_neighbours_come_in_one_run_and_a_batch_above_the_window_alone(window_bytes):
+    small, large = [batch([b"v" * 20], BASE + n, 0, 0) for n in range(6)], batch([b"v" * 200_000], BASE + 6, 0, 0)
+    data = b"".join(small) + large + batch([b"v"], BASE + 7, 0, 0)
+    *runs, end = scan_runs(file_of(data), ScanRange(base_offset=BASE), window_bytes=window_bytes)
+    assert sum(len(run) for run in runs) == 8
+    assert len(runs) <= 4, "batches that a window holds are checked together, and the first large one is no end"
+    assert end == CleanEnd(len(data), BASE + 8)
+
+
+TIMES = (3, 1, 3, 5, 5, 2, 5, 9)
+
+
+@pytest.mark.parametrize("window_bytes", [200, 1 << 16])
+@pytest.mark.parametrize("struct", [OFFSET_ENTRY, TIME_ENTRY])
+def test_indexes_are_judged_by_runs_as_batch_by_batch(struct, window_bytes):
+    parts = [batch([b"value"] * 2, BASE + 2 * n, 0, time) for n, time in enumerate(TIMES)]
+    file = file_of(b"".join(parts))
+    runs = list(scan_runs(file, ScanRange(base_offset=BASE), window_bytes=window_bytes))[:-1]
+    true = [(header.last_offset - BASE, at) for run in runs for at, header in run.headers()]
+    if struct is TIME_ENTRY:
+        true = [(time, relative) for time, (relative, _) in zip(TIMES, true, strict=True)]
+    wrong = [(first + a, second + b) for first, second in true for a in (-1, 0, 1, 2) for b in (-1, 0, 1, 2)]
+    cases = [[entry] for entry in wrong] + [list(pair) for pair in combinations(true, 2)]
+    cases += [[true[0], entry] for entry in wrong] + [[entry, true[-1]] for entry in wrong]
+    faulty = 0
+    for entries in cases:
+        data = b"".join(struct.pack(*entry) for entry in entries)
+        files = (data, b"") if struct is OFFSET_ENTRY else (b"", data)
+        by_runs, by_batches = IndexCheck(BASE, *files), IndexCheck(BASE, *files)
+        for run in runs:
+            by_runs.run(run)
+            for position, header in run.headers():
+                by_batches.batch(position, header)
+        assert by_runs.faults(None) == by_batches.faults(None), entries
+        faulty += bool(by_runs.faults(None))
+    assert 0 < faulty < len(cases)
+
+
+@given(batches(), st.sampled_from([0, 100, 300]), st.sampled_from([70, 200, 1 << 16]))
+def test_a_walk_makes_the_index_entries_that_appends_make(parts, interval, window_bytes):
+    disk, config, segments = SimulatedDisk(), LogConfig(index_interval_bytes=interval), []
+    for log in (Path("/logs/a-0"), Path("/logs/a-1")):
+        disk.make_directory(log)
+        segments.append(Segment(disk, log, BASE, config))
+    appended, walked = segments
+    for step in scan_runs(file_of(b"".join(parts)), ScanRange(base_offset=BASE), window_bytes=window_bytes):
+        if isinstance(step, BatchRun):
+            walked.note_run(step)
+            for position, header in step.headers():
+                appended.note(position, header)
+    assert walked.mark() == appended.mark()
+    for segment in segments:
+        segment.write_indexes()
+    for suffix in (".index", ".timeindex"):
+        theirs, ours = (read_whole(disk, segment.path.with_suffix(suffix), 1 << 16) for segment in segments)
+        assert ours == theirs
