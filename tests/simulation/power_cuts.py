@@ -27,7 +27,7 @@ from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 HOME = Path("/logs")
 PARTITIONS = 3
-RECORDS_MAX = 40
+RECORDS_MAX = 50
 """A log with more is cut at one of its ends: every opening reads all of it."""
 
 
@@ -61,7 +61,7 @@ class World:
             batch_bytes=250,
             index_interval_bytes=draw.choice([0, 100, 4096]),
             preallocate_bytes=draw.choice([0, 600]),
-            flush_bytes=draw.choice([300, 3000]),
+            flush_bytes=draw.choice([700, 3000]),
             flush_ms=50,
             retention_bytes=draw.choice([None, None, 1500]),
             retention_files=2,
@@ -150,7 +150,7 @@ class World:
         if power:
             self.disk.lose_power()
         end_process(self.disk)
-        if self.draw.random() < 0.3:
+        if self.draw.random() < 0.2:
             self.disk.power_after(self.draw.randrange(1, 120))
 
     def open(self):
@@ -306,6 +306,13 @@ def close_all(world, log, model):
     world.judge(power=False)
 
 
+def tidy(world, log, model):
+    """Somebody removes what was kept aside."""
+    for name in world.disk.list(log.path):
+        if name.endswith(".cut"):
+            world.disk.remove(log.path / name)
+
+
 def arm_the_power(world, log, model):
     world.disk.power_after(world.draw.choice([1, 5, 20, 60]) + world.draw.randrange(20))
 
@@ -368,20 +375,21 @@ def refused_or_not(world, log, model, begin, end):
 
 STEPS = {
     append: 520,
-    append_much: 40,
+    append_much: 25,
     append_ready: 60,
     flush: 60,
-    wait: 60,
+    wait: 40,
     read: 60,
-    truncate: 25,
-    delete_records: 25,
+    truncate: 20,
+    delete_records: 20,
     retain: 15,
     close_one: 10,
-    close_all: 5,
-    arm_the_power: 25,
-    lose_power: 5,
-    kill: 8,
-    a_sync_fails: 4,
+    close_all: 4,
+    tidy: 20,
+    arm_the_power: 16,
+    lose_power: 4,
+    kill: 6,
+    a_sync_fails: 3,
     a_write_fails: 20,
     the_disk_is_full: 20,
 }
