@@ -208,7 +208,7 @@ class LogDirectory:
             for checkpoint, offsets in found.items()
         }
         self._on_disk = {checkpoint: dict(offsets) for checkpoint, offsets in self._offsets.items()}
-        self._unwritten: set[Checkpoint] = set()
+        self._unwritten = {checkpoint for checkpoint, kept in self._offsets.items() if kept != found[checkpoint]}
         for name, seen in seen_of_removed(names, clean, found[Checkpoint.RECOVERY_POINT]).items():
             if seen > self._offsets[_GIVEN_UP].get(name, 0):
                 self._offsets[_GIVEN_UP][name] = seen
@@ -231,7 +231,8 @@ class LogDirectory:
             if seen:
                 self._offsets[_GIVEN_UP][name] = seen
                 self._unwritten.add(_GIVEN_UP)
-        if seen:
+            changed = bool(self._unwritten)
+        if changed:  # before the log's directory is there: it must not be taken for the old one
             self.sync_checkpoints()
 
     def _seen_or_given_up(self, name: str) -> int:
