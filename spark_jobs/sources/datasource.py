@@ -28,7 +28,7 @@ from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent, Range, resolve, share
 from spark_jobs.sources.positions import CheckpointUnusable, Position, StreamOffset, initial_words
-from spark_jobs.sources.progress import Step, check_present, end_of_batch, first_step, next_step, ranges_between
+from spark_jobs.sources.progress import Step, check_present, end_of_batch, first_step, next_step, ranges_between, until
 from spark_jobs.sources.tasks import LogRange, plan_tasks, read_range
 
 
@@ -124,7 +124,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         options = self._options
         before = StreamOffset.from_json(start, options.topic)
-        extents = self._logs.extents() if self._target is None else self._target
+        extents = self._extents()
         if before is None:
             step = first_step(resolve_starts(options, self._logs, extents), extents)
         else:
@@ -155,6 +155,17 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         self._logs.close()
+
+    def _extents(self) -> Mapping[int, Extent]:
+        """What the logs hold; with AvailableNow no more than they held when the run began."""
+        now = self._logs.extents()
+        if self._target is None:
+            return now
+        left = until(self._target, now)
+        # The end of a log that was made anew is fixed when it is first met, or the run might never end.
+        anew = {p: extent for p, extent in left.items() if extent.log_id != self._target[p].log_id}
+        self._target = {**self._target, **anew}
+        return left
 
     def _limited(self, step: Step, limit: ReadLimit) -> dict[int, int]:
         """Where the batch ends per partition, under the limits that Spark asks to keep."""

@@ -6,7 +6,7 @@ Readers are opened when first asked and kept: the driver asks the same logs at e
 from pathlib import Path
 from typing import Literal
 
-from pushrep.log import LogReader, NotALogDirectory, SegmentLog, list_logs
+from pushrep.log import LogReader, NotALog, NotALogDirectory, OffsetOutOfRange, SegmentLog, list_logs
 from pushrep.log.log_names import log_name
 from pushrep.log.published import read_published
 from pushrep.records import BatchHeader
@@ -96,6 +96,13 @@ class TopicLogs:
             )
         return self._readers[partition]
 
+    def reader_if_there(self, partition: int) -> LogReader | None:
+        """The partition's reader; None if there is no such log."""
+        try:
+            return self.reader(partition)
+        except NotALog:
+            return None
+
     def written_end(self, partition: int) -> int | None:
         """The end of the partition's log, stable or not; None if that is not known (see EndUnknown)."""
         return written_end(self.reader(partition))
@@ -109,7 +116,10 @@ class TopicLogs:
         reader = self.reader(partition)
 
         def probe(offset: int) -> BatchSpan:
-            batch = reader.read(offset, 1)
+            try:
+                batch = reader.read(offset, 1)
+            except OffsetOutOfRange:  # retention came in between: who reads the range says so
+                batch = b""
             if not batch:  # a compacted log may end in a hole
                 return BatchSpan(offset, end, 1)
             header = BatchHeader.parse(batch)

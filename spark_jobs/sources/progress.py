@@ -61,6 +61,20 @@ def next_step(
     return Step(ranges, starts)
 
 
+def until(target: Mapping[int, Extent], now: Mapping[int, Extent]) -> dict[int, Extent]:
+    """What is left of `target`, at whose ends a run is to stop; of a log that was made anew meanwhile, all it holds.
+
+    A log start may lie above the end then.
+    """
+    return {
+        partition: Extent(now[partition].start, min(then.end, now[partition].end), then.log_id)
+        if now[partition].log_id == then.log_id
+        else now[partition]
+        for partition, then in target.items()
+        if partition in now
+    }
+
+
 def check_present(before: StreamOffset, present: set[int], *, fail_on_data_loss: bool) -> None:
     """Report each partition that the stream has read from and that is not there any more."""
     for partition, position in sorted(before.positions.items()):

@@ -1,6 +1,7 @@
 """A task of the source: one contiguous range of one partition, cut on the driver, read on an executor."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pushrep.log import LogReader, SegmentLog
+from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.log_names import log_name
+from pushrep.records import RecordBatch
 from spark_jobs.sources.arrow import ArrowWriter
 from spark_jobs.sources.logs import PLANNED, EndUnknown, TopicLogs, written_end
 from spark_jobs.sources.options import SourceOptions
@@ -37,7 +39,7 @@ def plan_tasks(
     """
     rulers = {}
     for partition, (start, end) in sorted(ranges.items()):
-        task = held_part(LogRange(partition, start, end, log_ids[partition]), logs.reader(partition), options)
+        task = held_part(LogRange(partition, start, end, log_ids[partition]), logs.reader_if_there(partition), options)
         if task.start < task.end:
             rulers[partition] = logs.ruler(partition, task.start, task.end, options.split_bytes)
     piece_bytes = float(options.split_bytes)
@@ -55,30 +57,64 @@ def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> It
     name = log_name(options.topic, task.partition)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     writer = ArrowWriter(options.topic, task.partition, arrow_schema, include_headers=options.include_headers)
-    with SegmentLog.open_reader(Path(options.path) / name, isolation=PLANNED) as reader:
+    with ExitStack() as resources:
+        reader: LogReader | None = None
+        with suppress(NotALog):
+            path = Path(options.path) / name
+            reader = resources.enter_context(SegmentLog.open_reader(path, isolation=PLANNED))
         task = held_part(task, reader, options)
-        if task.start < task.end:
-            yield from writer.convert(reader.batches(task.start, task.end), task.start, task.end)
+        while reader is not None and task.start < task.end:
+            walk = _Walk(reader, task)
+            yield from writer.convert(walk, task.start, task.end)
+            if walk.lost is None:
+                return
+            rest = replace(task, start=walk.position)
+            task = held_part(rest, reader, options)
+            if task == rest and task.start < task.end:
+                raise walk.lost  # nothing is gone: it was another fault
 
 
-def held_part(task: LogRange, reader: LogReader, options: SourceOptions) -> LogRange:
+class _Walk:
+    """A task's batches; stops where the log lost them meanwhile, by retention or a cut, and tells where and by what."""
+
+    def __init__(self, reader: LogReader, task: LogRange) -> None:
+        self._reader, self._task = reader, task
+        self.position = task.start
+        self.lost: Exception | None = None
+
+    def __iter__(self) -> Iterator[RecordBatch]:
+        try:
+            for batch in self._reader.batches(self._task.start, self._task.end):
+                yield batch
+                self.position = min(batch.header.next_offset, self._task.end)
+        except (OffsetOutOfRange, FileNotFoundError) as error:
+            self.lost = error
+
+
+def held_part(task: LogRange, reader: LogReader | None, options: SourceOptions) -> LogRange:
     """The part of a task's range that the log still holds; what it does not hold is reported as DataLoss.
 
-    Raises EndUnknown if nobody can tell now.
+    `reader` None: there is no log. Raises EndUnknown if nobody can tell now.
     """
-    log_id, start, end = str(reader.log_id), reader.log_start_offset, reader.log_end_offset
-    gone: DataLoss | None = None
-    if log_id != task.log_id:
-        why = f"the log was made anew (it was {task.log_id}, it is {log_id})"
-        gone = DataLoss(options.topic, task.partition, task.start, task.end, why)
-        start = end = task.end
-    elif task.start < start:
+    log_id = None if reader is None else reader.log_id
+    if reader is None or log_id is None:
+        return _nothing_of(task, "the log is not there any more", options)
+    if str(log_id) != task.log_id:
+        return _nothing_of(task, f"the log was made anew (it was {task.log_id}, it is {log_id})", options)
+    start, end = reader.log_start_offset, reader.log_end_offset
+    if task.start < start:
         gone = DataLoss(options.topic, task.partition, task.start, min(start, task.end), f"the log starts at {start}")
     elif task.end > end:
         if written_end(reader) is None:
             raise EndUnknown(options.topic, task.partition, task.end, end)
         gone = DataLoss(options.topic, task.partition, max(end, task.start), task.end, f"the log ends at {end}")
-    if gone is None:
+    else:
         return task
     report(gone, fail_on_data_loss=options.fail_on_data_loss)
     return replace(task, start=min(max(task.start, start), task.end), end=max(min(task.end, end), task.start))
+
+
+def _nothing_of(task: LogRange, why: str, options: SourceOptions) -> LogRange:
+    gone = DataLoss(options.topic, task.partition, task.start, task.end, why)
+    report(gone, fail_on_data_loss=options.fail_on_data_loss)
+    return replace(task, start=task.end)

@@ -6,6 +6,7 @@ batch that is run again is the same batch.
 
 import json
 import pickle
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -19,10 +20,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import Codec
+from spark_jobs.sources import arrow
 from spark_jobs.sources.datasource import PushrepDataSource, PushrepStreamReader
 from spark_jobs.sources.logs import EndUnknown, TopicNotFound
 from spark_jobs.sources.planning import DataLoss
-from spark_jobs.sources.tasks import LogRange
+from spark_jobs.sources.tasks import LogRange, read_range
 
 Rows = list[tuple[int, int, bytes]]
 
@@ -58,16 +60,19 @@ class Engine:
         return True
 
     def rows(self) -> list[Rows]:
-        """The planned batch, task by task, each read by a reader that travelled as Spark sends it."""
-        tasks = self.reader.partitions(self.start(), json.loads(self.offsets[self.committed]))
+        """The planned batch, task by task."""
+        return [self.read(task) for task in self.tasks()]
+
+    def tasks(self) -> list[LogRange]:
+        return self.reader.partitions(self.start(), json.loads(self.offsets[self.committed]))
+
+    def read(self, task: LogRange) -> Rows:
+        """By a reader that travelled as Spark sends it."""
         source = PushrepDataSource({"path": str(self.directory), "topic": "orders"} | self.options)
         executor = pickle.loads(pickle.dumps(source)).streamReader(source.schema())
-        return [self._read(executor, pickle.loads(pickle.dumps(task))) for task in tasks]
-
-    def _read(self, executor: PushrepStreamReader, task: LogRange) -> Rows:
         return [
             (row["partition"], row["offset"], row["value"])
-            for batch in executor.read(task)
+            for batch in executor.read(pickle.loads(pickle.dumps(task)))
             for row in batch.to_pylist()
         ]
 
@@ -87,6 +92,13 @@ def append(directory: Path, partition: int, count: int, **kwargs: Any) -> None:
     with SegmentLog.open(directory / f"orders-{partition}", config=LogConfig(segment_bytes=4096, **kwargs)) as log:
         first = log.log_end_offset
         log.append([f"{partition}:{offset}".encode() for offset in range(first, first + count)])
+
+
+def fill(directory: Path, partition: int, batches: int, per_batch: int = 10) -> None:
+    """As so many calls of `append`, by one writer."""
+    with SegmentLog.open(directory / f"orders-{partition}", config=LogConfig(segment_bytes=4096)) as log:
+        for first in range(0, batches * per_batch, per_batch):
+            log.append([f"{partition}:{offset}".encode() for offset in range(first, first + per_batch)])
 
 
 def records(partition: int, start: int, end: int) -> Rows:
@@ -296,16 +308,100 @@ def test_a_loss_stops_the_query_or_is_stepped_over(tmp_path, caplog, lose, told,
     assert [row for batch in engine.run() for row in batch] == then[1]
 
 
-def test_a_planned_batch_whose_records_are_gone_is_a_loss(tmp_path, caplog):
-    for _ in range(3):
-        append(tmp_path, 0, 10)
-    engine = Engine(tmp_path)
+def retire(directory: Path) -> None:
+    """What retention or the command purge does."""
+    with SegmentLog.open(directory / "orders-0", config=LogConfig(segment_bytes=4096)) as log:
+        assert log.delete_records(75) == 75
+
+
+LIMITS = [{"maxBytesPerTrigger": "800"}, {"maxRecordsPerTrigger": "30"}]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: next(iter(limit)))
+@pytest.mark.parametrize("available_now", [False, True], ids=["", "AvailableNow"])
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize(
+    ("lose", "told", "then"),
+    [
+        (retire, r"orders-0: offsets \[\d+, 75\) are gone: the log starts at 75", records(0, 75, 100)),
+        (cut, r"orders-0: offsets \[20, \d+\) are gone: the log ends at 20", []),
+        (make_anew, r"orders-0: .* the log was made anew", records(0, 0, 8)),
+        (remove, r"orders-0: .* the log is not there any more", []),
+    ],
+)
+def test_a_loss_between_two_batches_is_named_or_stepped_over(
+    tmp_path, caplog, lose, told, then, available_now, limit, fail
+):
+    """With AvailableNow too, whose end was fixed before the loss."""
+    fill(tmp_path, 0, 10)
+    append(tmp_path, 1, 1)
+    engine = Engine(tmp_path, failOnDataLoss=fail, **limit)
+    engine.restart(available_now=available_now)
     assert engine.plan()
-    cut(tmp_path)
-    with pytest.raises(DataLoss, match=r"orders-0: offsets \[20, 30\)"):
-        engine.rows()
-    engine.restart(failOnDataLoss="false")
-    assert engine.rows() == [records(0, 0, 20)]
+    engine.rows()
+    engine.commit()
+    assert 20 < engine.start()["partitions"]["0"]["offset"] < 75
+    lose(tmp_path)
+    if fail == "true":
+        with pytest.raises(DataLoss, match=told):
+            engine.run()
+    else:
+        assert [row for batch in engine.run() for row in batch if row[0] == 0] == then
+        assert re.search(told, caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("lose", "told", "then"),
+    [
+        (retire, r"orders-0: offsets \[0, 75\) are gone: the log starts at 75", records(0, 75, 100)),
+        (cut, r"orders-0: offsets \[20, 100\) are gone: the log ends at 20", records(0, 0, 20)),
+        (make_anew, r"orders-0: offsets \[0, 100\) are gone: the log was made anew", []),
+        (remove, r"orders-0: offsets \[0, 100\) are gone: the log is not there any more", []),
+    ],
+)
+@pytest.mark.parametrize("when", ["before it is cut into tasks", "before the tasks run"])
+def test_a_planned_batch_whose_records_are_gone_is_a_loss(tmp_path, caplog, lose, told, then, when):
+    fill(tmp_path, 0, 10)
+    append(tmp_path, 1, 1)
+    tasks: dict[str, list[LogRange]] = {}
+    engines = {fail: Engine(tmp_path, failOnDataLoss=fail) for fail in ("true", "false")}
+    for fail, engine in engines.items():
+        assert engine.plan()
+        tasks[fail] = engine.tasks()
+    lose(tmp_path)
+    for engine in engines.values():
+        engine.restart()
+
+    def rows(fail: str) -> Rows:
+        engine = engines[fail]
+        return [row for task in (engine.tasks() if "cut" in when else tasks[fail]) for row in engine.read(task)]
+
+    with pytest.raises(DataLoss, match=told):
+        rows("true")
+    assert sorted(rows("false")) == sorted(then + records(1, 0, 1))
+    assert re.search(told, caplog.text)
+
+
+def test_retention_that_overtakes_a_running_task_is_a_loss(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(arrow, "ROWS_MAX", 100)
+    fill(tmp_path, 0, 100, 40)
+    for fail in ("false", "true"):
+        engine = Engine(tmp_path, failOnDataLoss=fail)
+        assert engine.plan()
+        (task,) = engine.tasks()
+        reading = read_range(engine.reader._options, engine.reader._schema, task)
+        first = next(reading)["offset"].to_pylist()
+        with SegmentLog.open(tmp_path / "orders-0", config=LogConfig(segment_bytes=4096)) as log:
+            start = log.delete_records(first[-1] + 1010)
+        if fail == "true":
+            with pytest.raises(DataLoss, match=f"gone: the log starts at {start}"):
+                list(reading)
+        else:
+            rest = [offset for batch in reading for offset in batch["offset"].to_pylist()]
+            assert rest[-(4000 - start) :] == list(range(start, 4000))
+            before = first + rest[: -(4000 - start)]
+            assert before == list(range(len(before))), "what was read before it was gone, without a hole"
+            assert len(before) < start
     assert "orders-0" in caplog.text
 
 
