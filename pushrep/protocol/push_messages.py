@@ -195,6 +195,9 @@ class AppendRecordsRequest(Struct):
 
     partitions: tuple[AppendRecordsPartition, ...]
 
+    def __post_init__(self) -> None:
+        """It has no number of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendRecordsResult(Struct):
@@ -232,6 +235,9 @@ class AppendRecordsResponse(Struct):
     error_code: ErrorCode = ErrorCode.NONE
     results: tuple[AppendRecordsResult, ...] = ()
     grants: tuple[Grant, ...] = ()
+
+    def __post_init__(self) -> None:
+        """It has no number of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ A number's range is part of its type and is checked when a message is made, ours
 twice: `Offset` is `int` to the type checker and "0 to 2**63 - 2" to `Struct`. "OrNone" admits -1, Kafka's word for it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Protocol, TypeAlias, get_args, get_origin, get_type_hints
@@ -64,7 +64,7 @@ Records: TypeAlias = tuple[Part, ...]
 """Whole record batches in log order, in as many pieces as they lie in. A decoded message has at most one piece."""
 
 
-def size_of(records: Records) -> int:
+def size_of(records: Sequence[Part]) -> int:
     """Bytes of all the pieces together."""
     size = 0
     for part in records:

@@ -18,6 +18,7 @@ from pushrep.protocol.calls import CALL_OF_EVENT, CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.errors import MalformedMessage, NotInVersion, SchemaMismatch, UnknownCall
 from pushrep.protocol.frames import Kind, Opened, Prefix, frame_head
 from pushrep.protocol.hot_roads import HOT_ROADS
+from pushrep.protocol.hot_writers import HOT_WRITERS, HeaderWriter
 from pushrep.protocol.schema_files import (
     Schema,
     Versions,
@@ -27,7 +28,9 @@ from pushrep.protocol.schema_files import (
     released_schemas,
 )
 from pushrep.protocol.structs import Bodies, BodyCursor, StructRoad, road_of
-from pushrep.protocol.values import Part, Struct
+from pushrep.protocol.values import Part, Struct, size_of
+
+_BODY_BYTES_MAX = 1 << 30  # with the largest header it is still a size
 
 
 class VersionRange(NamedTuple):
@@ -64,6 +67,7 @@ class Spoken(NamedTuple):
     reader: Schema | None
     road: StructRoad
     losses: tuple[Loss, ...]
+    write: HeaderWriter | None = None
 
 
 class Vocabulary:
@@ -93,7 +97,14 @@ class Vocabulary:
                 writer = reader if is_newest else parse_schema(schema)
                 losses = tuple(_losses(versions[newest], schema))
                 self._spoken[key, kind, version] = Spoken(
-                    key, kind, struct, writer, None if is_newest else reader, road, losses
+                    key,
+                    kind,
+                    struct,
+                    writer,
+                    None if is_newest else reader,
+                    road,
+                    losses,
+                    HOT_WRITERS.get(struct) if is_newest else None,
                 )
             ranges.add(VersionRange(min(versions), newest))
         if len(ranges) != 1:
@@ -109,19 +120,14 @@ class Vocabulary:
         if spoken is None:
             raise BadArgument("version", f"{version} of {place[0].name} is not spoken here")
         bodies: Bodies = []
-        datum = spoken.road.to_datum(message, bodies)
-        if spoken.losses:
-            _refuse_loss(spoken, version, datum)
-        target = BytesIO()
-        try:
-            schemaless_writer(target, spoken.writer, datum)
-        except (TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise BadArgument(type(message).__name__, f"a value does not fit its schema: {error}") from error
+        header = spoken.write(message, bodies) if spoken.write is not None else None
+        if header is None:
+            header = _written(spoken, version, message, bodies)
         parts = [part for records in bodies for part in records]
-        body_bytes = spoken.road.body_bytes(datum) if parts else 0
-        if body_bytes >= 1 << 31:
+        body_bytes = size_of(parts)
+        if body_bytes >= _BODY_BYTES_MAX:
             raise BadArgument(type(message).__name__, f"{body_bytes} bytes of records exceed a frame")
-        return [frame_head(place, version, correlation_id, target.getvalue(), body_bytes), *parts]
+        return [frame_head(place, version, correlation_id, header, body_bytes), *parts]
 
     def open(self, prefix: Prefix, header: bytes) -> Opened[Frame]:
         """Decode a header; the batches may come later. Raises UnknownCall, MalformedMessage."""
@@ -149,6 +155,20 @@ class Vocabulary:
         if (key, kind, spoken.newest) not in self._spoken:
             return UnknownCall(key, version, kind, f"{ApiKey(key).name} has no frames of that kind")
         return UnknownCall(key, version, kind, f"versions {spoken.oldest} to {spoken.newest} are spoken")
+
+
+def _written(spoken: Spoken, version: int, message: Struct, bodies: Bodies) -> bytes:
+    """A header by fastavro."""
+    bodies.clear()
+    datum = spoken.road.to_datum(message, bodies)
+    if spoken.losses:
+        _refuse_loss(spoken, version, datum)
+    target = BytesIO()
+    try:
+        schemaless_writer(target, spoken.writer, datum)
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise BadArgument(type(message).__name__, f"a value does not fit its schema: {error}") from error
+    return target.getvalue()
 
 
 def _table_road(struct: Any) -> StructRoad:

@@ -1,10 +1,13 @@
 """Below 1000 an error's number means to us what it means to Kafka; two clients' tables are the judges."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 
-from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.calls import CALLS
+from pushrep.protocol.error_codes import ERROR_TABLE, ErrorCode
+from pushrep.push_session_end_reason import PushSessionEndReason
 
 OTHERWISE = {"CORRUPT_MESSAGE": "CorruptRecord", "MESSAGE_TOO_LARGE": "MessageSizeTooLarge"}
 
@@ -30,3 +33,14 @@ def test_kafkas_numbers(code):
     assert any(judged), f"no client knows {code.value}"
     for names in filter(None, judged):
         assert any(name.startswith(stem(code)) for name in names), f"{code!r} is {names} to a client"
+
+
+def test_the_page_has_every_code():
+    page = (Path(__file__).parents[2] / "docs" / "formats" / "protocol.md").read_text(encoding="utf-8")
+    for code, row in ERROR_TABLE.items():
+        assert f"| {code.value} | {code.name} | {'yes' if row.retriable else ''} | {row.meaning} |" in page
+    for reason in PushSessionEndReason:
+        assert f"| {reason.value} | {reason.name} | {'yes' if reason.replica_is_told else ''} |" in page
+    for key, frames in CALLS.items():
+        names = ", ".join(f"`{struct.__name__}`" for struct in frames.values())
+        assert f"| {key.value} | {key.name} | {names}" in page
