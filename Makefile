@@ -47,8 +47,11 @@ demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-
 test: lint jars  ## Lint, types, layers and every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-torture: $(VENV)/.dev jars  ## The long forms: an hour or so; repeat one by PUSHREP_TORTURE_SEED
-	PUSHREP_TORTURE=1 $(BIN)/python -m pytest --timeout 3600 tests/properties tests/crash tests/simulation tests/kafka $(PYTEST_ARGS)
+torture: $(VENV)/.dev jars  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
+	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \
+	PUSHREP_TORTURE=1 PUSHREP_TORTURE_SEED=$$seed timeout --foreground --signal=INT --kill-after=60 2h \
+		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \
+		tests/properties tests/crash tests/simulation tests/kafka $(PYTEST_ARGS)
 
 quick: $(VENV)/.dev  ## The tests without Spark and Java
 	$(BIN)/python -m pytest -m 'not spark and not java and not slow' $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 """What all tests share: hypothesis without a deadline (a busy machine is no fault of the code), short and long forms.
 
-`make torture` sets PUSHREP_TORTURE=1: tests that use the fixture `torture` then run their long forms. Their seed stands
-in the header of the run; PUSHREP_TORTURE_SEED=<seed> repeats it.
+`make torture` sets PUSHREP_TORTURE=1: tests that use the fixture `torture` then run their long forms, and hypothesis
+looks at more examples. The seed stands in the header of the run; `PUSHREP_TORTURE_SEED=<seed> make torture` repeats it.
 """
 
 import os
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("pushrep", deadline=None)
+settings.register_profile("torture", deadline=None, max_examples=500)
 # In CI the same examples each time, so that a red run tells of its change; every other run looks for new ones.
 settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") and not os.environ.get("PUSHREP_TORTURE") else "pushrep")
 
 
 class Torture(NamedTuple):
@@ -35,6 +35,9 @@ _TORTURE = Torture(
     is_long=os.environ.get("PUSHREP_TORTURE", "0") not in {"", "0"},
     seed=int(os.environ.get("PUSHREP_TORTURE_SEED") or random.SystemRandom().randrange(1 << 32)),
 )
+
+
+settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get("CI") else "pushrep")
 
 
 def pytest_report_header():

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from pushrep.log import AppendFailed, Durability, LeaseBroken, LogConfig, LogPoisoned, SegmentLog, StillNeeded
 from pushrep.log import directory as log_directory
@@ -319,8 +326,10 @@ class LogBesideAList(RuleBasedStateMachine):
         end_process(self.disk)
 
 
-# Without shrinking: a run of a machine over a whole log is slow to trace, and the seed replays it anyway.
-LogBesideAList.TestCase.settings = settings(
-    phases=[Phase.explicit, Phase.generate], max_examples=60, stateful_step_count=25, deadline=None
-)
-TestLog = LogBesideAList.TestCase
+def test_no_order_of_calls_and_accidents_loses_or_invents_a_record(torture):
+    """Without shrinking: a run of a machine over a whole log is slow to trace, and the seed replays it anyway."""
+    phases = [Phase.explicit, Phase.generate]
+    examples, steps = torture.count(60, 2000), torture.count(25, 50)
+    run_state_machine_as_test(
+        LogBesideAList, settings=settings(phases=phases, max_examples=examples, stateful_step_count=steps)
+    )

@@ -19,6 +19,7 @@ from pushrep.log.recovery import Recovery
 from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog
 from pushrep.records import RecordBatch
+from pushrep.records.batch_run import checked_run
 from pushrep.seams import write_atomic
 from tests.simulation.mutations import Mutation, mutated
 from tests.simulation.power_cuts import (
@@ -27,6 +28,7 @@ from tests.simulation.power_cuts import (
     a_write_fails,
     append_much,
     arm_the_power,
+    delete_records,
     kill,
     lose_power,
     the_disk_is_full,
@@ -66,6 +68,7 @@ BROKEN = {
     "a recovery that believes the page cache": Mutation(Recovery._settle, "file.drop_cache()", "pass"),
     "a scan that believes batches whose CRC is wrong": (
         Mutation(RecordBatch.check, "if crc != batch.header.crc", "if False"),
+        Mutation(checked_run, '(headers["crc"] == crcs) & _possible', "_possible"),
     ),
 }
 
@@ -75,6 +78,7 @@ BROKEN_STEPS_MAX = 20_000
 
 OFTEN = {
     "later segments moved aside oldest first": (append_much, truncate, arm_the_power),
+    "files that go before the new start is on disk": (delete_records, arm_the_power),
     "a recovery that does not sync what it believes": (kill, lose_power),
     "refused records that are not cut off durably": (a_write_fails, the_disk_is_full, lose_power),
     "refused records that are not cut off": (a_write_fails, the_disk_is_full, kill),
