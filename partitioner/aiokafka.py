@@ -52,6 +52,9 @@ class SourcePartitionPartitioner:
                 raise KeyNotStreamMetadata(refusal.why) from refusal
             if key is None:
                 return random.choice(list(available) or partitions)  # noqa: S311 - spreads load, keeps no secret
+            if not isinstance(key, bytes | bytearray | memoryview):
+                remedy = "serialize it to bytes, the fallback places what the broker will see"
+                raise KeyNotStreamMetadata(refusal.why, remedy) from refusal
             return partitions[default_partition(key, len(partitions))]
         return partitions[partition_for(source_partition, self._pinned(len(partitions)))]
 

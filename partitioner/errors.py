@@ -26,10 +26,13 @@ class BadPartitionerSetting(PartitionerError, ValueError):
 
 
 class KeyNotStreamMetadata(PartitionerError):
-    """The key says no source partition: send stream metadata as the key, or choose `fallback="default"`."""
+    """The key says no source partition: send stream metadata as the key, or choose `fallback="default"`.
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f'the key is not stream metadata ({why}); send it packed, or set fallback="default"')
+    With the fallback, too, a key is bytes or None: what the broker will see.
+    """
+
+    def __init__(self, why: str, remedy: str = 'send it packed, or set fallback="default"') -> None:
+        super().__init__(f"the key is not stream metadata ({why}); {remedy}")
         self.why = why
 
 

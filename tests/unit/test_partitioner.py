@@ -71,6 +71,12 @@ def test_strict_refuses_a_key_that_is_not_metadata(other):
         SourcePartitionPartitioner()(other, [0, 1], [0, 1])
 
 
+@pytest.mark.parametrize("other", ["customer 7", 7, ("a",)])
+def test_the_fallback_refuses_what_is_no_bytes_by_name(other):
+    with pytest.raises(KeyNotStreamMetadata, match=rf"\({type(other).__name__}, not bytes\); serialize it"):
+        SourcePartitionPartitioner(fallback="default")(other, [0, 1], [])
+
+
 def test_the_fallback_takes_other_keys_and_leaves_metadata_alone():
     place = SourcePartitionPartitioner(fallback="default")
     assert place(key(4), [0, 1, 2], [0]) == 1
