@@ -5,28 +5,52 @@ import os
 from typing import NamedTuple
 
 from pushrep.errors import BadArgument
+from pushrep.startpoints.errors import CorruptStore
 from pushrep.startpoints.events import Applied, Expired, Fact, Failed
-from pushrep.startpoints.journal import Transaction
+from pushrep.startpoints.journal import Journal, Transaction
 from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import REASON_CHARACTERS_MAX, Reader
 from pushrep.startpoints.resolve import LogFacts, Unresolved, resolve
 from pushrep.startpoints.states import State
 
 
+class LedgerFollower:
+    """The ledger of a journal; each look adds only what is new. For one thread at a time."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._facts: list[Fact] = []
+        self._count, self._ledger = 0, Ledger()
+
+    def current(self) -> Ledger:
+        """The ledger as of now. Raises CorruptStore."""
+        view = self._journal.view()
+        if view.facts is not self._facts:  # read anew: what was known is not how the file begins
+            self._facts, self._count, self._ledger = view.facts, 0, Ledger()
+        try:
+            for fact in view.facts[self._count : view.length]:
+                self._ledger.add(fact)
+        except ValueError as error:
+            self._facts = []
+            raise CorruptStore(self._journal.path, f"{error}; restore it from a copy") from error
+        self._count = view.length
+        return self._ledger
+
+
 class Change:
     """One transaction as the store uses it: it begins with marking what has expired."""
 
-    def __init__(self, transaction: Transaction, now_ms: int) -> None:
-        self._transaction = transaction
-        self.ledger = Ledger(transaction.facts)
+    def __init__(self, transaction: Transaction, follower: LedgerFollower, now_ms: int) -> None:
+        self._transaction, self._follower = transaction, follower
+        self.ledger = follower.current()
         self.swept = self.ledger.due(now_ms)
         self.append(*(Expired(sequence=sequence, at_ms=now_ms) for sequence in self.swept))
 
     def append(self, *facts: Fact) -> None:
         """On disk, all of them, when this returns. Raises NotWritten."""
-        self._transaction.append(facts)
-        for fact in facts:
-            self.ledger.add(fact)
+        if facts:
+            self._transaction.append(facts)
+            self.ledger = self._follower.current()
 
 
 class Answer(NamedTuple):

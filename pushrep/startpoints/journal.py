@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from pushrep.seams import File, Filesystem, LockHeld, read_whole, write_atomic
+from pushrep.seams import File, Filesystem, LockHeld, write_atomic
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
 from pushrep.startpoints.events import Fact, from_json, to_json
 
@@ -47,12 +47,27 @@ class Journal:
     ) -> None:
         self.directory, self.path = directory, directory / JOURNAL_NAME
         self._filesystem, self._lock_wait_s, self._sleep = filesystem, lock_wait_s, sleep
-        self._mutex = threading.Lock()
+        self._mutex, self._view_lock = threading.Lock(), threading.Lock()
+        self._known = View([], 0, 0, b"")
 
     def load(self) -> list[Fact]:
         """All facts, without the lock: for showing, not for deciding. A transaction just being written is left out."""
-        facts, _ = _parse(self.path, self._read())
-        return facts
+        view = self.view()
+        return view.facts[: view.length]
+
+    def view(self) -> "View":
+        """As `load`, without a copy. Only what was appended since the last look is read and parsed."""
+        with self._view_lock:
+            try:
+                file = self._filesystem.open(self.path, writable=False)
+            except FileNotFoundError:
+                self._known = View([], 0, 0, b"")
+                return self._known
+            except NotADirectoryError as error:
+                raise StoreUnavailable(self.directory, "it lies below a file") from error
+            with closing(file):
+                self._known = self._followed(file)
+            return self._known
 
     def size_bytes(self) -> int:
         """The journal's size now, 0 if there is none: it changes with every transaction."""
@@ -63,16 +78,22 @@ class Journal:
             return 0
 
     @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone with the store's other files until the block ends. Raises StoreBusy, StoreUnavailable."""
+        with self._mutex, closing(self._locked()):
+            yield
+
+    @contextmanager
     def transaction(self) -> Iterator["Transaction"]:
         """Alone with the journal until the block ends. Raises StoreBusy, StoreUnavailable, CorruptStore."""
-        with self._mutex, closing(self._locked()):
+        with self.locked():
             try:
-                self._settle()
+                end = self._settle()
                 file = self._filesystem.open(self.path)
             except OSError as error:
                 raise StoreUnavailable(self.directory, error.strerror or str(error)) from error
             with closing(file):
-                yield Transaction(self, file)
+                yield Transaction(self.path, file, end)
 
     # ---- inside
 
@@ -94,44 +115,54 @@ class Journal:
             raise StoreUnavailable(self.directory, error.strerror or str(error)) from error
         raise AssertionError("unreachable: tenacity returns or raises")
 
-    def _settle(self) -> None:
-        """Make the journal if there is none, cut a torn end, and sync what stands there."""
-        data = self._read()
-        if not data:
+    def _settle(self) -> int:
+        """Make the journal if there is none, cut a torn end, sync what stands there; its size then."""
+        if self.size_bytes() == 0:
             write_atomic(self._filesystem, self.path, [_line({"format": FORMAT, "version": VERSION})])
-            return
-        _, good = _parse(self.path, data)
+        good = self.view().end
         with closing(self._filesystem.open(self.path)) as file:
-            if good < len(data):
-                write_atomic(self._filesystem, self.directory / CUT_NAME, [data[good:]])
+            if good < (size := file.size()):
+                write_atomic(self._filesystem, self.directory / CUT_NAME, [file.read_at(size - good, good)])
                 file.truncate(good)
             try:
                 file.sync()
             except OSError:
                 # What was shown may never have reached the disk, and a second sync would not say so. New pages do.
-                write_atomic(self._filesystem, self.path, [data[:good]])
+                write_atomic(self._filesystem, self.path, [file.read_at(good, 0)])
         self._filesystem.sync_directory(self.directory)
+        return good
 
-    def _read(self) -> bytes:
-        try:
-            return read_whole(self._filesystem, self.path, JOURNAL_BYTES_MAX) or b""
-        except NotADirectoryError as error:
-            raise StoreUnavailable(self.directory, "it lies below a file") from error
+    def _followed(self, file: File) -> "View":
+        """What is known, and what was appended to it; all anew if the file is not a longer form of what was seen."""
+        known, size = self._known, file.size()
+        if size > JOURNAL_BYTES_MAX:
+            raise CorruptStore(self.path, f"{size} bytes are no journal of startpoints; another file has its name")
+        # A transaction that was seen and then taken back is the one way to become shorter, or other at its end.
+        last = known.last_line
+        if not last or size < known.end or file.read_at(len(last), known.end - len(last)) != last:
+            known = View([], 0, 0, b"")
+        parsed = _parse(self.path, file.read_at(size - known.end, known.end), first=known.end == 0)
+        known.facts.extend(parsed.facts)
+        return View(known.facts, len(known.facts), known.end + parsed.end, parsed.last_line or known.last_line)
+
+
+class View(NamedTuple):
+    """The journal up to byte `end`: the first `length` of `facts`, and the line that ends there."""
+
+    facts: list[Fact]
+    length: int
+    end: int
+    last_line: bytes
 
 
 class Transaction:
-    """What stands in the journal while nobody else may write, and the way to append to it."""
+    """The way to append, while nobody else may."""
 
-    def __init__(self, journal: Journal, file: File) -> None:
-        self._journal, self._file = journal, file
-        self._end = file.size()
-        self.facts, good = _parse(journal.path, file.read_at(self._end, 0))
-        assert good == self._end, "settled before"
+    def __init__(self, path: Path, file: File, end: int) -> None:
+        self._path, self._file, self._end = path, file, end
 
     def append(self, facts: Sequence[Fact]) -> None:
         """On disk, all of them, when this returns. Raises NotWritten."""
-        if not facts:
-            return
         line = _line([to_json(fact) for fact in facts])
         try:
             self._file.write_at(line, self._end)
@@ -139,7 +170,6 @@ class Transaction:
         except OSError as error:
             raise self._taken_back(error) from error
         self._end += len(line)
-        self.facts.extend(facts)
 
     def _taken_back(self, error: OSError) -> NotWritten:
         # After a failed sync the page cache may show what the disk never got. Cut off, so that nobody believes it and
@@ -148,8 +178,8 @@ class Transaction:
             self._file.truncate(self._end)
             self._file.sync()
         except OSError:
-            return NotWritten(self._journal.path, error.strerror or str(error), is_known=False)
-        return NotWritten(self._journal.path, error.strerror or str(error), is_known=True)
+            return NotWritten(self._path, error.strerror or str(error), is_known=False)
+        return NotWritten(self._path, error.strerror or str(error), is_known=True)
 
 
 def _line(value: Any) -> bytes:
@@ -164,24 +194,31 @@ def _checked(line: bytes) -> Any:
     return json.loads(line[9:])
 
 
-def _parse(path: Path, data: bytes) -> tuple[list[Fact], int]:
-    """(facts, position behind the last whole line). Raises CorruptStore where good lines lie behind a bad one."""
+class _Parsed(NamedTuple):
+    facts: list[Fact]
+    end: int
+    last_line: bytes
+
+
+def _parse(path: Path, data: bytes, *, first: bool) -> _Parsed:
+    """The whole lines of `data`, which begins the file or not. Raises CorruptStore for a bad one before good ones."""
     facts: list[Fact] = []
-    position = 0
-    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+    position, last_line = 0, b""
+    for line in data.split(b"\n")[:-1]:
         value = _checked(line)
         if value is None:
             if any(_checked(later) is not None for later in data[position + len(line) + 1 :].split(b"\n")[:-1]):
-                raise CorruptStore(path, f"line {number} is damaged and whole ones follow; restore it from a copy")
+                raise CorruptStore(path, f"{line[:60]!r}... is damaged and whole lines follow; restore it from a copy")
             break
-        if number == 1:
+        if first and position == 0:
             _check_head(path, value)
         else:
-            facts.extend(_facts(path, number, value))
-        position += len(line) + 1
-    if data and position == 0:
+            facts.extend(_facts(path, value))
+        last_line = line + b"\n"
+        position += len(last_line)
+    if first and data and position == 0:
         raise CorruptStore(path, "its first line is no journal of startpoints; restore it from a copy")
-    return facts, position
+    return _Parsed(facts, position, last_line)
 
 
 def _check_head(path: Path, head: Any) -> None:
@@ -192,9 +229,9 @@ def _check_head(path: Path, head: Any) -> None:
         raise CorruptStore(path, why)
 
 
-def _facts(path: Path, number: int, value: Any) -> Iterator[Fact]:
+def _facts(path: Path, value: Any) -> Iterator[Fact]:
     try:
         for fields in value:
             yield from_json(fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStore(path, f"line {number} holds what this pushrep does not know ({error})") from error
+        raise CorruptStore(path, f"{str(value)[:60]}... is nothing that this pushrep knows ({error})") from error

@@ -77,7 +77,7 @@ class Ledger:
     @property
     def next_sequence(self) -> int:
         """What the next startpoint is numbered; they count from 1, since 0 is "started from none"."""
-        return max(self._entries, default=0) + 1
+        return next(reversed(self._entries), 0) + 1
 
     def add(self, fact: Fact) -> None:
         """Take the next fact. Raises ValueError for one that names no startpoint, or numbers one out of order."""
@@ -105,7 +105,7 @@ class Ledger:
     def pending(self, reader: Reader, committed: int = 0) -> Standing | None:
         """What the reader has to start from next, or what stops it; `committed` is its checkpoint's sequence."""
         floor = max(committed, self._consumed.get(reader, 0))
-        for sequence in sorted(self._entries, reverse=True):
+        for sequence in reversed(self._entries):  # they were added in order
             if sequence <= floor:
                 return None
             entry = self._entries[sequence]
@@ -124,8 +124,8 @@ class Ledger:
 
     def all_written(self) -> Iterator[Written]:
         """Every startpoint, in order."""
-        for sequence in sorted(self._entries):
-            yield self._entries[sequence].written
+        for entry in self._entries.values():
+            yield entry.written
 
     def readers(self, sequence: int) -> dict[Reader, Standing]:
         """How it stands for those that did something with it."""
@@ -140,7 +140,7 @@ class Ledger:
     def superseded_by(self, sequence: int) -> int | None:
         """The newest one that stands before it for everyone it is for; if that is taken back, it is pending again."""
         target = self._entries[sequence].written.target
-        for newer in sorted(self._entries, reverse=True):
+        for newer in reversed(self._entries):
             if newer <= sequence:
                 return None
             entry = self._entries[newer]
@@ -161,6 +161,6 @@ class Ledger:
         """Startpoints to be marked expired: their time is over, and someone may still be to apply them."""
         return [
             sequence
-            for sequence, entry in sorted(self._entries.items())
+            for sequence, entry in self._entries.items()
             if entry.written.is_due(now_ms) and self.can(sequence, Event.EXPIRE)
         ]

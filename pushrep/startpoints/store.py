@@ -11,6 +11,7 @@ append. Writers in any number of processes lose nothing, and a reader killed any
     after the commit, before `consumed`      the commit carries the sequence: not pending any more; start marks it
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from typing import Self
 
 from pushrep.errors import BadArgument
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
-from pushrep.startpoints.changing import Change, answer_of, author_name, check_text
+from pushrep.startpoints.changing import Change, LedgerFollower, answer_of, author_name, check_text
 from pushrep.startpoints.checkpoints import Checkpoint, Checkpoints
 from pushrep.startpoints.errors import (
     NoSuchStartpoint,
@@ -67,6 +68,9 @@ class StartpointStore:
         self._clock = clock
         self._journal = Journal(directory, filesystem, lock_wait_s=lock_wait_s)
         self._checkpoints = Checkpoints(directory, filesystem)
+        # One is looked at beside changes, by any thread; the other by whoever holds the store's lock.
+        self._reads, self._reads_lock = LedgerFollower(self._journal), threading.Lock()
+        self._changes = LedgerFollower(self._journal)
         self._closed = False
 
     @classmethod
@@ -181,15 +185,16 @@ class StartpointStore:
     def sweep(self) -> list[int]:
         """Mark what has waited longer than its `ttl_s`; the sequences. Every change does so first, by itself."""
         self._check()
-        if not Ledger(self._journal.load()).due(self._clock.wall_ms()):
-            return []
+        with self._reads_lock:
+            if not self._reads.current().due(self._clock.wall_ms()):
+                return []
         with self._transaction() as change:
             return change.swept
 
     def ledger(self) -> Ledger:
         """All that was ever written and what became of it, as of now; takes no lock. What is due may not be marked."""
         self._check()
-        return Ledger(self._journal.load())
+        return LedgerFollower(self._journal).current()
 
     def history(self) -> list[Fact]:
         """Every fact in order; takes no lock."""
@@ -223,7 +228,9 @@ class StartpointStore:
         reader = Reader(consumer, topic, partition, task)
         if not remove:
             self._check()
-            found = Ledger(self._journal.load()).pending(reader, self._checkpoints.load(reader).sequence)
+            committed = self._checkpoints.load(reader).sequence
+            with self._reads_lock:
+                found = self._reads.current().pending(reader, committed)
             overdue = found is not None and found.state is State.PENDING and found.written.is_due(self._clock.wall_ms())
             if not overdue:
                 return found
@@ -237,8 +244,9 @@ class StartpointStore:
 
     def claim(self, consumer: str, topic: str, partition: int, *, task: str = "") -> Claim:
         """Take the partition over: whoever held it can neither apply, commit nor consume from now on."""
+        self._check()
         reader = Reader(consumer, topic, partition, task)
-        with self._transaction():
+        with self._journal.locked():
             # A commit whose process was killed may be seen and not be on disk yet. Saving syncs all names, so from
             # here on this claim can rest on what it read.
             checkpoint = self._checkpoints.load(reader)
@@ -290,12 +298,13 @@ class StartpointStore:
         """
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
             raise BadArgument("offset", f"give an offset, not {offset!r}")
-        with self._transaction() as change:
+        self._check()
+        with self._journal.locked():
             checkpoint = self._owned(claim)
             if sequence < checkpoint.sequence:
                 raise BadArgument("sequence", f"{sequence} is below {checkpoint.sequence}, which was committed already")
             if sequence > checkpoint.sequence:
-                standing = change.ledger.standing(sequence, claim.reader)
+                standing = self._changes.current().standing(sequence, claim.reader)
                 if standing is None or standing.applied is None:
                     raise NotApplied(claim.reader, sequence)
                 if offset <= standing.applied.offset:
@@ -356,7 +365,7 @@ class StartpointStore:
     def _transaction(self) -> Iterator["Change"]:
         self._check()
         with self._journal.transaction() as transaction:
-            yield Change(transaction, self._clock.wall_ms())
+            yield Change(transaction, self._changes, self._clock.wall_ms())
 
     def _check(self) -> None:
         if self._closed:

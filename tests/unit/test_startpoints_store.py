@@ -498,9 +498,10 @@ def test_damage_before_whole_lines_is_refused(real):
     data = bytearray(journal_of(real).read_bytes())
     data[data.index(b"orders") + 1] ^= 1
     journal_of(real).write_bytes(data)
-    with pytest.raises(CorruptStore, match="line 2 is damaged"):
+    real = StartpointStore.open(real.directory)
+    with pytest.raises(CorruptStore, match="is damaged and whole lines follow"):
         real.history()
-    with pytest.raises(CorruptStore, match="line 2 is damaged"):
+    with pytest.raises(CorruptStore, match="is damaged and whole lines follow"):
         real.write("billing", "orders", 0, Startpoint.earliest(), "go")
     assert journal_of(real).read_bytes() == data
 
@@ -517,7 +518,7 @@ def test_other_files_and_versions_are_refused(real):
         real.history()
     head = _line({"format": "pushrep.startpoints", "version": 1})
     journal_of(real).write_bytes(head + _line([{"event": "postponed", "sequence": 1}]))
-    with pytest.raises(CorruptStore, match="line 2 holds what this pushrep does not know"):
+    with pytest.raises(CorruptStore, match="is nothing that this pushrep knows"):
         real.history()
 
 
@@ -587,3 +588,30 @@ def test_a_failed_sync_promises_nothing_that_a_power_cut_takes(simulated, disk, 
 
 def test_the_reader_of_a_fact_tells_who():
     assert str(Reader("billing", "orders", 0, "a")) == "billing at orders-0 (task a)"
+
+
+def test_what_was_seen_and_taken_back_is_forgotten(real, clock):
+    """A line that was read while its writer had not synced it, and that the writer then cut off again."""
+    real.write("billing", "orders", 0, Startpoint.earliest(), "go")
+    whole = journal_of(real).read_bytes()
+    other = StartpointStore.open(real.directory, clock=clock)
+    other.write("billing", "orders", 0, Startpoint.latest(), "this one is taken back")
+    assert real.read("billing", "orders", 0).sequence == 2
+    journal_of(real).write_bytes(whole)
+    assert real.read("billing", "orders", 0).sequence == 1
+    assert len(real.history()) == 1
+    assert real.write("billing", "orders", 0, Startpoint.specific(5), "in its place, and longer than it was") == 2
+    assert other.read("billing", "orders", 0).written.startpoint == Startpoint.specific(5)
+    assert other.write("billing", "orders", 0, Startpoint.latest(), "go") == 3
+
+
+def test_a_journal_that_contradicts_itself_is_refused(real):
+    from pushrep.startpoints.events import to_json
+    from pushrep.startpoints.journal import _line
+
+    real.write("billing", "orders", 0, Startpoint.earliest(), "go")
+    with journal_of(real).open("ab") as file:
+        file.write(_line([to_json(Expired(sequence=9, at_ms=0))]))
+    for use in (lambda: real.read("billing", "orders", 0), real.sweep, real.ledger):
+        with pytest.raises(CorruptStore, match="startpoint 9, which was never written"):
+            use()
