@@ -52,7 +52,8 @@ class SourcePartitionPartitioner:
                 raise KeyNotStreamMetadata(refusal.why) from refusal
             if key is None:
                 return random.choice(list(available) or partitions)  # noqa: S311 - spreads load, keeps no secret
-            if not isinstance(key, bytes | bytearray | memoryview):
+            given: object = key  # whatever its type says, a client without a serializer passes on what it got
+            if not isinstance(given, bytes | bytearray | memoryview):
                 remedy = "serialize it to bytes, the fallback places what the broker will see"
                 raise KeyNotStreamMetadata(refusal.why, remedy) from refusal
             return partitions[default_partition(key, len(partitions))]

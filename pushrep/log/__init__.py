@@ -26,6 +26,7 @@ from pushrep.log.errors import (
     NotALog,
     NotALogDirectory,
     OffsetOutOfRange,
+    OffsetsExhausted,
     PartitionMetadataMissing,
     StillNeeded,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "NotALog",
     "NotALogDirectory",
     "OffsetOutOfRange",
+    "OffsetsExhausted",
     "PartitionMetadataMissing",
     "RecoveryReport",
     "SegmentLog",

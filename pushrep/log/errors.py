@@ -150,6 +150,17 @@ class NoRoomToCut(PushrepError):
         self.path, self.wanted_bytes, self.errno = path, wanted_bytes, cause.errno
 
 
+class OffsetsExhausted(PushrepError):
+    """The records would end above the highest offset that 8 bytes can say; nothing was written. Begin a new log."""
+
+    def __init__(self, path: Path, offset: int, records: int) -> None:
+        super().__init__(
+            f"{path}: {records} records from offset {offset} on reach the end of all offsets, 2^63 - 1; nothing was "
+            "written: begin a new log"
+        )
+        self.path, self.offset, self.records = path, offset, records
+
+
 class DiskAboveLimit(AppendFailed):
     """The disk is fuller than the log's settings allow: free space, or raise the limit, and append again.
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pushrep.log.checkpoints import Checkpoint
+from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint
 from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import keep_range, move_aside, remove_segments
@@ -80,6 +80,7 @@ class Recovery:
         names = self._filesystem.list(self._directory)
         bases = segments_in(names)
         self._refuse_half_replaced(names)
+        self._refuse_too_high(bases)
         bases = self._without_those_below(bases, log_start_offset or 0)
         for name in (*orphan_indexes_in(names), *half_made_in(names)):
             self._filesystem.remove(self._directory / name)
@@ -221,6 +222,11 @@ class Recovery:
         if names := swaps_in(names):
             why = "a broker was stopped while it replaced segments by these: start that broker once, or restore"
             raise CorruptLog(self._directory, tuple(names), why)
+
+    def _refuse_too_high(self, bases: Sequence[int]) -> None:
+        if bases and bases[-1] > OFFSET_MAX:
+            names = tuple(segment_path(Path(), base).name for base in bases if base > OFFSET_MAX)
+            raise CorruptLog(self._directory, names, "no offset is as high as its name, 2^63 - 1 is the highest")
 
     def _settle_sealed(self, segment: Segment, *, proven: bool) -> None:
         segment.note_time()

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from pushrep.log.checkpoints import OFFSET_MAX
 from pushrep.log.config import POSITION_MAX, LogConfig
-from pushrep.log.errors import CorruptBatch
+from pushrep.log.errors import CorruptBatch, OffsetsExhausted
 from pushrep.log.index_file import IndexFile
 from pushrep.log.scan import CleanEnd, ScanRange, WholeBatch, scan
 from pushrep.log.scan_runs import RunStep, scan_runs
@@ -140,7 +141,12 @@ class Segment:
         return header.max_timestamp_ms - tail.first_timestamp_ms < config.segment_ms
 
     def append(self, batch: RecordBatch) -> None:
-        """Write a stamped batch behind the last one. Raises OSError; the caller then goes back with `rewind`."""
+        """Write a stamped batch behind the last one. Raises OSError; the caller then goes back with `rewind`.
+
+        Raises OffsetsExhausted, before anything is written: the offset behind the last record has to be one, too.
+        """
+        if batch.header.next_offset > OFFSET_MAX:
+            raise OffsetsExhausted(self.path, batch.header.base_offset, len(batch))
         file, position = self.file, self._tail.size_bytes
         end = position + batch.header.size_bytes
         if self._config.preallocate_bytes and end > self._allocated:

@@ -15,6 +15,7 @@ import pytest
 from pushrep.errors import BadArgument
 from pushrep.log import (
     AppendFailed,
+    CorruptLog,
     Durability,
     InvalidLogName,
     LogClosed,
@@ -23,6 +24,7 @@ from pushrep.log import (
     LogPoisoned,
     NotALog,
     NotALogDirectory,
+    OffsetsExhausted,
     SegmentLog,
 )
 from pushrep.log import directory as log_directory
@@ -542,3 +544,30 @@ def test_a_config_of_another_type_is_refused_and_makes_nothing(tmp_path):
     with pytest.raises(BadArgument, match="config: give a LogConfig, not dict"):
         SegmentLog.open(tmp_path / "logs" / "orders-0", {"segment_bytes": 1000})
     assert not (tmp_path / "logs").exists()
+
+
+def test_the_last_offset_of_all_is_named(tmp_path):
+    """2^63 - 1 is where a log ends for good: the offset behind the last record has to be one."""
+    path = tmp_path / "orders-0"
+    path.mkdir()
+    (path / f"{2**63 - 3:020d}.log").touch()
+    with SegmentLog.open(path, adopt=True) as log:
+        with pytest.raises(OffsetsExhausted) as refused:
+            log.append([b"a", b"b", b"c"])
+        assert (refused.value.offset, refused.value.records) == (2**63 - 3, 3)
+        assert log.append([b"a", b"b"]).last_offset == 2**63 - 2
+        with pytest.raises(OffsetsExhausted, match="begin a new log"):
+            log.append(b"c")
+        assert [record.value for record in log.records(2**63 - 3)] == [b"a", b"b"]
+    with SegmentLog.open(path) as log:
+        assert log.log_end_offset == 2**63 - 1
+
+
+@pytest.mark.parametrize("number", [2**63, 10**20 - 1])
+def test_a_segment_named_above_all_offsets_is_refused_by_its_name(tmp_path, number):
+    path = tmp_path / "orders-0"
+    path.mkdir()
+    (path / f"{number:020d}.log").touch()
+    with pytest.raises(CorruptLog, match="no offset is as high") as refused:
+        SegmentLog.open(path, adopt=True)
+    assert refused.value.names == (f"{number}.log".zfill(24),)
