@@ -15,11 +15,12 @@ same command goes on. The log is not listed in the clean marker afterwards: the 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import move_aside
+from pushrep.log.cutting import keep_range, move_aside
 from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import CorruptPartitionMetadata, LogLocked
@@ -34,13 +35,11 @@ from pushrep.log.rebuilding import epochs_of_batches, rebuild_indexes
 from pushrep.log.recovery_report import Cut
 from pushrep.log.scan import WINDOW_BYTES, Damage, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
-from pushrep.log.segment_files import CUT_SUFFIX, free_name, list_segments, segment_path
+from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, free_name, list_segments, segment_path
 from pushrep.log.segment_look import BATCH_KINDS, Expected, Kind, segment_name
 from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
 from pushrep.log.verify import VerifyReport, verify_log
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
-
-CORRUPT_SUFFIX = ".corrupt"
 
 
 @dataclass(slots=True)
@@ -105,7 +104,7 @@ class Repairer:
             state = self._state()
             before = self._verified()
             report = RepairReport(self._log.name, dry_run, before)
-            at = cut_at if cut_at is not None else _first_damage(before) if cut else None
+            at = cut_at if cut_at is not None else _first_bad(before) if cut else None
             place = None if at is None else self._cut_place(at, before.log_start_offset)
             plan = None if copy is None else self._splice_plan(copy, state, before.log_start_offset)
             if copy is None and place is None and _first_damage(before) is not None:
@@ -205,23 +204,38 @@ class Repairer:
     def _splice(self, segment: SegmentSplice, copy: Path, report: RepairReport) -> None:
         path = segment_path(self._log, segment.base_offset)
         if segment.exists:
-            for hole in segment.holes:
-                kept = self._keep_range(path, hole.position, hole.position_end)
-                report.kept_as += [kept] if kept else []
-        temp = path.with_name(path.name + ".repair")
+            file = self._filesystem.open(path, writable=False)
+            try:
+                for hole in segment.holes:
+                    where = (hole.position, hole.position_end)
+                    kept = keep_range(self._filesystem, path, file, *where, suffix=CORRUPT_SUFFIX)
+                    report.kept_as += [kept] if kept else []
+            finally:
+                file.close()
+        temp = path.with_name(path.name + REPAIR_SUFFIX)
+        try:
+            self._put_together(temp, segment, copy)
+        except OSError:
+            if self._filesystem.exists(temp):
+                self._filesystem.remove(temp)  # a full disk stays no fuller than it was
+            raise
+        self._filesystem.rename(temp, path)
+        self._filesystem.sync_directory(self._log)
+        report.spliced += _spliced(segment)
+
+    def _put_together(self, temp: Path, segment: SegmentSplice, copy: Path) -> None:
         target = self._filesystem.open(temp, create=True)
         try:
             target.truncate(0)
             for piece in segment.pieces:
-                source = path if piece.copy_base is None else segment_path(copy, piece.copy_base)
-                self._append_piece(target, source, piece)
+                base, directory = segment.base_offset, self._log
+                if piece.copy_base is not None:
+                    base, directory = piece.copy_base, copy
+                self._append_piece(target, segment_path(directory, base), piece)
             target.sync()
             self._check_spliced(target, segment)
         finally:
             target.close()
-        self._filesystem.rename(temp, path)
-        self._filesystem.sync_directory(self._log)
-        report.spliced += _spliced(segment)
 
     def _append_piece(self, target: File, source: Path, piece: Piece) -> None:
         file = self._filesystem.open(source, writable=False)
@@ -243,47 +257,31 @@ class Repairer:
                     f"{segment.end_offset}: the copy changed meanwhile; stop its writer and try again"
                 )
 
-    def _keep_range(self, path: Path, start: int, end: int | None, suffix: str = CORRUPT_SUFFIX) -> str | None:
-        """Copy bytes that go into a file of their own, synced; its name, None if there are none."""
-        file = self._filesystem.open(path, writable=False)
-        try:
-            end = file.size() if end is None else end
-            if end <= start:
-                return None
-            target = free_name(self._filesystem, path.with_name(f"{path.name}.{start}{suffix}"))
-            kept = self._filesystem.open(target, create=True)
-            try:
-                for at in range(start, end, WINDOW_BYTES):
-                    kept.write_at(file.read_at(min(WINDOW_BYTES, end - at), at), at - start)
-                kept.sync()
-            finally:
-                kept.close()
-        finally:
-            file.close()
-        self._filesystem.sync_directory(path.parent)
-        return target.name
-
     def _cut(self, view: DirectoryView, place: CutPlace) -> Cut:
-        """In the order of every cut: checkpoints, later segments, this one, epochs."""
-        self._lower_checkpoints(view, place.offset)
-        later = [base for base in list_segments(self._filesystem, self._log) if base > place.base_offset]
-        kept, size_bytes = move_aside(self._filesystem, self._log, later)
+        """In the order of every cut: a copy of what goes, checkpoints, later segments, this one, epochs."""
         segment = Segment(self._filesystem, self._log, place.base_offset, LogConfig())
         try:
-            size_bytes += max(0, segment.file.size() - place.position)
-            tail = self._keep_range(segment.path, place.position, None, CUT_SUFFIX)
-            segment.cut(place.position, place.offset)
+            size_bytes = max(0, segment.file.size() - place.position)
+            tail = keep_range(self._filesystem, segment.path, segment.file, place.position)
+        finally:
+            segment.close()
+        self._lower_checkpoints(view, place.offset)
+        later = [base for base in list_segments(self._filesystem, self._log) if base > place.base_offset]
+        kept, later_bytes = move_aside(self._filesystem, self._log, later)
+        try:
+            view.reserve.with_room(lambda: segment.cut(place.position, place.offset))
         finally:
             segment.close()
         self._filesystem.sync_directory(self._log)
         epochs = read_leader_epochs(self._log, self._filesystem)
         if epochs is not None and epochs.cut_from(place.offset) != epochs:
-            write_leader_epochs(self._log, epochs.cut_from(place.offset), self._filesystem)
+            cut = partial(write_leader_epochs, self._log, epochs.cut_from(place.offset), self._filesystem)
+            view.reserve.with_room(cut)
         return Cut(
             offset=place.offset,
             segment=segment.path.name,
             position=place.position,
-            size_bytes=size_bytes,
+            size_bytes=size_bytes + later_bytes,
             reason="cut by name",
             kept_as=tuple([tail] if tail else []) + tuple(reversed(kept)),
         )
@@ -312,6 +310,8 @@ class Repairer:
         """What is whole now is on disk: the recovery point covers it, and readers are told where the log ends."""
         found = self._verified()
         end = found.verified_to if cut_at is None else min(cut_at, found.verified_to)
+        if found.torn is not None and found.torn.offset is not None:
+            end = min(end, found.torn.offset)  # a recovery point above it would make damage of what was never promised
         for base in list_segments(self._filesystem, self._log):
             file = self._filesystem.open(segment_path(self._log, base))
             try:
@@ -374,6 +374,12 @@ def _first_damage(report: VerifyReport) -> int | None:
     """The lowest offset that can't be read; None if all batches are whole and in their place."""
     offsets = [f.offset for f in report.findings if f.kind in BATCH_KINDS and f.offset is not None]
     return min(offsets, default=None)
+
+
+def _first_bad(report: VerifyReport) -> int | None:
+    """The first damage; else the torn tail, which a cut that was stopped may have made of it."""
+    damaged, torn = _first_damage(report), report.torn
+    return damaged if damaged is not None or torn is None else torn.offset
 
 
 def _foretell(report: RepairReport, plan: SplicePlan | None, place: CutPlace | None) -> None:

@@ -5,6 +5,8 @@ import shutil
 import pytest
 
 from pushrep.log import LogConfig, LogLocked, SegmentLog
+from pushrep.log.checkpoints import Checkpoint, write_checkpoint
+from pushrep.log.clean_marker import CLEAN_MARKER_NAME
 from pushrep.log.repair import Repairer, repair_log
 from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log
@@ -229,3 +231,30 @@ def test_indexes_are_made_anew(log):
     assert verify_log(log).is_whole
     with SegmentLog.open(log, CONFIG) as opened:
         assert opened.offset_for_timestamp(1_700_000_000_004) == 12
+
+
+def never_promised_behind(log, offset):
+    write_checkpoint(log.parent, Checkpoint.RECOVERY_POINT, {log.name: offset})
+    (log.parent / CLEAN_MARKER_NAME).unlink()
+
+
+def test_a_torn_tail_stays_one_when_something_else_is_repaired(log):
+    """The recovery point does not rise over it: what was never promised does not become damage."""
+    never_promised_behind(log, 9)
+    flip(log / SEGMENTS[1], 70)
+    (log / SEGMENTS[0].replace(".log", ".index")).write_bytes(b"nonsense")
+    report = repair_log(log)
+    assert report.is_whole
+    assert report.after.torn is not None
+    with SegmentLog.open(log, CONFIG) as opened:
+        assert opened.damaged_from is None
+        assert (opened.log_end_offset, opened.recovery.cut.offset) == (9, 9)
+
+
+def test_a_torn_tail_is_what_cut_cuts_where_there_is_no_damage(log):
+    never_promised_behind(log, 9)  # as a cut leaves it that was stopped
+    flip(log / SEGMENTS[1], 70)
+    report = repair_log(log, cut=True)
+    assert report.is_whole
+    assert report.cut.offset == 9
+    assert not (log / SEGMENTS[2]).exists()
