@@ -117,11 +117,13 @@ class CuttableLog(LogWriter):
         try:
             position, end = segment.locate(offset, may_end_before=in_hole)
             self._housekeeping.about_to_cut(end)
-            self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=end)
+            self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=min(end, self.high_watermark))
         except BaseException:
             segment.close()
             raise
         self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
+        if self._watermark is not None:
+            self._watermark = min(end, self._watermark)
         # A start inside of the batch that goes, as `delete_records` leaves it: no log begins above its end.
         self.log_start_offset = min(self.log_start_offset, end)
         self._publish()  # before the files change: readers take what they then miss for cut, not for corrupt
@@ -132,14 +134,15 @@ class CuttableLog(LogWriter):
         self.flushed_offset = end
         self._unflushed_bytes = 0
         around.view.lower_to_end(end)
-        self._keep_epochs(self._epochs.cut_from(end))
+        # In a log with replicas an epoch that starts at its end stays: what is below may be safe only by that.
+        self._keep_epochs(self._epochs.cut_from(end if self._watermark is None else end + 1))
         return end
 
     def _lower_checkpoints(self, recovery_point: int, high_watermark: int | None = None) -> None:
         view = self._around.view
         view.checkpoint(
             recovery_point=recovery_point,
-            high_watermark=recovery_point if high_watermark is None else high_watermark,
+            high_watermark=min(self.high_watermark, recovery_point) if high_watermark is None else high_watermark,
         )
         with self._wanting_room():
             view.sync_checkpoints()

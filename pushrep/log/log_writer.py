@@ -1,7 +1,5 @@
 """The writing half of a log: appends, rolls, syncs. Knows offsets and files, not names, locks or readers.
 
-Its cuts are in log_cuts.py.
-
     append   under _lock: stamp, write, note, then let readers see the new end        [log end offset]
     flush    one thread syncs for all who wait; the others sleep until it has         [flushed offset]
     flusher  every flush_ms or flush_bytes: flush, then the checkpoints               [recovery point]
@@ -54,6 +52,8 @@ class Surroundings:
 class LogWriter:
     """The one writer of a log's files. Thread-safe. Every method raises LogClosed once it is closed."""
 
+    _watermark: int | None = None  # None: no replicas
+
     def __init__(
         self, around: Surroundings, recovered: Recovered, epochs: LeaderEpochs, housekeeping: Housekeeping
     ) -> None:
@@ -88,8 +88,8 @@ class LogWriter:
 
     @property
     def high_watermark(self) -> int:
-        """The log end: a log without replicas has nobody to wait for."""
-        return self.log_end_offset
+        """What enough replicas hold; the log end where there is nobody to wait for."""
+        return self.log_end_offset if self._watermark is None else self._watermark
 
     @property
     def stable_offset(self) -> int:
@@ -99,7 +99,7 @@ class LogWriter:
     @property
     def is_writable(self) -> bool:
         """Neither closed nor poisoned nor damaged."""
-        return not self._closed and self._poison is None and self._report.damaged_from is None
+        return not self._closed and self._poison is None and self.damaged_from is None
 
     @property
     def damaged_from(self) -> int | None:
@@ -194,7 +194,8 @@ class LogWriter:
         view = self._around.view
         with self._lock:
             offset = min(flushed_offset, self.flushed_offset)  # a cut may have come in between
-            view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=self.log_start_offset)
+            watermark = offset if self._watermark is None else self._watermark
+            view.checkpoint(recovery_point=offset, high_watermark=watermark, log_start_offset=self.log_start_offset)
         return view.sync_checkpoints(max_age_ms)
 
     def let_go(self, *, flush: bool) -> bool:
@@ -256,11 +257,11 @@ class LogWriter:
 
     def _check_writable(self) -> None:
         self.check_open()
-        path = self._around.view.path
+        path, report = self._around.view.path, self._report
         if self._poison is not None:
             raise LogPoisoned(path, self._poison) from self._poison
-        if self._report.damaged_from is not None:
-            raise LogDamaged(path, self._report.damaged_from, self._report.damage or "")
+        if report.damaged_from is not None:
+            raise LogDamaged(path, report.damaged_from, report.damage or "")
 
     def _write(self, batches: Sequence[RecordBatch]) -> int:
         """The bytes written."""

@@ -16,23 +16,25 @@ from pushrep.log.flusher import process_flusher
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.keeping import Keeper, NeededFrom
 from pushrep.log.leader_epochs import LeaderEpochs, read_leader_epochs, write_leader_epochs
-from pushrep.log.log_cuts import CuttableLog
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, read_partition_metadata, write_partition_metadata
 from pushrep.log.reading import BatchReader, Bounds
 from pushrep.log.recovery import Recovered, Recovery
 from pushrep.log.recovery_report import RecoveryReport
+from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.segment_files import list_segments
 from pushrep.seams import SYSTEM_CLOCK, Filesystem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """What its opener brings to a log: stores derived from it, holders by name, and whether it takes a foreign one."""
+    """What its opener brings to a log: see SegmentLog.open."""
 
     derived: Sequence[DerivedStore] = ()
     holders: Mapping[str, NeededFrom] | None = None
     adopt: bool = False
+    log_id: UUID | None = None
+    has_replicas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class OpenedLog:
 
     log_id: UUID
     report: RecoveryReport
-    writer: CuttableLog
+    writer: ReplicatedLog
     reader: BatchReader
     housekeeping: Housekeeping
 
@@ -50,7 +52,7 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
     """Open the log of `around`, whose directory is locked. Raises as SegmentLog.open."""
     config, view, filesystem = around.config, around.view, around.filesystem
     derived = DerivedStores(attached.derived)
-    recovered, log_id = _load(around, derived, adopt=attached.adopt)
+    recovered, log_id = _load(around, derived, attached)
     try:
         epochs = _settle_epochs(around, recovered)
         found = _Found(recovered, view.cleaned_offset)
@@ -62,7 +64,8 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
         raise
     view.open_files.limit = config.open_files_max
     housekeeping = Housekeeping(view.disk, config.disk_limits, derived, config.retention_check_ms, around.clock)
-    writer = CuttableLog(around, recovered, epochs, housekeeping)
+    watermark = _watermark(view, recovered.report) if attached.has_replicas else None
+    writer = ReplicatedLog(around, recovered, epochs, housekeeping, watermark)
     reader = BatchReader(filesystem, view.path, writer)
     keeper = Keeper(writer, reader, derived, config, view.path, filesystem, around.clock)
     for name, needed_from in (attached.holders or {}).items():
@@ -134,12 +137,12 @@ class _Checkpoints:
             self._view.sync_checkpoints()
 
 
-def _load(around: Surroundings, derived: DerivedStores, *, adopt: bool) -> tuple[Recovered, UUID]:
+def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> tuple[Recovered, UUID]:
     """Read the log's own files; the directory of logs is locked by now."""
     filesystem, view = around.filesystem, around.view
     try:
         filesystem.make_directory(view.path)
-        log_id = _identity(view.path, filesystem, adopt=adopt)
+        log_id = _identity(view.path, filesystem, attached)
         checkpoints = _Checkpoints(view, derived)
         recovery = Recovery(filesystem, view.path, around.config, around.clock, checkpoints)
         recovered = recovery.run(view.recovery_point, view.log_start_offset, view.clean, view.cleaned_offset)
@@ -154,15 +157,22 @@ def _load(around: Surroundings, derived: DerivedStores, *, adopt: bool) -> tuple
     return recovered, log_id
 
 
-def _identity(path: Path, filesystem: Filesystem, *, adopt: bool) -> UUID:
+def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:
     """The log's id; a new log gets one before its first segment, so segments without one are not ours to name."""
     log_id = read_partition_metadata(path, filesystem)
     if log_id is None:
-        if not adopt and list_segments(filesystem, path):
+        if not attached.adopt and list_segments(filesystem, path):
             raise PartitionMetadataMissing(path / PARTITION_METADATA_NAME)
-        log_id = uuid4()
+        log_id = attached.log_id or uuid4()
         write_partition_metadata(path, log_id, filesystem)
     return log_id
+
+
+def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
+    """The highest that is known of it: what was published outlives a kill, the checkpoint a power cut."""
+    published = view.published_before.high_watermark if view.published_before is not None else 0
+    known = max(published, view.high_watermark or 0, report.log_start_offset)
+    return min(known, report.log_end_offset)
 
 
 def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
@@ -176,8 +186,11 @@ def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
         reader = BatchReader(filesystem, path, _Found(recovered, around.view.cleaned_offset))
         for batch in reader.batches(report.log_start_offset):
             epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
+    begun = [entry for entry in epochs.entries if entry[1] == report.log_end_offset]  # no record of it yet
     for epoch, start in recovered.epochs_seen:
         epochs = epochs.assigned(max(0, epoch), start)
+    if begun and begun[0][0] > epochs.latest_epoch:
+        epochs = epochs.assigned(*begun[0])
     if not epochs.entries:
         epochs = epochs.assigned(0, report.log_end_offset)
     if epochs != kept and report.damaged_from is None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from uuid import UUID
 
 from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.log.batching import Appendable, refuse_columns, to_batches
@@ -25,14 +26,15 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
 from pushrep.log.keeping import NeededFrom
 from pushrep.log.leases import Lease, Told
-from pushrep.log.log_cuts import CuttableLog
 from pushrep.log.log_names import parse_log_name, real_log_path
 from pushrep.log.log_reader import Isolation, LogReader
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.opening import Attached, OpenedLog, open_log
 from pushrep.log.recovery_report import RecoveryReport
+from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 
@@ -63,6 +65,8 @@ class SegmentLog:
         derived: Sequence[DerivedStore] = (),
         holders: Mapping[str, NeededFrom] | None = None,
         adopt: bool = False,
+        log_id: UUID | None = None,
+        has_replicas: bool = False,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
@@ -70,6 +74,8 @@ class SegmentLog:
 
         `derived` are cut to what the log holds, and told what they lack, before this returns. `holders` is name to a
         function as `hold` takes it. `adopt`: take segments that have no partition.metadata, as a new log.
+        `log_id`: of a log that is made now, one that exists keeps its own. `has_replicas`: the high watermark rises by
+        `advance_high_watermark` alone, from where it was; else it is the log end.
         Raises LogLocked (with the pid) if another process writes in the directory above, InvalidLogName, NotALog and
         NotALogDirectory for what can't be one, CorruptLog if files are missing, PartitionMetadataMissing and
         CorruptPartitionMetadata if it is unknown which log this is, DerivedStoreFailed, LogPoisoned if the disk fails.
@@ -82,7 +88,9 @@ class SegmentLog:
             view = shared.attach(path.name)
             try:
                 around = Surroundings(filesystem, clock, view, config if config is not None else LogConfig())
-                attached = Attached(derived=derived, holders=holders, adopt=adopt)
+                attached = Attached(
+                    derived=derived, holders=holders, adopt=adopt, log_id=log_id, has_replicas=has_replicas
+                )
                 return cls(shared, around, view.reserve.with_room(lambda: open_log(around, attached)))
             except BaseException:
                 view.close_unclean()
@@ -128,6 +136,11 @@ class SegmentLog:
         return self._checked_writer().high_watermark
 
     @property
+    def leader_epochs(self) -> LeaderEpochs:
+        """Which leader epoch begins at which offset; appends are stamped with the last one."""
+        return self._checked_writer().leader_epochs
+
+    @property
     def stable_offset(self) -> int:
         """min(high watermark, flushed offset): nothing below is ever taken back."""
         return self._checked_writer().stable_offset
@@ -168,6 +181,37 @@ class SegmentLog:
         if durability is Durability.FLUSHED:
             writer.flush(result.last_offset + 1)
         return result
+
+    def append_as_is(self, batches: Sequence[RecordBatch]) -> None:
+        """Append a leader's batches with its offsets and epochs, as a replica does; they are checked already.
+
+        Newer epochs are on disk before their batches are written. Raises as `append`; LogEndMoved if they do not begin
+        at the log end or leave a hole.
+        """
+        self._checked_writer().append_as_is(batches)
+
+    def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
+        """The epoch stands in the list of epochs from `start_offset` on, on disk when this returns. Raises OSError."""
+        self._checked_writer().begin_epoch(leader_epoch, start_offset)
+
+    def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
+        """Set all segments aside as `.stale`; the log is empty then and starts at `offset`, where the epoch begins.
+
+        The names of the files that hold what was there. Raises LogPoisoned.
+        """
+        writer = self._checked_writer()
+        with self._housekeeping.keeper.paused():
+            kept = writer.begin_anew(offset, leader_epoch)
+        self._housekeeping.keeper.forget()
+        self._reader.forget()
+        return kept
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """The high watermark of a log with replicas is `offset` now, at most the log end; a lower one changes nothing.
+
+        Readers see it at once; it is checkpointed with the next flush in the background.
+        """
+        self._checked_writer().advance_high_watermark(offset)
 
     def flush(self) -> None:
         """Everything appended so far is on disk when this returns. Raises LogPoisoned."""
@@ -308,7 +352,7 @@ class SegmentLog:
     def __repr__(self) -> str:
         return f"SegmentLog({str(self.path)!r})"
 
-    def _checked_writer(self) -> CuttableLog:
+    def _checked_writer(self) -> ReplicatedLog:
         self._check_fork()
         self._writer.check_open()
         return self._writer

@@ -75,8 +75,11 @@ class RecordBatch:
     def stamp(self, base_offset: int, leader_epoch: int) -> None:
         """Write base offset and leader epoch; in place where `data` is writable, else into a copy of its own.
 
-        Costs nothing more: the CRC covers neither.
+        Costs nothing more: the CRC covers neither. A batch that says so already, as a leader's does at its replica,
+        stays as it is.
         """
+        if self.header.base_offset == base_offset and self.header.leader_epoch == leader_epoch:
+            return
         layout.stamp(self._writable(), base_offset, leader_epoch)
         header = self.header
         self.header = BatchHeader._make(

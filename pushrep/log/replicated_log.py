@@ -1,0 +1,115 @@
+"""What replication does to a log beside appending and cutting: epochs that begin, a watermark that others move.
+
+    append_as_is     batches that hold their offsets and epochs; a new epoch is on disk before its first batch
+    begin_epoch      a line in the list of epochs, with or without a record of it
+    begin_anew       | all of it ......|  ->  .stale      and an empty segment where the leader's log starts
+    high watermark   follows nobody but `advance_high_watermark`, from the last one known on
+
+Who decides any of this is in pushrep/replication.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from pushrep.log.cutting import move_aside
+from pushrep.log.errors import LogEndMoved
+from pushrep.log.housekeeping import Housekeeping
+from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
+from pushrep.log.log_cuts import CuttableLog
+from pushrep.log.log_writer import Surroundings
+from pushrep.log.recovery import Recovered
+from pushrep.log.segment import Segment
+from pushrep.records import RecordBatch
+
+STALE_SUFFIX = ".stale"
+
+
+class ReplicatedLog(CuttableLog):
+    """The one writer of a log. Thread-safe; `begin_anew` while keeping is paused.
+
+    watermark: where the high watermark was; None for a log without replicas.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        recovered: Recovered,
+        epochs: LeaderEpochs,
+        housekeeping: Housekeeping,
+        watermark: int | None = None,
+    ) -> None:
+        self._watermark = watermark  # before the first word to readers
+        super().__init__(around, recovered, epochs, housekeeping)
+
+    @property
+    def leader_epochs(self) -> LeaderEpochs:
+        """The list as it is now."""
+        return self._epochs
+
+    def append_as_is(self, batches: Sequence[RecordBatch]) -> None:
+        """Write a leader's batches behind the end. Raises LogEndMoved if they do not follow, else as `append`."""
+        expected = self.log_end_offset
+        for batch in batches:
+            if batch.header.base_offset != expected:
+                raise LogEndMoved(self._around.view.path, expected=batch.header.base_offset, end=expected)
+            expected = batch.header.next_offset
+        for epoch, of_epoch in groupby(batches, lambda batch: batch.header.leader_epoch):
+            run = list(of_epoch)
+            if epoch != self._epochs.latest_epoch:
+                self.begin_epoch(epoch, run[0].header.base_offset)
+            self.append(run, run[0].header.base_offset)
+
+    def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
+        """Durably; no news is no write. Raises OSError, and nothing has changed then."""
+        with self._lock:
+            self._check_writable()
+            epochs = self._epochs.assigned(leader_epoch, start_offset)
+            if epochs is self._epochs:
+                return
+            around = self._around
+            around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
+            self._epochs = epochs
+            self._publish()
+
+    def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
+        """Set everything aside and start at `offset`; the names of the files.
+
+        Order: checkpoints, segments newest first, checkpoints, the new segment, epochs. A crash leaves the oldest
+        ones, which open as a shorter log, or none, which opens as an empty one; the leader begins it anew again.
+        """
+        around = self._around
+        with self._own_turn(), self._lock:
+            self._check_writable()
+            around.view.give_up(self.log_end_offset)
+            self._changed = True
+            try:
+                # A log that is shorter than its recovery point would be refused: both go down before a file does.
+                around.view.checkpoint(recovery_point=0, high_watermark=0)
+                around.view.sync_checkpoints()
+                self._active.close()
+                kept, _ = move_aside(around.filesystem, around.view.path, self._bases, suffix=STALE_SUFFIX)
+                around.view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=offset)
+                around.view.sync_checkpoints()
+                self._active = Segment.create(around.filesystem, around.view.path, offset, self._config)
+                self._bases, self._unflushed_bytes = (offset,), 0
+                self.log_start_offset = self.log_end_offset = self.flushed_offset = offset
+                if self._watermark is not None:
+                    self._watermark = offset
+                self._keep_epochs(LeaderEpochs().assigned(leader_epoch, offset))
+            except BaseException as error:
+                self._poison_by(error)
+                raise
+            self._publish()
+        return tuple(reversed(kept))
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """It only rises, and never above the log end."""
+        with self._lock:
+            self.check_open()
+            offset = min(offset, self.log_end_offset)
+            if self._watermark is None or offset <= self._watermark:
+                return
+            self._watermark = offset
+            self._changed = True
+            self._publish()
+        self._dirty()

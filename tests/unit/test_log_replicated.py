@@ -1,0 +1,123 @@
+"""What replication does to a log: batches as they are, epochs, a watermark of its own, a log that begins anew."""
+
+from uuid import UUID
+
+import pytest
+
+from pushrep.errors import PushrepError
+from pushrep.log import Durability, LogConfig, LogEndMoved, SegmentLog
+from pushrep.records import RecordBatch, encode_batch
+
+BUFFERED = Durability.BUFFERED
+SMALL = LogConfig(segment_bytes=4096, preallocate_bytes=0)
+ID = UUID(int=7)
+
+
+def batch(base_offset, epoch, *values):
+    made = encode_batch(values or [b"x"], timestamps_ms=1)
+    made.stamp(base_offset, epoch)
+    return RecordBatch.check(bytes(made.data))
+
+
+def test_a_replica_holds_the_bytes_that_its_leader_holds(tmp_path):
+    with SegmentLog.open(tmp_path / "a" / "orders-0", SMALL) as leader:
+        leader.begin_epoch(256, 0)
+        for number in range(40):
+            leader.append([b"%d" % number * 50] * 3, durability=BUFFERED)
+        leader.begin_epoch(512, leader.log_end_offset)
+        leader.append(b"of the second epoch")
+        with SegmentLog.open(tmp_path / "b" / "orders-0", SMALL, log_id=leader.log_id, has_replicas=True) as replica:
+            replica.append_as_is(list(leader.batches(0)))
+            assert replica.log_end_offset == leader.log_end_offset == 121
+            assert replica.leader_epochs.entries == leader.leader_epochs.entries == ((256, 0), (512, 120))
+            assert replica.log_id == leader.log_id
+    names = sorted(path.name for path in (tmp_path / "a" / "orders-0").glob("*.log"))
+    assert len(names) > 1, "several segments"
+    for name in names:
+        ours, theirs = (tmp_path / side / "orders-0" / name for side in "ab")
+        assert ours.read_bytes() == theirs.read_bytes(), name
+
+
+@pytest.mark.parametrize("base_offset", [0, 2, 5])
+def test_batches_that_do_not_follow_are_refused_whole(tmp_path, base_offset):
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        log.append_as_is([batch(0, 1, b"a", b"b", b"c")])
+        with pytest.raises(LogEndMoved):
+            log.append_as_is([batch(3, 1), batch(base_offset if base_offset != 5 else 5, 1)])
+        assert log.log_end_offset == 3
+
+
+def test_the_watermark_moves_by_word_alone_and_outlives_a_kill(tmp_path):
+    log = SegmentLog.open(tmp_path / "orders-0", has_replicas=True)
+    log.append_as_is([batch(0, 1, b"a", b"b", b"c")])
+    assert log.high_watermark == 0
+    log.advance_high_watermark(2)
+    log.advance_high_watermark(1)
+    assert log.high_watermark == 2, "it only rises"
+    log.flush()
+    with SegmentLog.open_reader(tmp_path / "orders-0") as reader:
+        assert reader.stable_offset == 2, "other processes see it at once"
+    log.advance_high_watermark(9)
+    assert log.high_watermark == 3, "never above the log end"
+    log.close()
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        assert log.high_watermark == 3
+        log.append_as_is([batch(3, 1)])
+        assert log.high_watermark == 3
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        assert log.high_watermark == 4, "without replicas it is the log end"
+
+
+def test_a_checkpoint_holds_the_watermark_and_not_the_log_end(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        log.append_as_is([batch(0, 1, b"a", b"b", b"c")])
+        log.advance_high_watermark(1)
+    (tmp_path / ".pushrep_published").unlink()
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        assert (log.high_watermark, log.log_end_offset) == (1, 3)
+
+
+def test_an_epoch_without_a_record_outlives_close_and_cut(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        log.append_as_is([batch(0, 1, b"a", b"b"), batch(2, 1)])
+        log.begin_epoch(256, 2)
+        assert log.truncate_to(2) == 2
+        assert log.leader_epochs.entries == ((1, 0), (256, 2)), "what is below may be safe only by that"
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        assert log.leader_epochs.latest_epoch == 256
+        assert log.append(b"c").base_offset == 2
+        assert next(log.batches(2)).header.leader_epoch == 256
+
+
+def test_a_log_begins_anew_where_its_leader_starts(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True) as log:
+        old = [batch(at, 1, bytes(900)) for at in range(9)]
+        log.append_as_is(old)
+        kept = log.begin_anew(100, 256)
+        assert len(kept) == 3
+        assert all(name.endswith(".stale") for name in kept)
+        assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (100, 100, 100)
+        log.append_as_is([batch(100, 256, b"new")])
+    with SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True) as log:
+        assert [record.value for record in log.records(100)] == [b"new"]
+        assert log.leader_epochs.entries == ((256, 100),)
+        stale = b"".join((log.path / name).read_bytes() for name in kept)
+        assert stale == b"".join(bytes(one.data) for one in old), "nothing is thrown away"
+
+
+def test_a_stop_in_the_middle_of_beginning_anew_leaves_a_log_that_opens(tmp_path, monkeypatch):
+    log = SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True)
+    log.append_as_is([batch(at, 1, bytes(900)) for at in range(9)])
+    log.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr("pushrep.log.replicated_log.Segment.create", _no_disk)
+        with pytest.raises(PushrepError):
+            log.begin_anew(100, 256)
+    log.close()
+    with SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True) as log:
+        log.begin_anew(100, 256)
+        assert log.log_end_offset == 100
+
+
+def _no_disk(*_):
+    raise OSError(5, "the disk is gone")
