@@ -44,9 +44,6 @@ class Kind(IntEnum):
     EVENT = 2
 
 
-_KINDS = len(Kind)
-
-
 class Prefix(NamedTuple):
     """The 20 bytes. `size` counts what follows it."""
 
@@ -99,8 +96,6 @@ def read_prefix(data: bytes | bytearray | memoryview, position: int, limits: Fra
         raise FrameTooLarge(header_bytes, limits.header_bytes_max, "header_bytes_max")
     if size < PREFIX_BYTES - _SIZE_ENDS_AT + header_bytes:
         raise MalformedFrame(f"a frame of {size} bytes has no room for a header of {header_bytes}")
-    if kind >= _KINDS:
-        raise MalformedFrame(f"frames of kind {kind} are unknown")
     return Prefix(size, api_key, version, correlation_id, kind, header_bytes, crc)
 
 

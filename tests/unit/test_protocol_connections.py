@@ -16,7 +16,7 @@ from pushrep.protocol.errors import (
     UnexpectedAnswer,
     UnknownCall,
 )
-from pushrep.protocol.frames import Kind, frame_head
+from pushrep.protocol.frames import FrameLimits, FrameReader, Kind, frame_head
 from pushrep.protocol.push_messages import (
     ApiVersion,
     ApiVersionsRequest,
@@ -41,9 +41,10 @@ from pushrep.protocol.replay_messages import (
     ReplayEndReason,
     StopReplayRequest,
 )
+from pushrep.protocol.schema_files import read_schemas, released_schemas
 from pushrep.protocol.server import Call, ServerConnection, Told
 from pushrep.protocol.versions import AgreedVersions, versions_answer
-from pushrep.protocol.vocabulary import VOCABULARY, VersionRange
+from pushrep.protocol.vocabulary import VOCABULARY, VersionRange, Vocabulary
 from pushrep.topic_id_partition import TopicIdPartition
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
@@ -263,7 +264,47 @@ def test_a_future_client_learns_what_is_spoken():
     (answer,) = client.feed(joined(parts))
     assert answer.message.error_code is ErrorCode.UNSUPPORTED_VERSION
     assert client.versions.version_of(ApiKey.LIST_LOGS) == 0
-    assert joined(server.answer_versions(call))[6:8] == bytes(2), "version 0"
+    told = joined(server.answer_versions(call))
+    assert told[6:8] == bytes(2), "version 0"
+    (frame,) = FrameReader(VOCABULARY.open, FrameLimits()).feed(told)
+    assert frame.message == versions_answer(VOCABULARY, ErrorCode.UNSUPPORTED_VERSION)
+
+
+def two_versions_of(*structs):
+    """A vocabulary of a release in which these messages have a version 1, the same as 0."""
+    schemas = read_schemas(released_schemas())
+    for struct in structs:
+        schemas[struct.__name__][1] = schemas[struct.__name__][0]
+    return Vocabulary(schemas)
+
+
+def test_a_newer_client_comes_back_in_a_version_that_the_server_knows():
+    client = ClientConnection(vocabulary=two_versions_of(ApiVersionsRequest, ApiVersionsResponse))
+    server = ServerConnection()
+    _, parts = client.ask(first_request("newer", "2"))
+    (call,) = server.feed(joined(parts))
+    assert not call.is_version_known
+    (answer,) = client.feed(joined(server.answer_versions(call)))
+    assert answer.message.error_code is ErrorCode.UNSUPPORTED_VERSION
+    call = asked(client, server, first_request("newer", "2"))
+    assert (call.version, call.is_version_known) == (0, True)
+    (answer,) = client.feed(joined(server.answer_versions(call)))
+    assert answer.message.error_code is ErrorCode.NONE
+
+
+def test_an_event_is_in_the_version_of_its_call():
+    vocabulary = two_versions_of(AttachRequest, AttachResponse, Credit, ReplayData, ReplayEnd)
+    client, server = ClientConnection(vocabulary=vocabulary), ServerConnection(vocabulary=vocabulary)
+    _, parts = client.ask(first_request("test", "1"))
+    (call,) = server.feed(joined(parts))
+    client.feed(joined(server.answer_versions(call)))
+    client, server, call = replaying((client, server))
+    beat = ReplayData(session_id=77, start_offset=0, end_offset=0, tip_offset=0)
+    assert call.version == 1
+    assert joined(server.event(call, beat))[6:8] == b"\0\1"
+    assert joined(client.tell(call.correlation_id, Credit(session_id=77, bytes=1)))[6:8] == b"\0\1"
+    with pytest.raises(UnexpectedAnswer, match="version 0"):
+        client.feed(joined(vocabulary.encode(beat, 0, call.correlation_id)))
 
 
 def test_a_future_version_of_anything_else_is_refused():

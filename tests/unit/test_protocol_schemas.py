@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+from io import BytesIO
 from uuid import UUID
 
 import pytest
+from fastavro import schemaless_writer
 
 from pushrep.errors import BadArgument
 from pushrep.protocol.calls import CALLS, ApiKey
@@ -22,6 +24,7 @@ from pushrep.protocol.push_messages import (
 )
 from pushrep.protocol.replay_messages import Credit
 from pushrep.protocol.schema_files import missing_fields, read_schemas, released_schemas
+from pushrep.protocol.structs import road_of
 from pushrep.protocol.values import FileSlice
 from pushrep.protocol.vocabulary import VOCABULARY, Vocabulary
 from pushrep.push_session_end_reason import PushSessionEndReason
@@ -301,6 +304,21 @@ def test_numbers_out_of_range_are_refused_on_arrival():
     header = b"\x02\x01"  # session 1, bytes -1
     with pytest.raises(MalformedMessage, match=r"Credit\.bytes"):
         heard(VOCABULARY, frame_head((ApiKey.CREDIT, Kind.EVENT), 0, 1, header, 0))
+
+
+def test_sizes_that_only_add_up_are_refused():
+    """Ten bytes for one partition and ten less than none for the other make none in all."""
+    message = AppendRecordsRequest(partitions=(partition(), partition()))
+    spoken = VOCABULARY._spoken[ApiKey.APPEND_RECORDS, Kind.REQUEST, 0]
+    datum = road_of(AppendRecordsRequest).to_datum(message, [])
+    for part, size in zip(datum["partitions"], (10, -10), strict=True):
+        part["records_bytes"] = size
+    target = BytesIO()
+    schemaless_writer(target, spoken.writer, datum)
+    with pytest.raises(MalformedMessage, match="records_bytes is -10"):
+        heard(VOCABULARY, frame_head((ApiKey.APPEND_RECORDS, Kind.REQUEST), 0, 1, target.getvalue(), 0))
+    with pytest.raises(ValueError, match="records_bytes is -10"):
+        road_of(AppendRecordsRequest).body_bytes(datum)
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc", "a" * 250, "ü", "a\0"])
