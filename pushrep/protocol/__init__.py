@@ -5,8 +5,8 @@
     vocabulary.py            message <-> frame in every version; structs.py, hot_roads.py, hot_writers.py: how fast
     calls.py                 which calls there are: key, request, answer, events
     push_messages.py, replay_messages.py, values.py     what they say: frozen dataclasses that refuse impossible values
-    schemas/, schema_files.py                           their Avro schemas, a file a version, checked against the classes
-    frames.py                the 20 bytes before a header; FrameReader takes a stream however it is cut
+    push_messages.py, replay_messages.py, values.py    what they say: frozen dataclasses that refuse impossible values
+    schemas/, schema_files.py                          their Avro schemas, a file a version, checked against the classes
     error_codes.py           code, name, whether to try again, meaning          errors.py    what a peer can break
 
 The bytes: docs/formats/protocol.md.
