@@ -87,8 +87,8 @@ class Destination(Struct):
 class Grant(Struct):
     """Who leads an outbox, by ballot: what a member stores and shows.
 
-    `previous_*`: the list that this grant replaces, empty and 0 where it replaces none. `accepted_loss`: what an
-    operator was shown and accepted.
+    `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this grant replaces, empty and
+    0 where it replaces none. `accepted_loss`: what an operator was shown and accepted.
     """
 
     outbox_id: UUID
@@ -96,6 +96,7 @@ class Grant(Struct):
     leader: MemberIndex
     members: tuple[Member, ...]
     min_insync_replicas: Count
+    members_epoch: Epoch
     pid_epoch: Count
     topic_id: UUID
     topic: str
@@ -127,7 +128,11 @@ class DescribeLogRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDescription(Struct):
-    """One log of a replica. `damaged_from`: first offset that can't be believed, -1 for a log that is whole."""
+    """One log of a member. `damaged_from`: first offset that can't be believed, -1 for a log that is whole.
+
+    Members are compared by (`granted_epoch`, `granted_end_offset`), the newest granted epoch in the log and its end;
+    from `ungranted_from` on it holds what it wrote without a grant, -1 if there is none.
+    """
 
     tp: TopicIdPartition
     error_code: ErrorCode = ErrorCode.NONE
@@ -136,18 +141,27 @@ class LogDescription(Struct):
     high_watermark: Offset = 0
     flushed_offset: Offset = 0
     leader_epochs: tuple[EpochStart, ...] = ()
+    granted_epoch: EpochOrNone = -1
+    granted_end_offset: OffsetOrNone = -1
+    ungranted_from: OffsetOrNone = -1
     damaged_from: OffsetOrNone = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeLogResponse(Struct):
-    """`replica_epoch` goes into every AppendRecords to this replica, until it restarts. `grants`: the newest."""
+    """What a member says of itself: its index (-1 without a grant), the newest grant, the highest epoch it has seen.
+
+    `replica_epoch` goes into every AppendRecords to it, until it restarts. `last_contact_ms`: with the grant's leader.
+    """
 
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
     replica_epoch: Counter = 0
-    logs: tuple[LogDescription, ...] = ()
+    member: MemberIndexOrNone = -1
+    highest_epoch: EpochOrNone = -1
     grants: tuple[Grant, ...] = ()
+    logs: tuple[LogDescription, ...] = ()
+    last_contact_ms: TimeMs = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,34 +289,26 @@ class EndOffsetForEpochResponse(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest(Struct):
-    """Store this grant, on disk before you answer. `sender`: the index of the member that asks."""
+    """Store this grant, on disk before you answer, and describe `partitions`. `sender`: the index of who asks.
+
+    An outbox of many partitions asks for the rest by DescribeLog: a header has its limit.
+    """
 
     grant: Grant
     sender: MemberIndex
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantedLog(Struct):
-    """Members are compared by (`granted_epoch`, `granted_end_offset`), the newest granted epoch and its end."""
-
-    tp: TopicIdPartition
-    error_code: ErrorCode = ErrorCode.NONE
-    granted_epoch: EpochOrNone = -1
-    granted_end_offset: Offset = 0
-    log_end_offset: Offset = 0
-    high_watermark: Offset = 0
-    damaged_from: OffsetOrNone = -1
+    partitions: Tps = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantResponse(Struct):
-    """`grants`: the newest here, the request's own if there is no error. `last_contact_ms`: with its leader."""
+    """As DescribeLogResponse; `grants` holds the newest here, which is the request's own if there is no error."""
 
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
+    member: MemberIndexOrNone = -1
+    highest_epoch: EpochOrNone = -1
     grants: tuple[Grant, ...] = ()
-    logs: tuple[GrantedLog, ...] = ()
-    last_contact_ms: TimeMs = -1
+    logs: tuple[LogDescription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

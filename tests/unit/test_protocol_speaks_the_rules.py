@@ -1,0 +1,53 @@
+"""The wire has a place, by the same name, for all that the rules of replication say to another member."""
+
+from dataclasses import fields
+
+import pytest
+
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.push_messages import (
+    AppendRecordsPartition,
+    AppendRecordsResult,
+    EpochEnd,
+    Grant,
+    GrantResponse,
+    LogDescription,
+    Member,
+)
+from pushrep.replication.candidate import MemberAnswer
+from pushrep.replication.epochs import EpochEnd as RulesEpochEnd
+from pushrep.replication.grants import Grant as RulesGrant
+from pushrep.replication.grants import Member as RulesMember
+from pushrep.replication.messages import AppendRecords as RulesAppendRecords
+from pushrep.replication.messages import AppendRecordsResult as RulesResult
+from pushrep.replication.outcome import Outcome
+
+
+def names(struct):
+    return set(struct._fields) if hasattr(struct, "_fields") else {field.name for field in fields(struct) if field.init}
+
+
+@pytest.mark.parametrize(
+    ("rules", "wire", "otherwise"),
+    [
+        # The rules have their batches already split and checked, and know their partition by where they are.
+        (RulesAppendRecords, AppendRecordsPartition, {"batches": "records", "is_whole": "records"}),
+        (RulesResult, AppendRecordsResult, {"error": "error_code"}),
+        (RulesGrant, Grant, {}),
+        (RulesMember, Member, {}),
+        (RulesEpochEnd, EpochEnd, {}),
+        (MemberAnswer, GrantResponse, {"index": "member", "grant": "grants"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_every_field_of_the_rules_has_its_place(rules, wire, otherwise):
+    assert {otherwise.get(name, name) for name in names(rules)} <= names(wire)
+
+
+def test_a_log_is_described_with_all_that_candidates_compare():
+    compared = {"log_start_offset", "log_end_offset", "leader_epochs", "high_watermark", "granted_epoch"}
+    assert compared | {"granted_end_offset", "ungranted_from", "damaged_from"} <= names(LogDescription)
+
+
+def test_every_outcome_has_its_code():
+    assert {outcome.name for outcome in Outcome} <= {code.name for code in ErrorCode}
