@@ -87,7 +87,7 @@ class Destination(Struct):
 class Grant(Struct):
     """Who leads an outbox, by ballot: what a member stores and shows.
 
-    `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this grant replaces, empty and
+    `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this one replaces, empty and
     0 where it replaces none. `accepted_loss`: what an operator was shown and accepted.
     """
 
