@@ -240,7 +240,7 @@ class LogWriter:
             self.flush()
             if self._changed:
                 with self._own_turn():
-                    self._active.finish()
+                    self._around.view.reserve.with_room(self._active.finish)  # index entries, on a full disk, too
                     self._active.sync()
                 self.checkpoint(self._config.flush_ms)  # ten thousand logs that close share a few writes
             return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)

@@ -22,6 +22,8 @@ RESERVE_NAME = ".pushrep_reserve"
 RESERVE_BYTES_MIN = 64 << 10  # sixteen blocks: each small file wants one, and the directory may want one for a name
 _BYTES_A_LOG = 128  # a line of each file that lists all logs, twice: the old one and the new one
 
+_PARTS = 16
+
 _Answer = TypeVar("_Answer")
 
 
@@ -76,9 +78,14 @@ class Reserve:
         return False
 
     def _fill(self) -> None:
-        with suppress(OSError):  # a disk that is full already: the next opening or cut tries again
+        """As much of it as there is room for; the next opening or use tries again."""
+        with suppress(OSError):
             file = self._filesystem.open(self._path, create=True)
             try:
-                file.allocate(self._size_bytes)
+                # In steps: somebody may have taken a block meanwhile, and fifteen are worth having.
+                for part in range(_PARTS, 0, -1):
+                    with suppress(OSError):
+                        file.allocate(self._size_bytes * part // _PARTS)
+                        return
             finally:
                 file.close()

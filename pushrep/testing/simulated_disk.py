@@ -9,7 +9,9 @@
     power_after(n) the n-th next call raises PowerLost, and every later one, until lose_power() is called
     fail_sync()    the next sync raises EIO, and what it should have written never reaches the disk, although
                    reads go on showing it: so Linux behaves (Rebello et al., USENIX ATC 2020)
-    capacity       bytes in all files together; a write above it stores what fits, then raises ENOSPC; `usage` tells it
+    capacity       bytes in all files together, without holes; a write above it stores what fits, then raises
+                   `full_errno`: ENOSPC, or EDQUOT where a quota is what is used up; `usage` tells it
+    read_only      the file system was remounted under its writers: whatever would change it raises EROFS
     sync_ms        what a sync costs on the simulated clock
 
 Left out: sectors (a write is torn at any byte, which includes them), order between directories, permissions, links,
@@ -20,12 +22,12 @@ import errno
 import mmap
 import os
 import random
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from pushrep.seams import DiskUsage, File, LockHeld
 from pushrep.seams.filesystem import Buffer
+from pushrep.testing.disk_contents import Inode, Names, Write
 from pushrep.testing.simulated_clock import SimulatedClock
 
 _ENDLESS_BYTES = 1 << 62  # what `usage` says of a disk without `capacity_bytes`
@@ -35,62 +37,6 @@ class PowerLost(Exception):
     """The simulated machine is off; nothing can be read or written until `SimulatedDisk.lose_power` was called."""
 
 
-@dataclass(slots=True)
-class _Write:
-    """Bytes at a position; or, with `size`, a new length of the file."""
-
-    position: int
-    data: bytes
-    size: int | None = None
-
-    def apply(self, contents: bytearray) -> None:
-        if self.size is not None:
-            _resize(contents, self.size)
-            return
-        if len(contents) < self.position:
-            _resize(contents, self.position)
-        contents[self.position : self.position + len(self.data)] = self.data
-
-
-@dataclass(slots=True, eq=False)
-class _Inode:
-    """One file's contents, twice: as the cache shows them and as the disk holds them."""
-
-    cache: bytearray = field(default_factory=bytearray)
-    disk: bytearray = field(default_factory=bytearray)
-    unsynced: list[_Write] = field(default_factory=list)
-    mapping: mmap.mmap | None = None
-    locked_by: "_SimulatedFile | None" = None
-
-    def write(self, write: _Write) -> None:
-        write.apply(self.cache)
-        self.unsynced.append(write)
-
-    def sync(self) -> None:
-        for write in self.unsynced:
-            write.apply(self.disk)
-        self.unsynced.clear()
-
-
-@dataclass(slots=True)
-class _Names:
-    """One directory: name to inode, as processes see it and as the disk has it, and the changes between the two."""
-
-    now: dict[str, _Inode] = field(default_factory=dict)
-    disk: dict[str, _Inode] = field(default_factory=dict)
-    unsynced: list[dict[str, _Inode | None]] = field(default_factory=list)  # one atomic change each; None removes
-
-    def change(self, change: dict[str, _Inode | None]) -> None:
-        _apply_names(self.now, change)
-        self.unsynced.append(change)
-
-    def keep(self, count: int) -> None:
-        """The first `count` unsynced changes reached the disk."""
-        for change in self.unsynced[:count]:
-            _apply_names(self.disk, change)
-        del self.unsynced[:count]
-
-
 class SimulatedDisk:
     """A `Filesystem` whose every fault comes from `seed`; see the file's map for what it does and leaves out."""
 
@@ -98,9 +44,11 @@ class SimulatedDisk:
         self.seed, self.sync_ms = seed, sync_ms
         self.clock = clock or SimulatedClock()
         self.capacity_bytes: int | None = None
+        self.full_errno = errno.ENOSPC
+        self.read_only = False
         self.steps = 0
         self._random = random.Random(seed)  # noqa: S311 - faults that replay, not secrets
-        self._directories: dict[str, _Names] = {"/": _Names()}  # by text: a Path takes long to hash
+        self._directories: dict[str, Names] = {"/": Names()}  # by text: a Path takes long to hash
         self._power_at: int | None = None
         self._off = False
         self._failing_syncs = 0
@@ -158,6 +106,8 @@ class SimulatedDisk:
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
         self._step()
+        if self.read_only and (create or writable):
+            raise _error(errno.EROFS, path)
         names, name = self._place(path)
         inode = names.now.get(name)
         if inode is None:
@@ -165,7 +115,7 @@ class SimulatedDisk:
                 raise _error(errno.EISDIR, path)
             if not create:
                 raise _error(errno.ENOENT, path)
-            inode = _Inode()
+            inode = Inode()
             names.change({name: inode})
         return _SimulatedFile(self, inode, path, writable=writable)
 
@@ -186,15 +136,17 @@ class SimulatedDisk:
         self._step()
         if str(path) in self._directories:
             return
+        self._refuse_read_only(path)
         for missing in (path, *path.parents):
             parent, name = _split(str(missing))
             if parent in self._directories and name in self._directories[parent].now:
                 raise _error(errno.EEXIST, missing)
-            self._directories.setdefault(str(missing), _Names())
+            self._directories.setdefault(str(missing), Names())
 
     def rename(self, source: Path, target: Path) -> None:
         self._step()
         inode = self._inode(source)
+        self._refuse_read_only(source)
         (old_names, old), (new_names, new) = self._place(source), self._place(target)
         if old_names is new_names:
             old_names.change({old: None, new: inode})
@@ -205,6 +157,7 @@ class SimulatedDisk:
     def remove(self, path: Path) -> None:
         self._step()
         self._inode(path)
+        self._refuse_read_only(path)
         names, name = self._place(path)
         names.change({name: None})
 
@@ -213,6 +166,8 @@ class SimulatedDisk:
         names = self._directories.get(str(directory))
         if names is None:
             raise _error(errno.ENOENT, directory)
+        if names.unsynced:
+            self._refuse_read_only(directory)
         names.keep(len(names.unsynced))
 
     def lock(self, path: Path) -> File:
@@ -227,7 +182,7 @@ class SimulatedDisk:
         return file
 
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
-        file = self.open(path, create=writable)
+        file = self.open(path, create=writable, writable=writable)
         assert isinstance(file, _SimulatedFile)
         inode = file.inode
         if writable:
@@ -257,7 +212,11 @@ class SimulatedDisk:
             self._off = True
             raise PowerLost
 
-    def _place(self, path: Path) -> tuple[_Names, str]:
+    def _refuse_read_only(self, path: Path) -> None:
+        if self.read_only:
+            raise _error(errno.EROFS, path)
+
+    def _place(self, path: Path) -> tuple[Names, str]:
         """(the directory's names, the name in it)."""
         parent, name = _split(str(path))
         try:
@@ -265,7 +224,7 @@ class SimulatedDisk:
         except KeyError:
             raise _error(errno.ENOENT, path.parent) from None
 
-    def _inode(self, path: Path) -> _Inode:
+    def _inode(self, path: Path) -> Inode:
         names, name = self._place(path)
         try:
             return names.now[name]
@@ -274,20 +233,21 @@ class SimulatedDisk:
 
     def _used_bytes(self) -> int:
         inodes = {id(i): i for names in self._directories.values() for i in names.now.values()}
-        return sum(len(inode.cache) for inode in inodes.values())
+        return sum(len(inode.cache) - inode.hole_bytes for inode in inodes.values())
 
-    def _tear(self, inode: _Inode) -> None:
+    def _tear(self, inode: Inode) -> None:
         """What an unsynced file looks like after the power came back: any subset of its writes, any order, torn."""
         survivors = [write for write in inode.unsynced if self._random.random() < 0.5]
         self._random.shuffle(survivors)
         for write in survivors:
             if write.size is None and self._random.random() < 0.5:
-                write = _Write(write.position, write.data[: self._random.randint(0, len(write.data))])  # noqa: PLW2901
+                write = Write(write.position, write.data[: self._random.randint(0, len(write.data))])  # noqa: PLW2901
             write.apply(inode.disk)
         inode.unsynced.clear()
         inode.cache = bytearray(inode.disk)
+        inode.hole_bytes = min(inode.hole_bytes, len(inode.cache))
 
-    def _writing(self, inode: _Inode, write: _Write) -> None:
+    def _writing(self, inode: Inode, write: Write, *, hole: bool = False) -> None:
         """One write or change of length, with whatever fault is due."""
         try:
             self._step()
@@ -295,25 +255,32 @@ class SimulatedDisk:
             if self._random.random() < 0.5:
                 inode.write(write)
             raise
+        if self.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if self._failing_writes:
             self._failing_writes -= 1
             if write.data:
-                inode.write(_Write(write.position, write.data[: self._random.randrange(len(write.data))]))
+                inode.write(Write(write.position, write.data[: self._random.randrange(len(write.data))]))
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         end = write.size if write.size is not None else write.position + len(write.data)
-        room = self._room_bytes(inode)
-        if room is not None and end - len(inode.cache) > room:
+        growth = end - len(inode.cache)
+        room = None if hole else self._room_bytes()
+        if room is not None and growth > room:
             fits = max(0, len(inode.cache) + room - write.position)
             if write.data and fits:
-                inode.write(_Write(write.position, write.data[:fits]))
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                inode.write(Write(write.position, write.data[:fits]))
+            raise OSError(self.full_errno, os.strerror(self.full_errno))
         inode.write(write)
+        if hole or growth < 0:
+            inode.hole_bytes = max(0, inode.hole_bytes + growth)
 
-    def _room_bytes(self, _inode: _Inode) -> int | None:
+    def _room_bytes(self) -> int | None:
         return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self._used_bytes())
 
-    def _syncing(self, inode: _Inode) -> None:
+    def _syncing(self, inode: Inode) -> None:
         self._step()
+        if self.read_only and inode.unsynced:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         self.clock.advance(self.sync_ms)
         if self._failing_syncs:
             self._failing_syncs -= 1
@@ -327,7 +294,7 @@ class _SimulatedFile:
 
     __slots__ = ("_boot", "_closed", "_disk", "_writable", "inode", "path")
 
-    def __init__(self, disk: SimulatedDisk, inode: _Inode, path: Path, *, writable: bool) -> None:
+    def __init__(self, disk: SimulatedDisk, inode: Inode, path: Path, *, writable: bool) -> None:
         self._disk, self.inode, self.path, self._writable = disk, inode, path, writable
         self._boot, self._closed = disk._boot, False  # noqa: SLF001 - one room, two classes
 
@@ -341,18 +308,18 @@ class _SimulatedFile:
         return bytes(self.inode.cache[position : position + size])
 
     def write_at(self, data: Buffer, position: int) -> None:
-        self._alive(writing=True)._disk._writing(self.inode, _Write(position, bytes(data)))  # noqa: SLF001
+        self._alive(writing=True)._disk._writing(self.inode, Write(position, bytes(data)))  # noqa: SLF001
 
     def size(self) -> int:
         self._alive()._disk._step()  # noqa: SLF001
         return len(self.inode.cache)
 
     def truncate(self, size: int) -> None:
-        self._alive(writing=True)._disk._writing(self.inode, _Write(0, b"", size))  # noqa: SLF001
+        self._alive(writing=True)._disk._writing(self.inode, Write(0, b"", size), hole=size > len(self.inode.cache))  # noqa: SLF001
 
     def allocate(self, size: int) -> None:
         if size > len(self._alive(writing=True).inode.cache):
-            self.truncate(size)
+            self._disk._writing(self.inode, Write(0, b"", size))  # noqa: SLF001
 
     def sync(self) -> None:
         self._alive()._disk._syncing(self.inode)  # noqa: SLF001
@@ -379,17 +346,3 @@ def _split(path: str) -> tuple[str, str]:
 
 def _error(code: int, path: Path) -> OSError:
     return OSError(code, os.strerror(code), str(path))  # Python makes it FileNotFoundError and so on, by the code
-
-
-def _resize(contents: bytearray, size: int) -> None:
-    if size < len(contents):
-        del contents[size:]
-    else:
-        contents.extend(bytes(size - len(contents)))
-
-
-def _apply_names(names: dict[str, _Inode], change: dict[str, _Inode | None]) -> None:
-    for name, inode in change.items():
-        if inode is None:
-            names.pop(name, None)
-    names.update({name: inode for name, inode in change.items() if inode is not None})

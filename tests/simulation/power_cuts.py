@@ -84,6 +84,7 @@ class World:
                 self.step()
             self.last_words()
         except Exception as error:
+            end_process(self.disk)
             story = "; ".join(f"{kind} {n}" for kind, n in self.told)
             raise WrongWorld(
                 f"seed {self.seed}, step {self.steps} ({story}): {error!r}; again by:\n"

@@ -50,7 +50,9 @@ BROKEN = {
         LogWriter.checkpoint, "min(flushed_offset, self.flushed_offset)", "self.log_end_offset"
     ),
     "a recovery point that stays above the cut": Mutation(
-        CuttableLog._cut, "self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=end)", "pass"
+        CuttableLog._cut,
+        "self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=min(end, self.high_watermark))",
+        "pass",
     ),
     "later segments moved aside oldest first": Mutation(move_aside, "sorted(bases, reverse=True)", "sorted(bases)"),
     "a cut that is not synced": Mutation(Segment.cut, "self.file.sync()", "pass"),

@@ -1,0 +1,288 @@
+"""A disk or a quota that is used up to the last byte: appends are refused, and what frees space goes on working.
+
+Beside it a disk that is remounted read-only under its writer, as Linux does when the file system meets an error.
+"""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NoRoomToCut, NotALogDirectory, SegmentLog
+from pushrep.log.clean_marker import CLEAN_MARKER_NAME
+from pushrep.log.repair import Repairer
+from pushrep.log.reserve import RESERVE_NAME
+from pushrep.seams import read_whole
+from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.simulation.power_cuts import end_process
+
+HOME = Path("/logs/orders-0")
+FULL = pytest.mark.parametrize("full_errno", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+AHEAD = pytest.mark.parametrize("preallocate", [0, 3000])
+
+
+class Machine:
+    """A log whose own limits never refuse: the system alone says when the disk is full."""
+
+    def __init__(self, full_errno=errno.ENOSPC, preallocate=0):
+        self.clock = SimulatedClock()
+        self.disk = SimulatedDisk(3, clock=self.clock)
+        self.disk.full_errno = full_errno
+        limits = {"disk_warn_percent": 100, "disk_pressed_percent": 100, "disk_refuse_percent": 100}
+        self.config = LogConfig(
+            segment_bytes=4000, index_interval_bytes=300, preallocate_bytes=preallocate, flush_ms=3_600_000, **limits
+        )
+        self.values = []
+
+    def open(self):
+        return SegmentLog.open(HOME, self.config, filesystem=self.disk, clock=self.clock)
+
+    def append(self, log, count, durability=Durability.BUFFERED):
+        for _ in range(count):
+            value = b"%d " % len(self.values) * 20
+            assert log.append(value, durability=durability).base_offset == len(self.values)
+            self.values.append(value)
+
+    def fill(self, log):
+        """Append until it is refused, then take the last bytes away, too."""
+        self.disk.capacity_bytes = self.disk._used_bytes() + 9000
+        with pytest.raises(AppendFailed) as refused:
+            self.append(log, 10_000)
+        assert refused.value.errno == self.disk.full_errno
+        self.take_the_rest()
+        return refused.value
+
+    def take_the_rest(self):
+        self.disk.capacity_bytes = self.disk._used_bytes()
+
+    def tidy(self):
+        for name in self.disk.list(HOME):
+            if ".cut" in name or ".corrupt" in name:
+                self.disk.remove(HOME / name)
+
+    def holds(self, log):
+        start, end = log.log_start_offset, log.log_end_offset
+        assert [record.value for record in log.records(start)] == self.values[start:end]
+
+    def bytes_of(self, name):
+        return read_whole(self.disk, HOME / name, 1 << 24)
+
+    def files(self):
+        return {name: self.bytes_of(name) for name in self.disk.list(HOME)}
+
+
+@FULL
+@AHEAD
+def test_an_append_is_refused_whole_and_taken_when_there_is_room(full_errno, preallocate):
+    machine = Machine(full_errno, preallocate)
+    with machine.open() as log:
+        refused = machine.fill(log)
+        assert ("quota" in str(refused)) == (full_errno == errno.EDQUOT)
+        assert log.log_end_offset == len(machine.values)
+        machine.holds(log)
+        log.flush()
+        machine.disk.capacity_bytes = None
+        machine.append(log, 5, Durability.FLUSHED)
+        machine.holds(log)
+    with machine.open() as log:
+        assert log.recovery.opening.value == "normal"
+        machine.holds(log)
+
+
+@FULL
+@AHEAD
+def test_truncate_works_on_a_full_disk_and_frees_it(full_errno, preallocate):
+    machine = Machine(full_errno, preallocate)
+    with machine.open() as log:
+        machine.append(log, 60)
+        machine.fill(log)
+        for offset in (len(machine.values) - 1, len(machine.values) // 2, 3):
+            end = log.truncate_to(offset, force=True)
+            assert end == offset == log.log_end_offset
+            del machine.values[end:]
+            machine.holds(log)
+            machine.take_the_rest()  # somebody else has what was freed
+        machine.disk.capacity_bytes = machine.disk._used_bytes() + 9  # not even that: what was cut off is kept aside
+        with pytest.raises(AppendFailed):
+            machine.append(log, 1)
+        machine.tidy()
+        machine.append(log, 30, Durability.FLUSHED)
+        machine.holds(log)
+    with machine.open() as log:
+        machine.holds(log)
+
+
+@FULL
+@AHEAD
+@pytest.mark.parametrize("how", ["purge", "delete_records"])
+def test_purge_works_on_a_full_disk_and_frees_it(full_errno, preallocate, how):
+    machine = Machine(full_errno, preallocate)
+    with machine.open() as log:
+        machine.append(log, 60)
+        machine.fill(log)
+        log.flush()
+        start = getattr(log, how)(len(machine.values) // 2)
+        assert 0 < start == log.log_start_offset
+        machine.append(log, 20, Durability.FLUSHED)
+        machine.holds(log)
+    with machine.open() as log:
+        assert log.log_start_offset == start
+        machine.holds(log)
+
+
+@FULL
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_a_full_disk_is_opened_and_cut_offline(full_errno, end):
+    machine = Machine(full_errno)
+    log = machine.open()
+    machine.append(log, 60)
+    machine.fill(log)
+    if end == "closed":
+        log.close()
+    end_process(machine.disk)
+    machine.take_the_rest()
+    for offset in (50, 20):
+        with machine.open() as log:
+            machine.holds(log)
+            assert log.truncate_to(offset, force=True) == offset
+        del machine.values[offset:]
+        machine.take_the_rest()
+    with machine.open() as log:
+        machine.holds(log)
+        machine.tidy()
+        machine.append(log, 10, Durability.FLUSHED)
+
+
+@FULL
+def test_without_its_reserve_a_cut_is_refused_and_nothing_has_changed(full_errno):
+    machine = Machine(full_errno)
+    with machine.open() as log:
+        machine.append(log, 60)
+        machine.fill(log)
+        machine.disk.remove(HOME.parent / RESERVE_NAME)
+        machine.take_the_rest()
+        before = machine.files()
+        with pytest.raises(NoRoomToCut, match=r"nothing was cut: (free space|raise the user)") as refused:
+            log.truncate_to(10, force=True)
+        assert refused.value.errno == full_errno
+        assert machine.files() == before
+        assert log.log_end_offset == len(machine.values)
+        machine.holds(log)
+        machine.disk.capacity_bytes += 100_000
+        assert log.truncate_to(10, force=True) == 10
+        del machine.values[10:]
+        machine.append(log, 5)
+        machine.holds(log)
+    machine.disk.capacity_bytes += 100_000
+    machine.open().close()
+    assert machine.disk.exists(HOME.parent / RESERVE_NAME), "the next opening takes it back"
+
+
+@FULL
+def test_the_reserve_is_taken_back_after_each_use(full_errno):
+    machine = Machine(full_errno)
+    with machine.open() as log:
+        machine.append(log, 200)
+        size = len(read_whole(machine.disk, HOME.parent / RESERVE_NAME, 1 << 20))
+        assert size >= 64 << 10
+        machine.fill(log)
+        for offset in range(190, 20, -17):
+            log.truncate_to(offset, force=True)
+            now = len(read_whole(machine.disk, HOME.parent / RESERVE_NAME, 1 << 20))
+            assert now >= size * 15 // 16, "but for what a new small file took of it"
+
+
+def torn_on_a_full_disk(full_errno):
+    """A machine whose log has 100 KB of torn tail, a disk without a byte left, and the bytes of the segment."""
+    machine = Machine(full_errno)
+    machine.config = LogConfig(segment_bytes=1 << 20, preallocate_bytes=0, flush_ms=3_600_000)
+    log = machine.open()
+    machine.append(log, 10, Durability.FLUSHED)
+    at = len(machine.bytes_of(f"{0:020d}.log"))
+    for _ in range(10):
+        log.append(b"x" * 10_000)  # on disk, but no recovery point tells of it yet
+    end_process(machine.disk)
+    machine.disk.flip_bit(HOME / f"{0:020d}.log", (at + 100) * 8)
+    machine.take_the_rest()
+    return machine, at
+
+
+@FULL
+def test_a_torn_tail_that_there_is_no_room_to_keep_is_told_and_stays_where_it_is(full_errno):
+    machine, at = torn_on_a_full_disk(full_errno)
+    before = machine.files()
+    for _ in range(2):
+        with pytest.raises(NoRoomToCut, match=r"100[0-9]{3} bytes at most") as refused:
+            machine.open()
+        assert refused.value.errno == full_errno
+        end_process(machine.disk)
+        assert machine.files() == before, "nothing was cut, and no half of a copy fills the disk"
+    machine.disk.capacity_bytes += 200_000
+    with machine.open() as log:
+        machine.holds(log)
+        assert log.log_end_offset == 10
+        (kept,) = log.recovery.cut.kept_as
+        assert machine.bytes_of(kept) == before[f"{0:020d}.log"][at:]
+
+
+@FULL
+def test_damage_that_there_is_no_room_to_keep_stays_for_quarantine_and_repair(full_errno):
+    machine = Machine(full_errno)
+    machine.config = LogConfig(segment_bytes=1 << 20, index_interval_bytes=1 << 20, preallocate_bytes=0)
+    with machine.open() as log:
+        machine.append(log, 10)
+        for _ in range(10):
+            log.append(b"x" * 10_000)
+    machine.disk.flip_bit(HOME / f"{0:020d}.log", (machine.bytes_of(f"{0:020d}.log").index(b"xx") + 5) * 8)
+    before = machine.files()
+    end_process(machine.disk)
+    machine.disk.remove(HOME.parent / CLEAN_MARKER_NAME)
+    with machine.open() as log:
+        machine.take_the_rest()
+        assert log.damaged_from == 10
+        with pytest.raises(NoRoomToCut):
+            log.quarantine()
+        assert log.damaged_from == 10
+        machine.holds(log)
+    with pytest.raises(NoRoomToCut):
+        Repairer(HOME, filesystem=machine.disk, clock=machine.clock).repair(cut=True)
+    assert {name: data for name, data in machine.files().items() if name.endswith(".log")} == {
+        name: data for name, data in before.items() if name.endswith(".log")
+    }
+    machine.disk.capacity_bytes = None
+    assert Repairer(HOME, filesystem=machine.disk, clock=machine.clock).repair(cut=True).is_whole
+    with machine.open() as log:
+        assert log.log_end_offset == 10
+        machine.holds(log)
+
+
+def test_a_disk_that_turns_read_only_refuses_and_loses_nothing():
+    machine = Machine()
+    log = machine.open()
+    machine.append(log, 20, Durability.FLUSHED)
+    machine.append(log, 10)
+    machine.disk.read_only = True
+    with pytest.raises((AppendFailed, LogPoisoned), match="Read-only file system"):
+        log.append(b"refused")
+    with pytest.raises(LogPoisoned):
+        log.flush()
+    machine.holds(log)
+    with pytest.raises((LogPoisoned, OSError)):
+        log.truncate_to(5, force=True)
+    with pytest.raises(NotALogDirectory):
+        SegmentLog.open(Path("/logs2/orders-0"), filesystem=machine.disk, clock=machine.clock)
+    with SegmentLog.open_reader(HOME, isolation="written", filesystem=machine.disk) as reader:
+        machine.holds(reader)
+    with pytest.raises(OSError, match="Read-only file system"):
+        log.close()
+    end_process(machine.disk)
+    with pytest.raises(NotALogDirectory, match="Read-only"):
+        machine.open()
+    machine.disk.lose_power()
+    machine.disk.read_only = False
+    with machine.open() as log:
+        assert 20 <= log.log_end_offset <= 30
+        assert log.damaged_from is None
+        machine.holds(log)
+        del machine.values[log.log_end_offset :]
+        machine.append(log, 3)
