@@ -196,6 +196,12 @@ class StartpointStore:
         self._check()
         return LedgerFollower(self._journal).current()
 
+    def standing(self, sequence: int, reader: Reader) -> Standing | None:
+        """How startpoint `sequence` stands for this reader; None if there is none for it. Takes no lock."""
+        self._check()
+        with self._reads_lock:
+            return self._reads.current().standing(sequence, reader)
+
     def history(self) -> list[Fact]:
         """Every fact in order; takes no lock."""
         self._check()

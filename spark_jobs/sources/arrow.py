@@ -40,8 +40,8 @@ _HEADER = StructType([StructField("key", StringType()), StructField("value", Bin
 _ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def source_schema(*, include_headers: bool) -> StructType:
-    """The columns of Spark's Kafka source; `headers` only if asked for, as there."""
+def source_schema(*, include_headers: bool, include_startpoint_epoch: bool = False) -> StructType:
+    """The columns of Spark's Kafka source; `headers` only if asked for, as there. `startpoint_epoch` is the last."""
     fields = [
         StructField("key", BinaryType()),
         StructField("value", BinaryType()),
@@ -53,6 +53,8 @@ def source_schema(*, include_headers: bool) -> StructType:
     ]
     if include_headers:
         fields.append(StructField("headers", ArrayType(_HEADER)))
+    if include_startpoint_epoch:
+        fields.append(StructField("startpoint_epoch", LongType()))
     return StructType(fields)
 
 
@@ -70,8 +72,17 @@ class _Part(NamedTuple):
 class ArrowWriter:
     """Turns the batches of one topic-partition into Arrow batches of `schema`, several to one."""
 
-    def __init__(self, topic: str, partition: int, schema: pa.Schema, *, include_headers: bool) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        schema: pa.Schema,
+        *,
+        include_headers: bool,
+        startpoint_epoch: int | None = None,
+    ) -> None:
         self._schema, self._include_headers = schema, include_headers
+        self._epoch = _Constant(startpoint_epoch, pa.int64()) if startpoint_epoch is not None else None
         self._topic, self._partition = _Constant(topic, pa.string()), _Constant(partition, pa.int32())
         self._types = {int(kind): _Constant(int(kind), pa.int32()) for kind in TimestampType}
 
@@ -125,6 +136,8 @@ class ArrowWriter:
         ]
         if self._include_headers:
             arrays.append(whole.headers)
+        if self._epoch is not None:
+            arrays.append(self._epoch.array(rows))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 

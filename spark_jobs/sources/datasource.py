@@ -8,6 +8,7 @@ executors see the logs under the same path: one machine, or a shared file system
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import ceil
 from typing import Any, cast
 
@@ -28,7 +29,17 @@ from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent, Range, resolve, share
 from spark_jobs.sources.positions import CheckpointUnusable, Position, StreamOffset, initial_words
-from spark_jobs.sources.progress import Step, check_present, end_of_batch, first_step, next_step, ranges_between, until
+from spark_jobs.sources.progress import (
+    Step,
+    check_present,
+    end_of_batch,
+    first_step,
+    next_step,
+    ranges_between,
+    until,
+    with_begun,
+)
+from spark_jobs.sources.startpoints import StreamStartpoints
 from spark_jobs.sources.tasks import LogRange, plan_tasks, read_range
 
 
@@ -48,7 +59,7 @@ class PushrepDataSource(DataSource):
         return "pushrep"
 
     def schema(self) -> StructType:
-        return source_schema(include_headers=SourceOptions.parse(self.options).include_headers)
+        return own_schema(SourceOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> "PushrepReader":
         return PushrepReader(self._checked(schema), schema)
@@ -58,7 +69,7 @@ class PushrepDataSource(DataSource):
 
     def _checked(self, schema: StructType) -> SourceOptions:
         options = SourceOptions.parse(self.options)
-        own = source_schema(include_headers=options.include_headers)
+        own = own_schema(options)
         if schema.simpleString() != own.simpleString():
             raise SchemaRefused(schema.simpleString(), own.simpleString())
         return options
@@ -103,6 +114,8 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._schema = options, schema
         self._logs = TopicLogs(options.path, options.topic, options.partitions)
         self._target: Mapping[int, Extent] | None = None
+        consumer = options.startpoint_consumer
+        self._startpoints = StreamStartpoints(options, self._logs, consumer) if consumer is not None else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return initial_words(self._options.topic, self._options.given)
@@ -125,13 +138,20 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         before = StreamOffset.from_json(start, options.topic)
         extents = self._extents()
+        begun = self._startpoints.begun(before, extents) if self._startpoints is not None else {}
         if before is None:
             step = first_step(resolve_starts(options, self._logs, extents), extents)
         else:
             check_present(before, set(self._logs.present()), fail_on_data_loss=options.fail_on_data_loss)
             step = next_step(
-                before, extents, written_end=self._logs.written_end, fail_on_data_loss=options.fail_on_data_loss
+                # What a startpoint passes by is not lost.
+                replace(before, positions={**before.positions, **begun}),
+                extents,
+                written_end=self._logs.written_end,
+                fail_on_data_loss=options.fail_on_data_loss,
             )
+        if self._startpoints is not None:
+            step = self._startpoints.held(before, with_begun(step, begun))
         end = end_of_batch(before, options.topic, step, self._limited(step, limit), extents)
         return start if end is None else end.to_json()
 
@@ -145,7 +165,8 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise CheckpointUnusable("partitions", "the logged end of a batch names none; use a new checkpoint")
         ranges = ranges_between(before, after)
         log_ids = {partition: position.log_id for partition, position in after.positions.items()}
-        return list[InputPartition](plan_tasks(self._logs, ranges, log_ids, self._options))
+        tasks = plan_tasks(self._logs, ranges, log_ids, self._options)
+        return [replace(task, epoch=after.positions[task.partition].epoch) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, self._schema, cast("LogRange", partition))
@@ -184,6 +205,12 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rulers = {p: self._logs.ruler(p, start, end, limit) for p, (start, end) in ranges.items() if start < end}
         shares = share({partition: ceil(ruler.size_bytes) for partition, ruler in rulers.items()}, limit)
         return {partition: ruler.end_within(shares[partition]) for partition, ruler in rulers.items()}
+
+
+def own_schema(options: SourceOptions) -> StructType:
+    """The columns that these options ask for."""
+    with_epoch = options.startpoint_consumer is not None
+    return source_schema(include_headers=options.include_headers, include_startpoint_epoch=with_epoch)
 
 
 def resolve_starts(options: SourceOptions, logs: TopicLogs, extents: Mapping[int, Extent]) -> dict[int, int]:

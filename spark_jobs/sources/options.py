@@ -9,6 +9,8 @@
     endingOffsets         latest     batch only: latest | {"topic": {"0": 50, "1": -1}}, exclusive
     maxRecordsPerTrigger  -          streams only: at most so many records a batch, shared among partitions
     maxBytesPerTrigger    -          streams only: about so many log bytes a batch, a record batch each at least
+    startingStartpoint    -          streams only: the consumer whose startpoints are followed while the stream runs
+    startpoints           <path>/startpoints   the store that holds them
     failOnDataLoss        true       false: go on behind what is gone, with a warning
     includeHeaders        false      adds the column headers
     splitBytes            64m        a partition's range is read by several tasks, each about so many log bytes
@@ -81,6 +83,8 @@ class SourceOptions:
     include_headers: bool
     split_bytes: int
     min_partitions: int | None
+    startpoint_consumer: str | None
+    startpoints: str | None
     given: Mapping[str, str]
 
     @classmethod
@@ -109,6 +113,8 @@ class SourceOptions:
             include_headers=_optional(given, "includeHeaders", _boolean) is True,
             split_bytes=_optional(given, "splitBytes", _size) or SPLIT_BYTES,
             min_partitions=_optional(given, "minPartitions", _positive),
+            startpoint_consumer=_optional(given, "startingStartpoint", _named),
+            startpoints=_optional(given, "startpoints", _named),
             given=given,
         )
 
@@ -117,6 +123,9 @@ class SourceOptions:
         for option in ("maxRecordsPerTrigger", "maxBytesPerTrigger"):
             if option in self.given:
                 raise BadOption(option, self.given[option], "a batch read has no triggers; only readStream takes it")
+        if self.startpoint_consumer is not None:
+            why = "a batch read commits nothing that could use a startpoint up; only readStream takes it"
+            raise BadOption("startingStartpoint", self.startpoint_consumer, why)
         if self.start is Edge.LATEST:
             raise BadOption("startingOffsets", "latest", "a batch read from the end reads nothing; name another start")
 
@@ -139,6 +148,8 @@ _OPTIONS = (
     "includeHeaders",
     "splitBytes",
     "minPartitions",
+    "startingStartpoint",
+    "startpoints",
 )
 _NAMES = {name.lower(): name for name in _OPTIONS}
 
@@ -161,6 +172,12 @@ def _required(given: Mapping[str, str], option: str, what_to_do: str) -> str:
 
 def _optional(given: Mapping[str, str], option: str, parse: Callable[[str, str], Any]) -> Any:
     return parse(option, given[option]) if option in given else None
+
+
+def _named(option: str, text: str) -> str:
+    if not text.strip():
+        raise BadOption(option, text, "it is empty; give a name, or leave it out")
+    return text
 
 
 def _positive(option: str, text: str) -> int:

@@ -9,8 +9,8 @@ Spark asks for the words again as long as no batch is committed, so what they me
 logs: a partition that has no predecessor (all of them in batch 0, a new one later) carries its start in the end
 offset. Killed before the first commit, batch 0 is read again from there and is the same batch, whatever was appended.
 
-`log` is the log's own id: offsets of a log that was made anew under the same name mean other records. `epoch` counts
-the startpoints that a partition has taken; so far there are none and it is 0.
+`log` is the log's own id: offsets of a log that was made anew under the same name mean other records. `epoch` is the
+number of the startpoint that the partition's run started from, 0 for none (see `startpoints`).
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ something lost   the query stops and names it, or (failOnDataLoss=false) goes on
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from spark_jobs.sources.planning import DataLoss, Extent, Range
@@ -21,10 +21,14 @@ WrittenEnd: TypeAlias = Callable[[int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The ranges that the next batch may read, before any limit; `starts` are those that its end offset carries."""
+    """The ranges that the next batch may read, before any limit; `starts` are those that its end offset carries.
+
+    `epochs`: the startpoints that partitions begin anew from in this batch.
+    """
 
     ranges: Mapping[int, Range]
     starts: Mapping[int, int]
+    epochs: Mapping[int, int] = field(default_factory=dict)
 
 
 def first_step(resolved: Mapping[int, int], extents: Mapping[int, Extent]) -> Step:
@@ -61,6 +65,16 @@ def next_step(
     return Step(ranges, starts)
 
 
+def with_begun(step: Step, begun: Mapping[int, Position]) -> Step:
+    """The step in which these partitions begin anew, each in the epoch of its startpoint."""
+    ranges, starts, epochs = dict(step.ranges), dict(step.starts), dict(step.epochs)
+    for partition, position in begun.items():
+        end = ranges[partition][1] if partition in ranges else position.offset
+        ranges[partition] = (position.offset, max(position.offset, end))
+        starts[partition], epochs[partition] = position.offset, position.epoch
+    return Step(ranges, starts, epochs)
+
+
 def until(target: Mapping[int, Extent], now: Mapping[int, Extent]) -> dict[int, Extent]:
     """What is left of `target`, at whose ends a run is to stop; of a log that was made anew meanwhile, all it holds.
 
@@ -93,7 +107,7 @@ def end_of_batch(
         return None
     positions = dict(before.positions) if before is not None else {}
     for partition in step.ranges:
-        epoch = positions[partition].epoch if partition in positions else 0
+        epoch = step.epochs.get(partition, positions[partition].epoch if partition in positions else 0)
         positions[partition] = Position(ends[partition], extents[partition].log_id, epoch)
     return StreamOffset(topic, positions, step.starts)
 

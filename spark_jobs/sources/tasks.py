@@ -22,12 +22,13 @@ from spark_jobs.sources.progress import report
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """Offsets [start, end) of one partition, of the log with this id."""
+    """Offsets [start, end) of one partition, of the log with this id; `epoch`: the startpoint of their run, 0: none."""
 
     partition: int
     start: int
     end: int
     log_id: str
+    epoch: int = 0
 
 
 def plan_tasks(
@@ -56,7 +57,13 @@ def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> It
     """The records of one task as Arrow batches, in offset order. Raises DataLoss if they are gone by now."""
     name = log_name(options.topic, task.partition)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    writer = ArrowWriter(options.topic, task.partition, arrow_schema, include_headers=options.include_headers)
+    writer = ArrowWriter(
+        options.topic,
+        task.partition,
+        arrow_schema,
+        include_headers=options.include_headers,
+        startpoint_epoch=task.epoch if options.startpoint_consumer is not None else None,
+    )
     with ExitStack() as resources:
         reader: LogReader | None = None
         with suppress(NotALog):

@@ -1,0 +1,303 @@
+"""Startpoints of a running stream, under a small engine that keeps offsets and commits as Spark does, without a JVM."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import SegmentLog
+from pushrep.startpoints import Consumed, PartitionLost, Startpoint, StartpointFailed, StartpointStore
+from spark_jobs.sources.datasource import PushrepDataSource
+from spark_jobs.sources.options import BadOption
+from spark_jobs.sources.positions import CheckpointUnusable
+
+COUNT = 40
+
+
+class Engine:
+    """The offset log before a batch, the commit log after it; a restart makes another reader."""
+
+    def __init__(self, directory: Path, **options: str) -> None:
+        self.options = {"path": str(directory), "topic": "orders", "startingStartpoint": "billing"} | options
+        self.offsets: list[str] = []
+        self.committed = 0
+        self.restart()
+
+    def restart(self) -> None:
+        source = PushrepDataSource(self.options)
+        self.reader = pickle.loads(pickle.dumps(source.streamReader(source.schema())))  # as it travels to executors
+
+    def start(self):
+        return json.loads(self.offsets[self.committed - 1]) if self.committed else self.reader.initialOffset()
+
+    def plan(self) -> bool:
+        if len(self.offsets) == self.committed:
+            end = json.dumps(self.reader.latestOffset(self.start(), self.reader.getDefaultReadLimit()))
+            if self.committed and end == self.offsets[-1]:
+                return False
+            self.offsets.append(end)
+        return True
+
+    def rows(self):
+        """(partition, offset, startpoint_epoch) of the planned batch."""
+        tasks = self.reader.partitions(self.start(), json.loads(self.offsets[self.committed]))
+        rows = [row for task in tasks for batch in self.reader.read(task) for row in batch.to_pylist()]
+        return [(row["partition"], row["offset"], row["startpoint_epoch"]) for row in rows]
+
+    def batch(self):
+        rows = self.rows() if self.plan() else None
+        if rows is not None:
+            self.committed += 1
+        return rows
+
+    def drain(self):
+        return [row for rows in iter(self.batch, None) for row in rows]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    for partition in range(2):
+        with SegmentLog.open(tmp_path / "logs" / f"orders-{partition}") as log:
+            for first in range(0, COUNT, 10):
+                log.append([b"x"] * 10, timestamps_ms=list(range(first, first + 10)))
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def store(directory):
+    return StartpointStore.open(directory / "startpoints")
+
+
+def rows(partition, start, end=COUNT, epoch=0):
+    return [(partition, offset, epoch) for offset in range(start, end)]
+
+
+def append(directory, partition, count):
+    with SegmentLog.open(directory / f"orders-{partition}") as log:
+        log.append([b"x"] * count)
+
+
+def test_a_running_stream_goes_back_and_forth_without_a_restart(directory, store):
+    engine = Engine(directory)
+    assert engine.drain() == rows(0, 0) + rows(1, 0)
+    back = store.write("billing", "orders", 0, Startpoint.timestamp(25), "again")
+    assert engine.drain() == rows(0, 25, epoch=back)
+    assert engine.drain() == [], "once"
+    append(directory, 0, 5)
+    append(directory, 1, 5)
+    forth = store.write("billing", "orders", None, Startpoint.relative(records=3), "pass three by")
+    assert engine.drain() == rows(0, 43, 45, forth) + rows(1, 43, 45, forth)
+    append(directory, 0, 1)
+    assert engine.drain() == rows(0, 45, 46, forth)
+    consumed = {(fact.sequence, fact.reader.partition) for fact in store.history() if isinstance(fact, Consumed)}
+    assert consumed == {(back, 0), (forth, 0), (forth, 1)}
+
+
+def test_a_batch_that_is_run_again_is_the_same_batch(directory, store):
+    engine = Engine(directory)
+    engine.drain()
+    store.write("billing", "orders", 1, Startpoint.specific(30), "again")
+    assert engine.plan()
+    planned = engine.rows()
+    append(directory, 1, 5)
+    store.write("billing", "orders", 1, Startpoint.specific(10), "no, further")
+    engine.restart()
+    assert engine.batch() == planned == rows(1, 30, epoch=1)
+    assert engine.drain() == rows(1, 10, COUNT + 5, epoch=2)
+
+
+def test_an_answer_that_spark_never_logged_stays_the_answer(directory, store):
+    engine = Engine(directory)
+    engine.drain()
+    store.write("billing", "orders", 0, Startpoint.latest(), "only what is new")
+    engine.reader.latestOffset(engine.start(), engine.reader.getDefaultReadLimit())  # and killed
+    append(directory, 0, 5)
+    engine.restart()
+    assert engine.drain() == rows(0, COUNT, COUNT + 5, epoch=1), "the latest of then"
+
+
+def test_asked_twice_the_reader_says_the_same(directory, store):
+    engine = Engine(directory)
+    engine.drain()
+    store.write("billing", "orders", 0, Startpoint.specific(30), "again")
+    ask = lambda: engine.reader.latestOffset(engine.start(), engine.reader.getDefaultReadLimit())  # noqa: E731
+    assert ask() == ask()
+    assert engine.drain() == rows(0, 30, epoch=1)
+
+
+def test_a_first_batch_starts_by_startpoint(directory, store):
+    store.write("billing", "orders", 1, Startpoint.specific(35), "go")
+    engine = Engine(directory, startingOffsets="latest")
+    assert engine.drain() == rows(1, 35, epoch=1)
+    append(directory, 0, 2)
+    assert engine.drain() == rows(0, COUNT, COUNT + 2)
+
+
+def test_limits_are_kept_and_a_startpoint_is_consumed_after_progress(directory, store):
+    engine = Engine(directory, maxRecordsPerTrigger="8")
+    engine.drain()
+    store.write("billing", "orders", 0, Startpoint.specific(20), "again")
+    assert engine.batch() == rows(0, 20, 28, epoch=1)
+    assert store.read("billing", "orders", 0) is not None, "not before Spark committed it"
+    assert engine.batch() == rows(0, 28, 36, epoch=1)
+    assert store.read("billing", "orders", 0) is None
+    engine.restart()
+    assert engine.drain() == rows(0, 36, epoch=1)
+
+
+def test_a_new_checkpoint_does_not_take_it_again(directory, store):
+    store.write("billing", "orders", None, Startpoint.specific(35), "go")
+    engine = Engine(directory)
+    engine.drain()
+    engine.plan()
+    fresh = Engine(directory)
+    assert fresh.drain() == rows(0, 0) + rows(1, 0)
+
+
+def test_a_failed_one_stops_the_stream_until_it_is_cancelled(directory, store):
+    engine = Engine(directory)
+    engine.drain()
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(COUNT + 1), "a typo")
+    for _ in range(2):
+        with pytest.raises(StartpointFailed, match="beyond the end"):
+            engine.plan()
+        engine.restart()
+    store.cancel(sequence, "a typo")
+    append(directory, 0, 1)
+    assert engine.drain() == rows(0, COUNT, COUNT + 1)
+
+
+def test_a_startpoint_gets_a_stream_over_a_loss(directory, store):
+    engine = Engine(directory)
+    engine.drain()
+    (directory / "orders-0").rename(directory.parent / "orders-0")
+    with SegmentLog.open(directory / "orders-0") as log:
+        log.append([b"another life"] * 3)
+    engine.restart()
+    with pytest.raises(Exception, match="made anew"):
+        engine.plan()
+    store.write("billing", "orders", 0, Startpoint.earliest(), "it was restored")
+    engine.restart()
+    assert engine.drain() == rows(0, 0, 3, epoch=1)
+
+
+def test_bootstrap_holds_the_others_over_restarts(directory, store):
+    engine = Engine(directory, maxRecordsPerTrigger="25")
+    engine.drain()
+    append(directory, 0, 3)
+    store.write("billing", "orders", 1, Startpoint.bootstrap(), "read it first")
+    assert engine.batch() == rows(1, 0, 25, epoch=1)
+    engine.restart()
+    assert engine.batch() == rows(1, 25, epoch=1)
+    assert engine.drain() == rows(0, COUNT, COUNT + 3)
+
+
+def test_two_streams_of_one_name_fence_each_other(directory, store):
+    first = Engine(directory)
+    first.drain()
+    second = Engine(directory)
+    second.drain()
+    store.write("billing", "orders", 0, Startpoint.specific(30), "again")
+    with pytest.raises(PartitionLost):
+        first.plan()
+    assert second.drain() == rows(0, 30, epoch=1)
+
+
+def test_without_the_option_nothing_is_written(directory):
+    source = PushrepDataSource({"path": str(directory), "topic": "orders"})
+    assert "startpoint_epoch" not in source.schema().names
+    reader = source.streamReader(source.schema())
+    reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert not (directory / "startpoints").exists()
+
+
+def test_a_store_elsewhere_and_one_that_was_replaced(directory, tmp_path):
+    elsewhere = StartpointStore.open(tmp_path / "elsewhere")
+    elsewhere.write("billing", "orders", 0, Startpoint.specific(30), "go")
+    engine = Engine(directory, startpoints=str(tmp_path / "elsewhere"))
+    assert engine.drain() == rows(0, 30, epoch=1) + rows(1, 0)
+    engine.options["startpoints"] = str(tmp_path / "another")
+    engine.restart()
+    with pytest.raises(CheckpointUnusable, match="has no such startpoint"):
+        engine.plan()
+
+
+def test_batch_reads_and_empty_names_are_refused(directory):
+    source = PushrepDataSource({"path": str(directory), "topic": "orders", "startingStartpoint": "billing"})
+    with pytest.raises(BadOption, match="only readStream"):
+        source.reader(source.schema())
+    with pytest.raises(BadOption, match="startingStartpoint"):
+        PushrepDataSource({"path": str(directory), "topic": "orders", "startingStartpoint": " "}).schema()
+
+
+class Model:
+    """A position per partition, and the place that the newest startpoint names."""
+
+    def __init__(self):
+        self.ends, self.position, self.pending, self.wanted = [0, 0], [0, 0], [None, None], [[], []]
+
+    def batch_is_planned(self):
+        for n in range(2):
+            start = self.position[n] if self.pending[n] is None else self.pending[n]
+            self.wanted[n] += range(start, self.ends[n])
+            self.position[n], self.pending[n] = max(start, self.ends[n]), None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_moved_and_killed_at_random_it_reads_what_a_model_says(directory, seed, torture):
+    """A kill may come before the plan, after it, or inside the batch, which then is the same batch again."""
+    chance, model = torture.random(seed), Model()
+    model.ends = [COUNT, COUNT]
+    store, engine, got = StartpointStore.open(directory / "startpoints"), Engine(directory), [[], []]
+    for _ in range(torture.count(40, 1000)):
+        event = chance.choice(["append", "startpoint", "kill", "batch", "batch"])
+        if event == "append":
+            partition, count = chance.randrange(2), chance.randint(1, 6)
+            append(directory, partition, count)
+            model.ends[partition] += count
+        elif event == "startpoint":
+            partition, place = chance.choice([0, 1, None]), chance.randint(0, min(model.ends))
+            store.write("billing", "orders", partition, Startpoint.specific(place), "go")
+            for n in range(2) if partition is None else [partition]:
+                model.pending[n] = place
+        elif event == "kill":
+            engine.restart()
+        elif engine.plan():
+            model.batch_is_planned()
+            planned = engine.rows()
+            if chance.random() < 0.3:
+                engine.restart()
+                assert engine.rows() == planned
+            engine.committed += 1
+            for partition, offset, _ in planned:
+                got[partition].append(offset)
+    assert got == model.wanted, f"seed {torture.seed}"
+
+
+@pytest.mark.spark
+def test_a_running_query_follows_a_startpoint(spark, directory, store, checkpoint):
+    from spark_jobs import register_sources
+
+    register_sources(spark)
+    batches = []
+
+    def handle(rows, batch_id):
+        found = sorted((row.partition, row.offset, row.startpoint_epoch) for row in rows.collect())
+        batches.append(found)
+
+    frame = (
+        spark.readStream.format("pushrep")
+        .options(path=str(directory), topic="orders", startingStartpoint="billing")
+        .load()
+    )
+    query = frame.writeStream.foreachBatch(handle).option("checkpointLocation", checkpoint).start()
+    try:
+        query.processAllAvailable()
+        sequence = store.write("billing", "orders", 0, Startpoint.timestamp(25), "again, while it runs")
+        query.processAllAvailable()
+        ends = [json.loads(progress["sources"][0]["endOffset"]) for progress in query.recentProgress]
+    finally:
+        query.stop()
+    assert batches == [rows(0, 0) + rows(1, 0), rows(0, 25, epoch=sequence)]
+    assert ends[-1]["partitions"]["0"]["epoch"] == sequence, "the progress tells the startpoint"
