@@ -28,7 +28,6 @@ from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs
 from pushrep.log.reading import Bounds
 from pushrep.log.recovery import Recovered
-from pushrep.log.recovery_plan import Opening
 from pushrep.log.segment import Segment, SegmentMark
 from pushrep.log.segment_files import list_segments
 from pushrep.records import RecordBatch
@@ -82,7 +81,7 @@ class LogWriter:
         self._flusher = process_flusher() if around.clock is SYSTEM_CLOCK else None
         if self._flusher is not None:
             self._flusher.attach(self)
-            if recovered.report.opening is Opening.ABNORMAL:
+            if recovered.has_news:
                 self._dirty()  # the recovery point that was found is brought to disk soon
         self._publish()
 

@@ -1,7 +1,8 @@
 """Opening a log: gather facts, take the plan, scan, cut what is torn, rebuild indexes, say what was done.
 
     segments before the plan's first     does each end where the next begins? by its headers (joints.py), else a scan
-    the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them
+    the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them; but a
+                                         log with nothing above its recovery point has nothing to prove, nor to sync
     a torn tail                          kept aside and cut; later segments moved aside whole
     damage                               nothing is touched; the log ends there and takes no appends
 Progress (the recovery point) is saved after each segment, so that a recovery that is killed goes on where it was.
@@ -23,7 +24,7 @@ from pushrep.log.errors import CorruptLog, LogPoisoned
 from pushrep.log.joints import sealed_end
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
-from pushrep.log.scan import Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_path, segments_in, swaps_in
 from pushrep.records import BatchRun
@@ -44,12 +45,16 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A log that is ready: its segments, the newest opened for writing, the epochs of what was scanned."""
+    """A log that is ready: its segments, the newest opened for writing, the epochs of what was scanned.
+
+    has_news: the directory of logs was told of another recovery point, which it may not have written yet.
+    """
 
     bases: tuple[int, ...]
     active: Segment
     report: RecoveryReport
     epochs_seen: tuple[tuple[int, int], ...]
+    has_news: bool
 
 
 class Recovery:
@@ -63,6 +68,8 @@ class Recovery:
         self._started_ms = clock.monotonic_ms()
         self._segments_scanned = self._bytes_scanned = 0
         self._epochs: list[tuple[int, int]] = []
+        self._unsettled: Sequence[int] = ()
+        self._has_news = False
         self._cleaned_offset = 0
 
     def run(
@@ -94,7 +101,7 @@ class Recovery:
         plan = self._plan(bases, recovery_point, clean)
         if plan.opening is Opening.ABNORMAL:
             bases = self._without_empty_newest(bases, plan)
-            self._settle(bases[plan.first :])
+            self._unsettled = bases[plan.first :]
         recovered = self._carry_out(plan, bases, log_start_offset)
         end = recovered.active.next_offset
         if plan.opening is Opening.NORMAL and clean is not None and end != clean.end_offset:
@@ -150,8 +157,9 @@ class Recovery:
             return bases[:-1]
         return bases
 
-    def _settle(self, bases: Sequence[int]) -> None:
+    def _settle(self) -> None:
         """What the scan will read is what the disk holds, not what the page cache remembers."""
+        bases, self._unsettled = self._unsettled, ()
         for base in bases:
             file = self._filesystem.open(segment_path(self._directory, base))
             try:
@@ -186,11 +194,21 @@ class Recovery:
         raise AssertionError("a log has a newest segment")
 
     def _walk(self, segment: Segment, plan: RecoveryPlan, number: int, next_base: int | None) -> ScanEnd:
-        """Scan a segment as far as the plan wants it; how its walk ended."""
+        """Scan a segment as far as the plan wants it; how its walk ended.
+
+        Of ten thousand logs few were written to before a kill. So the first walk goes through the page cache: where
+        nothing stands above the recovery point, nobody was promised anything and there is nothing to judge. Whatever
+        else it meets is brought to disk, dropped from the cache and looked at once more.
+        """
         in_plan = number >= plan.first
         start_offset = None if not in_plan else max(segment.base_offset, plan.start_offset)
         start_at: int | None = None
         for step in segment.walk(plan.recovery_point, next_base, start_offset):
+            proven = isinstance(step, BatchRun | CleanEnd) and step.next_offset <= plan.recovery_point
+            if in_plan and self._unsettled and not proven:
+                self._epochs.clear()
+                self._settle()
+                return self._walk(segment, plan, number, next_base)
             if not isinstance(step, BatchRun):
                 if in_plan:
                     self._segments_scanned += 1
@@ -258,13 +276,14 @@ class Recovery:
         segment.note_time()  # as a clean close left it
         segment.sync_indexes()
         if plan.opening is Opening.ABNORMAL:
-            # What was not cut is on disk since `_settle`; a segment with batches has been under its name on disk before
-            # they came. So ten thousand logs of a killed process are not synced twice.
+            # What was not cut is on disk, proven or since `_settle`; a segment with batches has been under its name on
+            # disk before they came. So ten thousand logs of a killed process are not synced twice.
             if cut is not None:
                 segment.file.sync()
             if cut is not None or segment.size_bytes == 0:
                 self._filesystem.sync_directory(self._directory)
             self._progress.proven(segment.next_offset, soon=True)
+            self._has_news = cut is not None or segment.next_offset > plan.recovery_point
         return self._recovered(plan, bases, segment, start, cut=cut)
 
     def _recovered(  # noqa: PLR0913 - the parts of one report
@@ -289,4 +308,4 @@ class Recovery:
             damage=damage.reason if damage else None,
             seconds=(self._clock.monotonic_ms() - self._started_ms) / 1000,
         )
-        return Recovered(tuple(bases), active, report, tuple(self._epochs))
+        return Recovered(tuple(bases), active, report, tuple(self._epochs), self._has_news)

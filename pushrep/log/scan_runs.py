@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pushrep.log.config import BATCH_BYTES_LIMIT, POSITION_MAX
 from pushrep.log.scan import ScanEnd, ScanRange, WholeBatch, scan
-from pushrep.records import BatchRun
+from pushrep.records import HEADER_BYTES, BatchRun
 from pushrep.records.batch_run import checked_run, length_of_first
 from pushrep.seams import File
 
@@ -45,8 +45,11 @@ def scan_runs(file: File, what: ScanRange, *, window_bytes: int = _WINDOW_BYTES_
 def _next_run(file: File, what: ScanRange, window_bytes: int) -> BatchRun | None:
     """What can be taken at once from `what.position` on; None if `scan` has to look."""
     data = file.read_at(window_bytes, what.position)
-    if len(data) < length_of_first(data) <= BATCH_BYTES_LIMIT and len(data) == window_bytes:
-        data = file.read_at(length_of_first(data), what.position)  # one batch that is larger than the window
+    size = length_of_first(data)
+    if not HEADER_BYTES <= size <= BATCH_BYTES_LIMIT:
+        return None
+    if size > len(data) == window_bytes:
+        data = file.read_at(size, what.position)  # one batch that is larger than the window
     run = checked_run(data, what.position, BATCH_BYTES_LIMIT)
     if not len(run):
         return None
