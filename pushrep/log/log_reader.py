@@ -145,8 +145,13 @@ class LogReader:
         return state.sequence if state is not None else 0
 
     def close(self) -> None:
-        """Let go; closing twice is fine."""
+        """Let go of the log; closing twice is fine."""
         self._closed = True
+        if self._published_lock.acquire(blocking=False):  # in a fork nobody might ever give it back
+            try:
+                self._published.let_go()
+            finally:
+                self._published_lock.release()
 
     def __enter__(self) -> Self:
         return self

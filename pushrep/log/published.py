@@ -177,6 +177,10 @@ class PublishedReader:
             return None
         return _newest(self._map, self._position, self._boot_id)
 
+    def let_go(self) -> None:
+        """Give the mapping back: while there is one, the disk can't be unmounted. The next `read` makes one again."""
+        self._map = self._position = None
+
     def _attach(self) -> None:
         self._map = self._position = None
         size = _size(self._path, self._filesystem) // RECORD_BYTES * RECORD_BYTES

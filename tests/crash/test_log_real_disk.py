@@ -1,21 +1,22 @@
 """Real disks that are full, real limits, real read-only mounts: refused by name, nothing half written, then on again.
 
-Each case runs in a child: in a mount namespace of its own (a tmpfs of a megabyte, gone with the child; wants root), or
-under its own RLIMIT_FSIZE (anybody).
+Each case runs in a child: in a mount namespace of its own (a tmpfs of a megabyte or an ext4 in a file, gone with the
+child; wants root), or under its own RLIMIT_FSIZE (anybody).
 """
 
 import ctypes
 import errno
 import os
 import resource
+import shutil
 import subprocess
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from pushrep.log import AppendFailed, Durability, LogConfig, NotALogDirectory, SegmentLog
+from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NotALogDirectory, SegmentLog
 
 CLONE_NEWNS = 0x00020000
 MIB = 1 << 20
@@ -44,12 +45,19 @@ def in_child(case):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "see the child's words in the captured stderr"
 
 
-def mounted(directory: Path, size_bytes=MIB):
-    """A small file system in this process's own namespace: nobody else sees it, and it ends with the process."""
+def mounted(directory: Path, size_bytes=MIB, image=None):
+    """A small file system in this process's own namespace: nobody else sees it, and it ends with the process.
+
+    A tmpfs, or what an image holds.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     directory.mkdir()
+    if image is not None:
+        options = ["-o", "loop,errors=remount-ro"]
+        subprocess.run(["mount", *options, image, directory], check=True)
+        return directory
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", directory], check=True)
     return directory
 
@@ -200,6 +208,92 @@ def test_a_read_only_file_system_is_refused_to_writers_and_read_by_readers(tmp_p
         with SegmentLog.open(path, config_of(0)) as log:
             assert log.recovery.opening.value == "normal", "a refused opening left the marker where it was"
             assert log.append([b"after"]).base_offset == 100
+
+    in_child(case)
+
+
+@as_root
+@AHEAD
+@pytest.mark.parametrize("cut", ["truncate_to", "purge"])
+def test_what_frees_space_works_without_a_block_left(tmp_path, preallocate, cut):
+    def case():
+        disk = mounted(tmp_path / "disk")
+        path, appended = disk / "orders-0", []
+        with SegmentLog.open(path, config_of(preallocate)) as log:
+            fill(log, appended)
+            log.flush()
+            fill_up(disk)
+            middle = len(appended) // 2
+            if cut == "purge":
+                start = log.purge(middle)
+                assert 0 < start <= middle
+            else:
+                start = 0
+                del appended[log.truncate_to(middle, force=True) :]
+                fill_up(disk)
+                for kept in path.glob("*.cut"):  # what was cut off is kept until somebody removes it
+                    kept.unlink()
+            values = [b"again " + VALUE] * 100
+            assert log.append(values, durability=Durability.FLUSHED).base_offset == len(appended)
+            appended += values
+        with SegmentLog.open(path, config_of(preallocate)) as log:
+            assert log.log_start_offset == start
+            assert [record.value for record in log.records(start)] == appended[start:]
+
+    in_child(case)
+
+
+def image_of_ext4(tmp_path):
+    """A file that holds an empty ext4; the test is skipped where that can't be made or mounted."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(16 * MIB)
+    for tool in ("mkfs.ext4", "e2fsck"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    tried = subprocess.run(
+        ["unshare", "-m", "mount", "-o", "loop", image, "/mnt"], check=False, capture_output=True, text=True
+    )
+    if tried.returncode:
+        pytest.skip(f"no loop device can be mounted here: {tried.stderr.strip()}")
+    return image
+
+
+@as_root
+@AHEAD
+def test_a_disk_that_turns_read_only_under_its_writer_loses_nothing(tmp_path, preallocate):
+    """As ext4 does by itself when it meets an error; an administrator's remount waits for the writer to end."""
+    image = image_of_ext4(tmp_path)
+
+    def case():
+        disk = mounted(tmp_path / "disk", image=image)
+        path, values = disk / "orders-0", [b"%d " % n + VALUE for n in range(400)]
+        log = SegmentLog.open(path, config_of(preallocate))
+        for n in range(0, 300, 50):
+            log.append(values[n : n + 50], durability=Durability.FLUSHED)
+        log.append(values[300:], durability=Durability.BUFFERED)
+        refused = subprocess.run(["mount", "-o", "remount,ro", disk], check=False, capture_output=True, text=True)
+        assert "busy" in refused.stderr
+        remount(disk, "abort")
+        with pytest.raises((AppendFailed, LogPoisoned), match="Read-only file system"):
+            log.append([b"refused"], durability=Durability.FLUSHED)
+        assert_holds(log, values)
+        with SegmentLog.open_reader(path) as reader:
+            assert len(list(reader.records(0))) >= 300
+        with suppress(OSError, LogPoisoned):
+            log.close()
+        with pytest.raises(NotALogDirectory, match="Read-only file system"):
+            SegmentLog.open(path, config_of(preallocate))
+        subprocess.run(["umount", disk], check=True)
+        assert subprocess.run(["e2fsck", "-p", image], check=False, capture_output=True).returncode < 4
+        subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+        with SegmentLog.open(path, config_of(preallocate)) as log:
+            assert log.recovery.damaged_from is None
+            end = log.log_end_offset
+            assert 300 <= end <= 400
+            assert_holds(log, values[:end])
+            assert log.append([b"after"]).base_offset == end
 
     in_child(case)
 
