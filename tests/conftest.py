@@ -11,6 +11,9 @@ from typing import NamedTuple
 import pytest
 from hypothesis import settings
 
+# A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of Spark's CPU time.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 settings.register_profile("pushrep", deadline=None)
 settings.register_profile("torture", deadline=None, max_examples=500)
 # In CI the same examples each time, so that a red run tells of its change; every other run looks for new ones.

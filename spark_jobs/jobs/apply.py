@@ -17,6 +17,8 @@ from typing import Any
 import click
 
 try:
+    from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
+
     from spark_jobs.jobs.options import ApplyOptions, BadOption
     from spark_jobs.jobs.pipeline import apply
     from spark_jobs.jobs.reporting import Reporter, one_line
@@ -57,7 +59,7 @@ class _Adopt(click.ParamType[tuple[str, int]]):
         return query, int(batch)
 
 
-_EPILOG = """\b
+_EPILOG = f"""\b
 Examples
   a log into Parquet, all that is there, then stop:
     python -m spark_jobs.jobs.apply --path outbox --topic orders \\
@@ -71,7 +73,7 @@ Examples
     spark-submit "$(python -m spark_jobs.jobs.apply --where)" --path outbox --topic orders \\
         --sink ./orders-table --checkpoint orders-checkpoint
   a Kafka topic, with Spark's Kafka connector:
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \\
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION} \\
         "$(python -m spark_jobs.jobs.apply --where)" \\
         --source kafka --source-option kafka.bootstrap.servers=HOST:9092 \\
         --topic orders --sink /data/orders --checkpoint /data/orders-checkpoint
