@@ -1,0 +1,104 @@
+"""`pushrep replica serve`: a node until it is told to stop (Ctrl-C, SIGTERM)."""
+
+import logging
+import signal
+import ssl
+import threading
+from pathlib import Path
+
+import click
+
+from pushrep.errors import BadArgument
+from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.push.sockets import Address
+
+_PATH = click.Path(path_type=Path, dir_okay=False)
+
+
+def _address(_context: click.Context, _parameter: click.Parameter, text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except BadArgument as error:
+        raise click.BadParameter(error.why) from error
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--listen",
+    callback=_address,
+    metavar="HOST:PORT",
+    default="127.0.0.1:7400",
+    show_default=True,
+    help="Port 0 lets the system choose. An address that other machines reach wants --cert, or --plain.",
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="WHO",
+    help='Who may create logs here: an outbox id, the name in a certificate, or "any". Can be given again.',
+)
+@click.option("--flush", is_flag=True, help="Answer after fsync always, not only when the leader asks for it.")
+@click.option("--cert", type=_PATH, help="This node's certificate (PEM), with --key and --ca: mutual TLS.")
+@click.option("--key", type=_PATH, help="Its private key (PEM).")
+@click.option("--ca", type=_PATH, help="Who signs the certificates of leaders (PEM).")
+@click.option("--plain", is_flag=True, help="Listen off loopback without TLS: anybody who reaches the port may write.")
+@click.option("--max-connections", type=click.IntRange(1), default=1024, show_default=True)
+@click.option("--verbose", "-v", is_flag=True, help="Say on standard error who comes and goes.")
+def serve(  # noqa: PLR0913, PLR0917 - the options
+    directory: Path,
+    listen: Address,
+    allow: tuple[str, ...],
+    cert: Path | None,
+    key: Path | None,
+    ca: Path | None,
+    max_connections: int,
+    *,
+    flush: bool,
+    plain: bool,
+    verbose: bool,
+) -> None:
+    """Keep copies of other services' logs in DIRECTORY, until Ctrl-C or SIGTERM.
+
+    \b
+      pushrep replica serve copies --allow any
+      pushrep replica serve copies --listen 0.0.0.0:7400 --cert n.pem --key n.key --ca ca.pem --allow billing
+
+    Prints one line when it listens. What a leader has pushed lies in DIRECTORY/<outbox id>/<topic>-<n>, in the leader's
+    own bytes: every `pushrep log` and `pushrep read` command works on it.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
+    try:
+        settings = NodeSettings(
+            address=listen,
+            allow=frozenset(allow),
+            flush=flush,
+            tls=_server_tls(cert, key, ca),
+            plain_off_loopback=plain,
+            connections_max=max_connections,
+        )
+    except BadArgument as error:
+        raise click.UsageError(str(error)) from error
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with ReplicaNode(directory, settings) as node:
+        click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}")
+        stop.wait()
+
+
+def _server_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
+    """Mutual TLS: clients show a certificate of `ca`, too."""
+    given = [path for path in (cert, key, ca) if path is not None]
+    if not given:
+        return None
+    if cert is None or key is None or ca is None:
+        raise click.UsageError("give --cert, --key and --ca, all three or none")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key)
+        context.load_verify_locations(ca)
+    except (OSError, ssl.SSLError) as error:
+        raise click.UsageError(f"the certificates can't be used: {error}") from error
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,0 +1,157 @@
+"""What a node answers to each call. Knows messages and logs, and has never met a socket.
+
+ApiVersions is the connection's own; the calls of replay are refused with UNSUPPORTED.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+from pushrep.errors import PushrepError
+from pushrep.log import CorruptBatch, OffsetOutOfRange
+from pushrep.node.replica import Replica
+from pushrep.node.settings import ANYBODY
+from pushrep.node.store import KeptOutbox, NodeStore, Refusal
+from pushrep.protocol import push_messages as wire
+from pushrep.protocol.calls import CALLS, PLACE_OF
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.frames import Kind
+from pushrep.protocol.values import Struct
+from pushrep.push.wire import epochs_to_wire, request_from_wire, result_to_wire
+from pushrep.replication.epochs import LogEnds
+from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.node")
+FETCH_BYTES_MAX = 8 << 20
+
+
+class Answers:
+    """The calls of one node. Thread-safe."""
+
+    def __init__(self, store: NodeStore) -> None:
+        self._store = store
+        self._calls: Mapping[type[Struct], Callable[[Any, str], Struct]] = {
+            wire.AppendRecordsRequest: self._append_records,
+            wire.DescribeLogRequest: self._describe_log,
+            wire.EndOffsetForEpochRequest: self._end_offset_for_epoch,
+            wire.FetchRecordsRequest: self._fetch_records,
+            wire.ListLogsRequest: self._list_logs,
+        }
+
+    def answer(self, request: Struct, sender: str) -> Struct:
+        """The answer to `request`; `sender` is the name in the client's certificate, empty without one."""
+        call = self._calls.get(type(request))
+        if call is None:
+            return _refusal(request, ErrorCode.UNSUPPORTED)
+        try:
+            return call(request, sender)
+        except Refusal as error:
+            return _refusal(request, error.code)
+        except (OSError, PushrepError) as error:
+            _LOG.error("%s failed: %s", type(request).__name__, error)
+            return _refusal(request, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _append_records(self, request: wire.AppendRecordsRequest, _sender: str) -> Struct:
+        results = []
+        for part in request.partitions:
+            replica = self._store.described(part.tp)
+            if replica is None:
+                # It was described to this leader before the node started again, or it never was.
+                results.append(wire.AppendRecordsResult(error_code=ErrorCode.STALE_SESSION))
+            else:
+                results.append(result_to_wire(replica.follow(request_from_wire(part))))
+        return wire.AppendRecordsResponse(results=tuple(results))
+
+    def _describe_log(self, request: wire.DescribeLogRequest, sender: str) -> Struct:
+        kept = self._store.outbox(request.outbox_id)
+        create = request.create and self._may_create(request.outbox_id, sender)
+        described = []
+        for tp in request.partitions or tuple(kept.partitions()):
+            try:
+                described.append(self._description(self._store.describe(kept, tp, create=create)))
+            except Refusal as error:
+                described.append(wire.LogDescription(tp=tp, error_code=error.code))
+        return wire.DescribeLogResponse(replica_epoch=self._store.replica_epoch, logs=tuple(described))
+
+    def _may_create(self, outbox_id: UUID, sender: str) -> bool:
+        allow = self._store.settings.allow
+        return ANYBODY in allow or str(outbox_id) in allow or (sender != "" and sender in allow)
+
+    @staticmethod
+    def _description(replica: Replica) -> wire.LogDescription:
+        log = replica.log
+        return wire.LogDescription(
+            tp=replica.tp,
+            error_code=ErrorCode.LOG_OFFLINE if replica.finding is not None else ErrorCode.NONE,
+            log_end_offset=log.log_end_offset,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+            flushed_offset=log.flushed_offset,
+            leader_epochs=epochs_to_wire(log.leader_epochs),
+            damaged_from=-1 if log.damaged_from is None else log.damaged_from,
+        )
+
+    def _end_offset_for_epoch(self, request: wire.EndOffsetForEpochRequest, _sender: str) -> Struct:
+        results = []
+        for question in request.partitions:
+            replica = self._store.described(question.tp)
+            if replica is None:
+                results.append(wire.EpochEnd(error_code=ErrorCode.UNKNOWN_TOPIC_ID))
+                continue
+            found = _ends(replica).end_at_or_below(question.epoch)
+            results.append(wire.EpochEnd(epoch=found.epoch, end_offset=found.end_offset))
+        return wire.EndOffsetForEpochResponse(results=tuple(results))
+
+    def _fetch_records(self, request: wire.FetchRecordsRequest, _sender: str) -> Struct:
+        replica, kept = self._store.described(request.tp), self._store.owner_of(request.tp)
+        if replica is None or kept is None:
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{request.tp} was not described")
+        if request.grant_epoch < kept.promises.newest_epoch:
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {kept.promises.newest_epoch} is granted")
+        log = replica.log
+        try:
+            data = log.read(request.offset, min(request.max_bytes, FETCH_BYTES_MAX))
+        except OffsetOutOfRange as error:
+            raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE, str(error)) from error
+        except CorruptBatch as error:
+            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        return wire.FetchRecordsResponse(
+            log_end_offset=log.log_end_offset,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+            records=(data,) if data else (),
+        )
+
+    def _list_logs(self, request: wire.ListLogsRequest, _sender: str) -> Struct:
+        outboxes = (
+            self._store.outboxes() if request.outbox_id == wire.NO_OUTBOX else [self._store.outbox(request.outbox_id)]
+        )
+        listed = [self._listed(kept, tp) for kept in outboxes for tp in kept.partitions()]
+        return wire.ListLogsResponse(logs=tuple(sorted(listed, key=lambda log: (log.outbox_id, log.tp))))
+
+    def _listed(self, kept: KeptOutbox, tp: TopicIdPartition) -> wire.ListedLog:
+        try:
+            log = self._store.describe(kept, tp, create=False).log
+        except Refusal as error:
+            return wire.ListedLog(outbox_id=kept.outbox_id, tp=tp, error_code=error.code)
+        size = sum(path.stat().st_size for path in log.path.glob("*.log"))
+        return wire.ListedLog(
+            outbox_id=kept.outbox_id,
+            tp=tp,
+            log_end_offset=log.log_end_offset,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+            leader_epoch=log.leader_epochs.latest_epoch,
+            size_bytes=size,
+        )
+
+
+def _ends(replica: Replica) -> LogEnds:
+    return replica.state().log
+
+
+def _refusal(request: Struct, code: ErrorCode) -> Struct:
+    key, _ = PLACE_OF[type(request)]
+    response: type[Struct] = CALLS[key][Kind.RESPONSE]
+    return response(error_code=code)  # type: ignore[call-arg]  # every response has one

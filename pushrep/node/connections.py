@@ -1,0 +1,168 @@
+"""The sockets of a node: one thread a connection, so that a slow peer or a slow disk holds up nobody else.
+
+    accept ─▶ thread: read into the frame's own memory ─▶ calls, in order ─▶ answer each ─▶ read on
+                      silent for handshake_timeout_s before it has spoken, or bytes that are no frame: closed, logged
+
+A connection holds one frame's records at most, for nothing more is read while it is carried out. What a peer can make
+the node hold is therefore limits.frame_bytes_max for each of connections_max.
+"""
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+from pushrep.node.settings import NodeSettings
+from pushrep.protocol.calls import ApiKey
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.errors import ProtocolError
+from pushrep.protocol.server import Call, ServerConnection
+from pushrep.protocol.values import Struct
+from pushrep.push.sockets import AnySocket, send_all, tune
+
+_LOG = logging.getLogger("pushrep.node")
+_AGAIN_S = 0.1
+
+
+class Peer:
+    """A connection that is open."""
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        self.socket: AnySocket = sock
+        self.name = name
+        self.opened_s = monotonic()
+        self.has_spoken = False
+        self.thread: threading.Thread | None = None
+
+    def cut(self, how: int = socket.SHUT_RDWR) -> None:
+        """Wake its thread, which then ends."""
+        with suppress(OSError):
+            self.socket.shutdown(how)
+
+
+class Connections:
+    """Serves whoever connects to `listener`, until `stop`. `answer(request, sender)` may be called in many threads."""
+
+    def __init__(
+        self, listener: socket.socket, settings: NodeSettings, answer: Callable[[Struct, str], Struct]
+    ) -> None:
+        self._listener, self._settings, self._answer = listener, settings, answer
+        self._lock = threading.Lock()
+        self._peers: set[Peer] = set()
+        self._stopping = threading.Event()
+        self._accepting = threading.Thread(target=self._accept, name="pushrep-node-accept", daemon=True)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._accepting.start()
+
+    def stop(self) -> bool:
+        """Accept nothing more, let what is being carried out be answered; False if some of it took too long."""
+        deadline = monotonic() + self._settings.stop_timeout_s
+        self._stopping.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._listener.close()
+        self._accepting.join()
+        with self._lock:
+            peers = list(self._peers)
+        for peer in peers:
+            peer.cut(socket.SHUT_RD)
+        for peer in peers:
+            assert peer.thread is not None, "it was started before it was listed"
+            peer.thread.join(max(0, deadline - monotonic()))
+            peer.cut()
+        return not any(peer.thread is not None and peer.thread.is_alive() for peer in peers)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                sock, address = self._listener.accept()
+            except OSError as error:
+                if self._stopping.is_set():
+                    return
+                _LOG.warning("accept: %s", error)  # out of descriptors: those that are open are served on
+                self._stopping.wait(_AGAIN_S)
+                continue
+            peer = Peer(sock, str(address[:2]))
+            peer.thread = threading.Thread(target=self._serve, args=(peer,), name="pushrep-node-peer", daemon=True)
+            with self._lock:
+                silent = [other for other in self._peers if not other.has_spoken]
+                full = len(self._peers) >= self._settings.connections_max
+                if not full or silent:
+                    self._peers.add(peer)
+            if full and silent:
+                min(silent, key=lambda other: other.opened_s).cut()
+            elif full:
+                _LOG.warning("%s is refused: %d connections are open", peer.name, self._settings.connections_max)
+                sock.close()
+                continue
+            try:
+                peer.thread.start()
+            except RuntimeError:  # the system has no more threads for us
+                self._forget(peer)
+
+    def _serve(self, peer: Peer) -> None:
+        try:
+            self._converse(peer)
+        except ProtocolError as error:
+            _LOG.warning("%s is cut off: %s", peer.name, error.reason)
+        except TimeoutError:
+            _LOG.info("%s said nothing, or took nothing, in time", peer.name)
+        except (OSError, ssl.SSLError) as error:
+            _LOG.info("%s went: %s", peer.name, error)
+        except Exception:  # noqa: BLE001 - a fault of ours ends one connection, not the node
+            _LOG.exception("%s is cut off", peer.name)
+        finally:
+            self._forget(peer)
+
+    def _converse(self, peer: Peer) -> None:
+        settings = self._settings
+        peer.socket.settimeout(settings.handshake_timeout_s)
+        tune(peer.socket)
+        sender = ""
+        if settings.tls is not None:
+            peer.socket = secured = settings.tls.wrap_socket(peer.socket, server_side=True)
+            sender = name_in_certificate(secured)
+        connection = ServerConnection(limits=settings.limits)
+        while True:
+            count = peer.socket.recv_into(connection.get_buffer())
+            if count == 0:
+                return
+            for call in connection.buffer_updated(count):
+                if isinstance(call, Call):
+                    self._reply(peer, connection, call, sender)
+
+    def _reply(self, peer: Peer, connection: ServerConnection, call: Call, sender: str) -> None:
+        if call.api_key is ApiKey.API_VERSIONS:
+            parts = connection.answer_versions(call)
+            if not peer.has_spoken:
+                peer.has_spoken = True
+                peer.socket.settimeout(None)  # an idle leader costs nothing; keepalive notices one that vanished
+        elif self._stopping.is_set():
+            parts = connection.refuse(call, ErrorCode.NODE_STOPPING)
+        else:
+            parts = connection.answer(call, self._answer(call.request, sender))
+        send_all(peer.socket, parts)
+
+    def _forget(self, peer: Peer) -> None:
+        with self._lock:
+            self._peers.discard(peer)
+        with suppress(OSError):
+            peer.socket.close()
+
+
+def name_in_certificate(sock: ssl.SSLSocket) -> str:
+    """The common name that the client's certificate was made for; empty without one."""
+    certificate = sock.getpeercert() or {}
+    for part in certificate.get("subject", ()):
+        for field in part:
+            if len(field) == 2 and field[0] == "commonName":
+                return str(field[1])
+    return ""

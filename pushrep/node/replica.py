@@ -1,0 +1,176 @@
+"""One log of a node: its leader's requests are judged by the rules, and what they say is carried out on the disk.
+
+    request ─ follow(state, request) ─▶ effects ─ one by one, each over before the next ─▶ answer
+                                             └ the disk fails: stop there, KAFKA_STORAGE_ERROR, this log is offline
+
+One request at a time: nothing is judged before the effects of the one before it are carried out.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from pushrep.errors import PushrepError
+from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
+from pushrep.node.promises import Promises
+from pushrep.records import RecordBatch
+from pushrep.replication import effects as does
+from pushrep.replication.effects import NO_SESSION, Answer, FollowerEffect, ReplicaSession
+from pushrep.replication.epochs import LogEnds
+from pushrep.replication.findings import Finding
+from pushrep.replication.follower import ReplicaState, follow, storage_error
+from pushrep.replication.messages import AppendRecords, AppendRecordsResult
+from pushrep.replication.outcome import Outcome
+from pushrep.seams import Clock, Filesystem
+from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.node")
+
+
+class DiskFailed(PushrepError):
+    """The log could not do what the rules asked for."""
+
+
+class Replica:
+    """A log that follows. Thread-safe. Made by the node; a failed one is closed and opened again when it is described.
+
+    promises: what its outbox has promised, asked anew for every request. take_epoch: makes a newer one durable.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a log stands on, all by name
+        self,
+        tp: TopicIdPartition,
+        directory: Path,
+        *,
+        config: LogConfig,
+        replica_epoch: int,
+        flush: bool,
+        promises: Callable[[], Promises],
+        take_epoch: Callable[[int], None],
+        filesystem: Filesystem,
+        clock: Clock,
+    ) -> None:
+        self.tp, self.replica_epoch = tp, replica_epoch
+        self.failure: BaseException | None = None
+        """Why the log is offline, if its disk failed."""
+        self.finding: Finding | None = None
+        """Why it waits for an operator, if it does."""
+        self.last_contact_ms = -1
+        self._promises, self._take_epoch, self._clock, self._flush = promises, take_epoch, clock, flush
+        self._session: ReplicaSession = NO_SESSION
+        self._lock = threading.Lock()
+        self.log = SegmentLog.open(
+            directory / str(tp), config, log_id=tp.topic_id, has_replicas=True, filesystem=filesystem, clock=clock
+        )
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the log is open and its disk has not failed."""
+        return self.failure is None
+
+    def state(self) -> ReplicaState:
+        """Everything that the rules look at."""
+        log, promises = self.log, self._promises()
+        return ReplicaState(
+            log=LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
+            flushed_offset=log.flushed_offset,
+            high_watermark=log.high_watermark,
+            leader_epoch=promises.leader_epoch,
+            replica_epoch=self.replica_epoch,
+            grant=promises.grant,
+            session=self._session,
+            is_offline=self.finding is not None or log.damaged_from is not None,
+        )
+
+    def follow(self, request: AppendRecords) -> AppendRecordsResult:
+        """Judge a request, do what the rules say, and answer."""
+        with self._lock:
+            if self.failure is not None:
+                return AppendRecordsResult(Outcome.KAFKA_STORAGE_ERROR)
+            self.last_contact_ms = self._clock.wall_ms()
+            if self._flush:
+                request = request._replace(flush_wanted=True)
+            state = self.state()
+            try:
+                effects = follow(state, request, self._batch_at)
+                for effect in effects[:-1]:
+                    self._carry_out(effect)
+            except AppendFailed as error:  # nothing was written; the leader comes again with backoff
+                _LOG.warning("%s: %s", self.tp, error)
+                return storage_error(self.state())
+            except (OSError, PushrepError) as error:
+                return self._fail(error, state)
+            answer = effects[-1]
+            assert isinstance(answer, Answer), "the last effect answers"
+            return answer.result
+
+    def close(self) -> None:
+        """Close the log; what its disk refuses now is logged. A failed one is scanned when it is opened again."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = DiskFailed(f"{self.tp} is closed")
+            try:
+                self.log.close()
+            except (OSError, PushrepError) as error:
+                _LOG.warning("%s was not closed clean: %s", self.tp, error)
+
+    def _fail(self, error: BaseException, state: ReplicaState) -> AppendRecordsResult:
+        _LOG.error("%s is offline, the others go on: %s", self.tp, error)
+        self.failure = error
+        return storage_error(state)._replace(flushed_offset=0)
+
+    def _carry_out(self, effect: FollowerEffect) -> None:
+        _DONE_BY[type(effect)](self, effect)
+
+    def _set_aside(self, effect: does.SetAside) -> None:
+        kept = self.log.begin_anew(effect.offset, effect.leader_epoch)
+        _LOG.warning("%s begins anew at offset %d; what it held is in %s", self.tp, effect.offset, kept)
+
+    def _open_session(self, session: ReplicaSession) -> None:
+        self._session = session
+
+    def _go_offline(self, finding: Finding) -> None:
+        self.finding = finding
+        _LOG.error("%s waits for an operator: %s", self.tp, finding.name)
+
+    def _cut(self, offset: int) -> None:
+        end = self.log.truncate_to(offset, force=True)  # the rules have looked at the high watermark
+        if end != offset:
+            raise DiskFailed(f"{self.tp} was to be cut at {offset}, inside of the batch at {end}")
+        _LOG.warning("%s was cut at offset %d: its leader has other records there", self.tp, offset)
+
+    def _move_start(self, offset: int) -> None:
+        try:
+            self.log.delete_records(offset)
+        except StillNeeded:
+            self.log.flush()  # what is below may not be on disk yet
+            try:
+                self.log.delete_records(offset)
+            except StillNeeded as error:  # somebody reads there; the leader says it again with its next request
+                _LOG.info("%s: %s", self.tp, error)
+
+    def _batch_at(self, offset: int) -> bytes | None:
+        try:
+            data = self.log.read(offset, 1)
+        except OffsetOutOfRange:
+            return None
+        return data if data and RecordBatch(data).header.base_offset == offset else None
+
+
+_DONE_BY: Mapping[type, Callable[[Replica, Any], None]] = {
+    does.Append: lambda self, do: self.log.append_as_is([RecordBatch(batch.data) for batch in do.batches]),
+    does.BeginEpoch: lambda self, do: self.log.begin_epoch(do.leader_epoch, do.start_offset),
+    does.CloseSession: lambda self, _: self._open_session(self._session._replace(is_over=True)),
+    does.Flush: lambda self, _: self.log.flush(),
+    does.GoOffline: lambda self, do: self._go_offline(do.finding),
+    does.OpenSession: lambda self, do: self._open_session(do.session),
+    does.SetAside: lambda self, do: self._set_aside(do),
+    does.SetHighWatermark: lambda self, do: self.log.advance_high_watermark(do.high_watermark),
+    does.SetLogStart: lambda self, do: self._move_start(do.log_start_offset),
+    does.SetUngrantedAside: lambda self, do: self._cut(do.log.log_end_offset),
+    does.TakeEpoch: lambda self, do: self._take_epoch(do.leader_epoch),
+    does.Truncate: lambda self, do: self._cut(do.offset),
+}
+assert {*_DONE_BY, Answer} == set(get_args(FollowerEffect)), "every effect is carried out"

@@ -1,0 +1,88 @@
+"""ReplicaNode: a server that follows the logs of many leaders, each in files of its own.
+
+    with ReplicaNode(directory, NodeSettings(address=Address("127.0.0.1", 7400), allow=frozenset({"any"}))) as node:
+        ...                     listens from here on; node.address tells the port
+
+store.py keeps the logs, answers.py answers, connections.py owns sockets and threads.
+"""
+
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pushrep.node.answers import Answers
+from pushrep.node.connections import Connections
+from pushrep.node.errors import CantListen
+from pushrep.node.settings import NodeSettings
+from pushrep.node.store import NodeStore
+from pushrep.push.sockets import Address
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+_BACKLOG = 128
+
+
+class ReplicaNode:
+    """A running node. Raises NodeInUse, CantListen, CorruptNodeFile, OSError; `stop` when done, or use it in `with`."""
+
+    def __init__(
+        self,
+        directory: Path | str,
+        settings: NodeSettings | None = None,
+        *,
+        filesystem: Filesystem = REAL_FILESYSTEM,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        settings = settings or NodeSettings()
+        listener = _listen(settings.address)
+        try:
+            self._store = NodeStore(Path(directory), settings, filesystem, clock)
+        except BaseException:
+            listener.close()
+            raise
+        host, port = listener.getsockname()[:2]
+        self.address = Address(host, port)
+        """Where it listens."""
+        self.replica_epoch = self._store.replica_epoch
+        self._connections = Connections(listener, settings, Answers(self._store).answer)
+        self._is_stopped = False
+        self._connections.start()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    def stop(self) -> None:
+        """Answer what is being carried out, refuse the rest, close the logs. A second call does nothing."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._connections.stop()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        family, kind, proto, _, place = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise CantListen(str(address), error.strerror or str(error)) from error
+    return listener

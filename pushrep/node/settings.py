@@ -1,0 +1,51 @@
+"""What a node is told when it starts. Values refuse nonsense at birth."""
+
+import ssl
+from dataclasses import dataclass, field
+
+from pushrep.errors import BadArgument
+from pushrep.log import LogConfig
+from pushrep.protocol.frames import FrameLimits
+from pushrep.push.sockets import Address
+
+ANYBODY = "any"
+DEFAULT_ADDRESS = Address("127.0.0.1", 7400)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """How a ReplicaNode listens and what it keeps.
+
+    address: where it listens; port 0 lets the system choose. Off loopback it wants `tls`, or `plain_off_loopback`.
+    allow: ids of outboxes, or names in client certificates, that may create logs here; "any" lets everybody.
+    flush: every answer comes after fsync, whatever the leader asks for.
+    log_config: of every log here.
+    limits: of a frame; a connection holds at most one.
+    connections_max: beyond it, the connection that has been silent longest since it opened has to go.
+    handshake_timeout_s: within it a connection says what it speaks.
+    stop_timeout_s: how long requests that are being carried out may hold up `stop`.
+    """
+
+    address: Address = DEFAULT_ADDRESS
+    allow: frozenset[str] = frozenset()
+    flush: bool = False
+    log_config: LogConfig = field(default_factory=lambda: LogConfig(batch_bytes_max=64 << 20))
+    limits: FrameLimits = field(default_factory=FrameLimits)
+    tls: ssl.SSLContext | None = None
+    plain_off_loopback: bool = False
+    connections_max: int = 1024
+    handshake_timeout_s: float = 10
+    stop_timeout_s: float = 10
+
+    def __post_init__(self) -> None:
+        if not self.address.is_loopback and self.tls is None and not self.plain_off_loopback:
+            raise BadArgument(
+                "address",
+                f"{self.address} is reached from other machines: give a certificate (TLS), or say that plain text is "
+                "meant (plain_off_loopback)",
+            )
+        if self.connections_max < 1:
+            raise BadArgument("connections_max", f"{self.connections_max} is below 1")
+        for name in ("handshake_timeout_s", "stop_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise BadArgument(name, f"{getattr(self, name)} is not above 0")

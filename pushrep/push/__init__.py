@@ -1,0 +1,1 @@
+"""Push replication, the leader's side."""

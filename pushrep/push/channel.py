@@ -1,0 +1,309 @@
+"""Channel: one connection to one replica, as many requests in flight as it bears, many partitions in each.
+
+    wake(pusher) ─▶ ready ─▶ pump: request of many parts ─▶ socket ─▶ in flight ─▶ answer ─▶ each pusher's result
+      any thread                └ only pushers that have something to say are ever looked at: idle ones cost nothing
+    the connection goes ─▶ in flight is given up, in order ─▶ connect anew with backoff ─▶ sent again from the buffer
+
+Everything but `wake`, `wake_later` and `close` runs in the worker's thread.
+"""
+
+import heapq
+import logging
+import selectors
+import ssl
+import threading
+from collections import deque
+from contextlib import suppress
+from itertools import count
+from typing import NamedTuple
+
+from pushrep.errors import PushrepError
+from pushrep.log import OffsetOutOfRange
+from pushrep.protocol.client import Answer, ClientConnection
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.errors import ProtocolError
+from pushrep.protocol.push_messages import AppendRecordsPartition, AppendRecordsRequest, AppendRecordsResponse
+from pushrep.push.connecting import OpenConnection, connect, patiently, pause_s
+from pushrep.push.pusher import Pusher, Sent
+from pushrep.push.settings import PushSettings, Replica
+from pushrep.push.sockets import AnySocket, send_some, views_of
+from pushrep.push.wire import outcome_of, result_from_wire
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.replication.messages import AppendRecordsResult
+from pushrep.seams import Clock
+
+_LOG = logging.getLogger("pushrep.push")
+_PARTS_MAX = 1024  # partitions in one request: its header stays far below what a peer takes
+
+
+class _OnItsWay(NamedTuple):
+    """A request without an answer."""
+
+    sent_ms: int
+    parts: list[Sent]
+
+
+class Waker:
+    """What a channel needs of its worker."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self.selector = selector
+
+    def wake(self) -> None:
+        """End the worker's sleep. Thread-safe."""
+        raise NotImplementedError
+
+
+class Channel:
+    """One connection of a worker."""
+
+    def __init__(self, replica: Replica, settings: PushSettings, worker: Waker, clock: Clock) -> None:
+        self.replica = replica
+        self.is_closing = False
+        self._settings, self._worker, self._clock = settings, worker, clock
+        self._ready: deque[Pusher] = deque()
+        self._later: deque[tuple[int, Pusher]] = deque()
+        self._timers: list[tuple[int, int, Pusher]] = []
+        self._tickets = count()
+        self._sock: AnySocket | None = None
+        self._protocol: ClientConnection | None = None
+        self._outgoing: list[memoryview] = []
+        self._events = selectors.EVENT_READ
+        self._in_flight: dict[int, _OnItsWay] = {}
+        self._linger_until_ms: int | None = None
+        self._opened: OpenConnection | None = None
+        self._connecting: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether requests can go out now."""
+        return self._sock is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be sent or answered."""
+        return not self._ready and not self._in_flight and not self._outgoing
+
+    def wake(self, pusher: Pusher) -> None:
+        """It has something to say. Thread-safe."""
+        if not pusher.is_ready:
+            pusher.is_ready = True
+            self._ready.append(pusher)
+            self._worker.wake()
+
+    def wake_later(self, pusher: Pusher) -> None:
+        """It has to say something again, after a pause that grows with its failures. Thread-safe."""
+        pusher.failures += 1
+        delay_ms = int(1000 * pause_s(self._settings, pusher.failures))
+        self._later.append((self._clock.monotonic_ms() + delay_ms, pusher))
+        self._worker.wake()
+
+    def can_send(self) -> bool:
+        """Whether `pump` would send something now."""
+        return bool(
+            self._ready
+            and self._sock is not None
+            and not self._outgoing
+            and self._linger_until_ms is None
+            and len(self._in_flight) < self._settings.requests_in_flight_max
+        ) or bool(self._later or self._opened)
+
+    def pump(self, now_ms: int) -> int | None:
+        """Send what can be sent; when to be called again without any event, None for never."""
+        while self._later:
+            due_ms, pusher = self._later.popleft()
+            heapq.heappush(self._timers, (due_ms, next(self._tickets), pusher))
+        while self._timers and self._timers[0][0] <= now_ms:
+            self.wake(heapq.heappop(self._timers)[2])
+        self._keep_connected(now_ms)
+        if self._sock is not None:
+            try:
+                self._send_ready(now_ms)
+            except (OSError, ProtocolError) as error:
+                self._lose(error)
+        oldest = next(iter(self._in_flight.values()), None)
+        times = [
+            self._timers[0][0] if self._timers else None,
+            self._linger_until_ms,
+            oldest.sent_ms + self._settings.request_timeout_ms if oldest is not None else None,
+        ]
+        return min((time for time in times if time is not None), default=None)
+
+    def on_io(self, mask: int) -> None:
+        """The socket can be read or written."""
+        try:
+            if mask & selectors.EVENT_WRITE:
+                self._write()
+            if mask & selectors.EVENT_READ:
+                self._read()
+        except (OSError, ProtocolError) as error:
+            self._lose(error)
+
+    def close(self) -> None:
+        """Send what is ready if that goes at once, then hang up. Thread-safe; the worker does it."""
+        self.is_closing = True
+        self._worker.wake()
+
+    def cut(self) -> None:
+        """Hang up now, and stop connecting."""
+        self._stop.set()
+        self._lose(None)
+        if self._connecting is not None:
+            self._connecting.join(self._settings.connect_timeout_ms / 1000)
+        if self._opened is not None:
+            self._opened.sock.close()
+
+    def lose(self) -> None:
+        """Give the connection up and make another."""
+        self._lose(None)
+
+    def _keep_connected(self, now_ms: int) -> None:
+        if self._opened is not None:
+            opened, self._opened, self._connecting = self._opened, None, None
+            opened.sock.setblocking(False)
+            self._sock, self._protocol = opened
+            self._events = selectors.EVENT_READ
+            self._worker.selector.register(self._sock, self._events, self)
+            _LOG.info("%s is connected", self.replica)
+        if self._sock is None:
+            if self._connecting is None and not self._stop.is_set():
+                self._connecting = threading.Thread(
+                    target=self._connect, name=f"pushrep-connect-{self.replica.index}", daemon=True
+                )
+                self._connecting.start()
+            return
+        oldest = next(iter(self._in_flight.values()), None)
+        if oldest is not None and now_ms - oldest.sent_ms >= self._settings.request_timeout_ms:
+            self._lose(TimeoutError(f"no answer within {self._settings.request_timeout_ms} ms"))
+
+    def _connect(self) -> None:
+        """In a thread of its own, until it succeeds."""
+        last = ""
+
+        def failed(error: BaseException) -> None:
+            nonlocal last
+            if str(error) != last:  # said once, not with every attempt
+                last = str(error)
+                _LOG.warning("%s can't be reached, trying on: %s", self.replica, error)
+
+        with suppress(PushrepError, OSError):  # stopped
+            self._opened = patiently(
+                lambda: connect(self.replica.address, self._settings), self._settings, self._stop, failed
+            )
+            self._worker.wake()
+
+    def _send_ready(self, now_ms: int) -> None:
+        settings = self._settings
+        while self._ready and not self._outgoing and len(self._in_flight) < settings.requests_in_flight_max:
+            if settings.linger_ms:
+                if self._linger_until_ms is None:
+                    self._linger_until_ms = now_ms + settings.linger_ms
+                if now_ms < self._linger_until_ms:
+                    return
+                self._linger_until_ms = None
+            parts, sents = self._build(now_ms)
+            if not parts:
+                return
+            assert self._protocol is not None, "there is a socket"
+            correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
+            self._in_flight[correlation_id] = _OnItsWay(now_ms, sents)
+            self._outgoing = [view for view in views_of(frame) if len(view)]
+            self._write()
+
+    def _build(self, now_ms: int) -> tuple[list[AppendRecordsPartition], list[Sent]]:
+        """One request: each ready pusher once, in turn, until it is full. Whoever has more stands at the end again."""
+        parts: list[AppendRecordsPartition] = []
+        sents: list[Sent] = []
+        room, again = self._settings.request_bytes_max, []
+        for _ in range(len(self._ready)):
+            if room <= 0 or len(parts) >= _PARTS_MAX:
+                break
+            pusher = self._ready.popleft()
+            pusher.is_ready = False  # before it is looked at: what comes after this wakes it again
+            if self._wait_for_company(pusher, now_ms):
+                continue
+            try:
+                found = pusher.next_part(room)
+            except OffsetOutOfRange:
+                self.wake_later(pusher)  # its log's start has moved; whoever moved it tells the rules
+                continue
+            except (OSError, PushrepError) as error:
+                _LOG.error("%s: the log can't be read: %s", pusher.tp, error)
+                pusher.end(PushSessionEndReason.LEADER_LOG_ERROR)
+                continue
+            if found is not None:
+                part, sent, size = found
+                parts.append(part)
+                sents.append(sent)
+                room -= size
+                if pusher.has_something():
+                    again.append(pusher)
+        for pusher in again:
+            self.wake(pusher)
+        return parts, sents
+
+    def _wait_for_company(self, pusher: Pusher, now_ms: int) -> bool:
+        """A watermark alone waits a moment for records to ride with: else each acknowledgement would make a request."""
+        if not pusher.has_watermark_alone() or not self._settings.watermark_linger_ms:
+            return False
+        if pusher.watermark_due_ms is None:
+            pusher.watermark_due_ms = now_ms + self._settings.watermark_linger_ms
+            heapq.heappush(self._timers, (pusher.watermark_due_ms, next(self._tickets), pusher))
+        return now_ms < pusher.watermark_due_ms
+
+    def _write(self) -> None:
+        assert self._sock is not None, "there is a socket"
+        try:
+            while self._outgoing:
+                send_some(self._sock, self._outgoing)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        if wanted != self._events:
+            self._events = wanted
+            self._worker.selector.modify(self._sock, wanted, self)
+
+    def _read(self) -> None:
+        sock, protocol = self._sock, self._protocol
+        assert sock is not None, "there is a socket"
+        assert protocol is not None, "it speaks"
+        while True:
+            try:
+                count = sock.recv_into(protocol.get_buffer())
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            if count == 0:
+                raise ConnectionError("the replica closed the connection")
+            for answer in protocol.buffer_updated(count):
+                if isinstance(answer, Answer) and isinstance(answer.message, AppendRecordsResponse):
+                    self._answered(self._in_flight.pop(answer.correlation_id), answer.message)
+            if self._sock is not sock or not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+                return
+
+    def _answered(self, request: _OnItsWay, response: AppendRecordsResponse) -> None:
+        if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):
+            results = [AppendRecordsResult(outcome_of(response.error_code))] * len(request.parts)
+        else:
+            results = [result_from_wire(result) for result in response.results]
+        for sent, result in zip(request.parts, results, strict=True):
+            sent.pusher.on_result(sent, result)
+            if sent.pusher.has_something():
+                self.wake(sent.pusher)
+
+    def _lose(self, error: BaseException | None) -> None:
+        """The connection is gone: what was in flight goes out again on the next one."""
+        if self._sock is None:
+            return
+        if error is not None:
+            _LOG.warning("%s is lost: %s", self.replica, error)
+        self._worker.selector.unregister(self._sock)
+        with suppress(OSError):
+            self._sock.close()
+        self._sock = self._protocol = None
+        self._outgoing = []
+        given_up, self._in_flight = self._in_flight, {}
+        for pusher in dict.fromkeys(sent.pusher for request in given_up.values() for sent in request.parts):
+            pusher.on_disconnect()
+            if pusher.has_something():
+                self.wake(pusher)

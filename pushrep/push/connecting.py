@@ -1,0 +1,97 @@
+"""A connection to a replica: TCP, TLS if it is wanted, ApiVersions. Blocking, each attempt within its time."""
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from typing import NamedTuple, TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set
+from tenacity import wait_random_exponential as random_exponential
+
+from pushrep.protocol.client import Answer, ClientConnection, first_request
+from pushrep.protocol.errors import ProtocolError
+from pushrep.protocol.push_messages import ApiVersionsResponse
+from pushrep.protocol.values import Struct
+from pushrep.push.errors import ReplicaUnreachable
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address, AnySocket, send_all, tune
+
+T = TypeVar("T")
+_NAME = "pushrep"
+
+
+class OpenConnection(NamedTuple):
+    """A socket that waits, and what both sides speak on it."""
+
+    sock: AnySocket
+    protocol: ClientConnection
+
+
+def connect(address: Address, settings: PushSettings) -> OpenConnection:
+    """Raises ReplicaUnreachable with the reason: nobody listens, a wrong certificate, another protocol."""
+    sock: AnySocket | None = None
+    try:
+        sock = socket.create_connection(address, settings.connect_timeout_ms / 1000)
+        tune(sock)
+        if settings.tls is not None:
+            sock = settings.tls.wrap_socket(sock, server_hostname=address.host)
+        opened = OpenConnection(sock, ClientConnection(in_flight_max=settings.requests_in_flight_max + 1))
+        answer = call(opened, first_request(_NAME, version("pushrep")))
+        assert isinstance(answer, ApiVersionsResponse), "the protocol takes no other answer"
+    except ssl.SSLCertVerificationError as error:
+        _close(sock)
+        raise ReplicaUnreachable(str(address), f"its certificate is refused: {error.verify_message}") from error
+    except (OSError, ProtocolError) as error:
+        _close(sock)
+        raise ReplicaUnreachable(str(address), str(error) or type(error).__name__) from error
+    except BaseException:
+        _close(sock)
+        raise
+    return opened
+
+
+def call(opened: OpenConnection, request: Struct) -> Struct:
+    """Ask, and wait for the answer. Raises OSError, ProtocolError; the connection is of no use then."""
+    _, parts = opened.protocol.ask(request)
+    send_all(opened.sock, parts)
+    while True:
+        count = opened.sock.recv_into(opened.protocol.get_buffer())
+        if count == 0:
+            raise ConnectionError("the replica closed the connection")
+        for answer in opened.protocol.buffer_updated(count):
+            if isinstance(answer, Answer):
+                return answer.message
+
+
+def patiently(
+    attempt: Callable[[], T], settings: PushSettings, stop: threading.Event, on_failure: Callable[[BaseException], None]
+) -> T:
+    """Attempt again and again, with random pauses that grow, until it succeeds or `stop` is set.
+
+    Raises the last error once it is. `on_failure`: told of each.
+    """
+    return Retrying(
+        wait=random_exponential(multiplier=settings.backoff_min_ms / 1000, max=settings.backoff_max_ms / 1000),
+        retry=retry_if_exception_type((ReplicaUnreachable, ProtocolError, OSError)),
+        stop=stop_when_event_set(stop),
+        sleep=sleep_using_event(stop),
+        after=lambda state: on_failure(state.outcome.exception()),  # type: ignore[union-attr, arg-type]
+        reraise=True,
+    )(attempt)
+
+
+def pause_s(settings: PushSettings, failures: int) -> float:
+    """How long to wait after so many failures in a row: what `patiently` waits, for who must not wait here."""
+    wait = random_exponential(multiplier=settings.backoff_min_ms / 1000, max=settings.backoff_max_ms / 1000)
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = max(1, failures)
+    return wait(state)
+
+
+def _close(sock: AnySocket | None) -> None:
+    if sock is not None:
+        with suppress(OSError):
+            sock.close()

@@ -1,0 +1,213 @@
+"""Leading: every partition of one outbox and all its replicas, for who appends: the door to push replication.
+
+    leading = Leading(outbox_id, grant, logs, replicas, durability=Durability.FLUSHED)     epochs begin, on disk
+    leading.start()
+    leading.on_append(partition, result.base_offset, batches)       after each append, in the log's order
+    leading.on_flush(partition, log.flushed_offset)                 after each flush
+    leading.when_replicated(partition, end_offset, callback)        callback(None), or callback(why not)
+    leading.close()
+
+For each replica a thread drives its sessions: connect ─▶ DescribeLog ─▶ match epochs ─▶ start_push. A session that
+ended begins anew after a pause, unless its reason says that it is over for good.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from uuid import UUID
+
+from pushrep.log import Durability, SegmentLog
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse, LogDescription
+from pushrep.push.connecting import patiently, pause_s
+from pushrep.push.errors import PushError, ReplicaUnreachable
+from pushrep.push.led_partition import LedPartition, OnReplicated
+from pushrep.push.manager import PushManager
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.session import PushSession
+from pushrep.push.settings import PushSettings, Replica
+from pushrep.push.wire import log_ends_of
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import RecordBatch
+from pushrep.replication.epochs import LogEnds
+from pushrep.replication.grants import Grant
+from pushrep.replication.leader import REPLICA_LAG_MAX_MS, PartitionLeader
+from pushrep.replication.sessions import BEGINS_ANEW
+from pushrep.seams import SYSTEM_CLOCK, Clock
+from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.push")
+_DESCRIBED_AT_ONCE = 1000
+_TICKS_PER_LAG = 4
+
+
+class Leading:
+    """One outbox while this member has its grant. Thread-safe; appends of one partition keep their order.
+
+    logs: by partition, opened with `has_replicas`. durability: FLUSHED lets only records on disk count.
+    Raises OSError if an epoch can't be put on disk.
+    """
+
+    def __init__(  # noqa: PLR0913 - what is led, and how
+        self,
+        outbox_id: UUID,
+        grant: Grant,
+        logs: Mapping[int, SegmentLog],
+        replicas: Sequence[Replica],
+        *,
+        durability: Durability,
+        settings: PushSettings | None = None,
+        replica_lag_max_ms: int = REPLICA_LAG_MAX_MS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.outbox_id, self.grant = outbox_id, grant
+        self.manager = PushManager(settings, clock=clock)
+        self._clock, self._lag_ms = clock, replica_lag_max_ms
+        self._stop = threading.Event()
+        self._session_ids = count(1)
+        self.partitions: dict[int, LedPartition] = {}
+        """By number."""
+        for number, log in logs.items():
+            log.begin_epoch(grant.epoch, log.log_end_offset)
+            leader = PartitionLeader(
+                grant,
+                LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
+                flushed_offset=log.flushed_offset,
+                high_watermark=log.high_watermark,
+                flushed_only=durability is Durability.FLUSHED,
+                now_ms=clock.monotonic_ms(),
+                replica_lag_max_ms=replica_lag_max_ms,
+            )
+            tp = TopicIdPartition(log.log_id, log.topic, log.partition)
+            self.partitions[number] = LedPartition(tp, log, leader, self.manager, self._session_ended)
+        self._by_tp = {led.tp: led for led in self.partitions.values()}
+        self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
+        self._ticker = threading.Thread(target=self._tick, name="pushrep-lag", daemon=True)
+
+    def start(self) -> None:
+        """Begin to push."""
+        self.manager.startup()
+        for driver in self._drivers:
+            driver.start()
+        self._ticker.start()
+
+    def on_append(self, partition: int, append_offset: int, batches: Sequence[RecordBatch]) -> None:
+        """These batches stand in the log now, from `append_offset` on. Waits for nothing."""
+        self.partitions[partition].on_append(append_offset, batches, self._clock.monotonic_ms())
+
+    def on_flush(self, partition: int, flushed_offset: int) -> None:
+        """Everything below is on this disk."""
+        self.partitions[partition].on_flush(flushed_offset)
+
+    def when_replicated(self, partition: int, end_offset: int, callback: OnReplicated) -> None:
+        """Call back once `min_insync_replicas` members hold everything below `end_offset`, or it is known that they
+        may never: NotLeader, MayStillBeDelivered. From any thread, perhaps this one; it must not wait.
+        """
+        self.partitions[partition].when_replicated(end_offset, callback)
+
+    def close(self) -> None:
+        """End the sessions and the threads, fail whoever waits still. A second call does nothing."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        for driver in self._drivers:
+            driver.stop()
+        self.manager.shutdown()
+        if self._ticker.is_alive():
+            self._ticker.join()
+        for led in self.partitions.values():
+            led.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._stop.is_set()
+
+    def start_session(self, replica: Replica, replica_epoch: int, description: LogDescription) -> None:
+        """Push to the log that the replica described."""
+        led = self._by_tp[description.tp]
+        session = led.start_session(replica, replica_epoch, next(self._session_ids), log_ends_of(description))
+        self.manager.start_push(led.tp, session)
+
+    def _session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
+        self.manager.on_session_ended(session, reason)
+        if reason in BEGINS_ANEW and not self._stop.is_set():
+            _LOG.warning("%s: the session with %s ended: %s", session.partition.tp, session.replica, reason.name)
+            for driver in self._drivers:
+                if driver.replica == session.replica:
+                    driver.begin_anew(session.partition.tp, is_first_success=session.log_end_offset >= 0)
+
+    def _tick(self) -> None:
+        while not self._stop.wait(self._lag_ms / 1000 / _TICKS_PER_LAG):
+            for led in self.partitions.values():
+                led.on_tick(self._clock.monotonic_ms())
+
+
+class _Driver:
+    """Begins the sessions of one replica, in a thread of its own."""
+
+    def __init__(self, leading: Leading, replica: Replica, tps: Iterable[TopicIdPartition]) -> None:
+        self.replica = replica
+        self._leading = leading
+        self._wanted = list(tps)
+        self._failures = 0
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"pushrep-sessions-{replica.index}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def begin_anew(self, tp: TopicIdPartition, *, is_first_success: bool) -> None:
+        """A session of this partition is over. It is said again sooner if that one had worked."""
+        with self._changed:
+            self._failures = 0 if is_first_success else self._failures + 1
+            self._wanted.append(tp)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        settings = self._leading.manager.settings
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._stop.is_set())
+                wanted, self._wanted = list(dict.fromkeys(self._wanted)), []
+                failures = self._failures
+            if self._stop.is_set() or (failures and self._stop.wait(pause_s(settings, failures))):
+                return
+            try:
+                patiently(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._tell)  # type: ignore[misc]
+            except PushError:  # stopped
+                return
+
+    def _begin(self, wanted: Sequence[TopicIdPartition]) -> None:
+        with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
+            for at in range(0, len(wanted), _DESCRIBED_AT_ONCE):
+                request = DescribeLogRequest(
+                    outbox_id=self._leading.outbox_id,
+                    member=self._leading.grant.leader,
+                    create=True,
+                    partitions=tuple(wanted[at : at + _DESCRIBED_AT_ONCE]),
+                )
+                answer = client.ask(request, DescribeLogResponse)
+                if answer.error_code is not ErrorCode.NONE:
+                    raise ReplicaUnreachable(str(self.replica.address), answer.error_code.meaning)
+                for description in answer.logs:
+                    self._take(answer.replica_epoch, description)
+
+    def _take(self, replica_epoch: int, description: LogDescription) -> None:
+        if description.error_code is ErrorCode.NONE:
+            self._leading.start_session(self.replica, replica_epoch, description)
+            return
+        _LOG.warning("%s: %s: %s", description.tp, self.replica, description.error_code.meaning)
+        self.begin_anew(description.tp, is_first_success=False)
+
+    def _tell(self, error: BaseException) -> None:
+        _LOG.info("%s: %s", self.replica, error)

@@ -1,0 +1,209 @@
+"""A partition while it is led: the rules under a lock, its log, and who waits for its high watermark.
+
+    appends, flushes ─┐                         ┌─▶ log.advance_high_watermark, then the waiting callbacks
+    answers ──────────┼─▶ PartitionLeader ──────┼─▶ the manager: this replica has something to be sent
+    connections gone ─┘   (rules, one lock)     └─▶ the session: it has ended
+
+The rules are asked under the lock, and what they say is done after it: nothing is called with the lock held, and every
+effect may come late or twice without harm (a watermark only rises, a session ends once, a push that is not needed any
+more sends nothing).
+"""
+
+import heapq
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Protocol
+
+from pushrep.log import SegmentLog
+from pushrep.push.errors import MayStillBeDelivered, PushError
+from pushrep.push.session import PushSession
+from pushrep.push.settings import Replica
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import RecordBatch
+from pushrep.replication.epochs import LogEnds
+from pushrep.replication.errors import NotLeader
+from pushrep.replication.leader import (
+    HighWatermarkMoved,
+    Joined,
+    LeaderEffect,
+    Left,
+    PartitionLeader,
+    Push,
+    Resigned,
+    SessionEnded,
+)
+from pushrep.replication.messages import AppendRecordsResult
+from pushrep.replication.progress import SessionId
+from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.push")
+
+OnReplicated = Callable[[BaseException | None], None]
+"""Called once: with None when the records are below the high watermark, else with why they may never be."""
+
+
+class Pushes(Protocol):
+    """A PushManager as a partition sees it."""
+
+    def on_leader_append(
+        self, tp: TopicIdPartition, replica_ids: Iterable[int], append_offset: int, records: "Sequence[RecordBatch]"
+    ) -> None: ...
+    def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
+        """There is something to be sent to this replica, or to be sent again."""
+        ...
+
+
+class LedPartition:
+    """One partition and its replicas. Thread-safe; its appends come one after another, in the order of the log.
+
+    on_ended(session, reason): a session is over; whoever drives the replicas starts the next one.
+    """
+
+    def __init__(
+        self,
+        tp: TopicIdPartition,
+        log: SegmentLog,
+        leader: PartitionLeader,
+        pushes: Pushes,
+        on_ended: Callable[[PushSession, PushSessionEndReason], None],
+    ) -> None:
+        self.tp, self.log, self.leader = tp, log, leader
+        self.lock = threading.Lock()
+        self.resigned: NotLeader | None = None
+        """Another leads: nothing that is appended now is acknowledged any more."""
+        self._pushes, self._on_ended = pushes, on_ended
+        self._sessions: dict[SessionId, PushSession] = {}
+        self._waiting: list[tuple[int, int, OnReplicated]] = []
+        self._waiting_lock = threading.Lock()
+        self._tickets = count()
+        self._closed: PushError | None = None
+
+    @property
+    def high_watermark(self) -> int:
+        """Records below are held by enough members."""
+        return self.leader.high_watermark
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether an append that waits for enough members may begin; else NOT_ENOUGH_REPLICAS."""
+        return self.leader.takes_all
+
+    def on_append(self, append_offset: int, batches: Sequence[RecordBatch], now_ms: int) -> None:
+        """These were appended to the log at `append_offset`; push them. Waits for nothing."""
+        with self.lock:
+            if self.leader.has_resigned:
+                return
+            effects = self.leader.on_append(batches[-1].header.next_offset, now_ms)
+            replica_ids = [index for index, progress in self.leader.sessions.items() if progress.is_live]
+        if replica_ids:
+            self._pushes.on_leader_append(self.tp, replica_ids, append_offset, batches)
+        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+
+    def on_flush(self, flushed_offset: int) -> None:
+        """Everything below is on this disk."""
+        if flushed_offset > self.leader.flushed_offset:
+            with self.lock:
+                effects = self.leader.on_flush(flushed_offset)
+            self._apply(effects)
+
+    def on_tick(self, now_ms: int) -> None:
+        """Time passed: who lags for too long leaves the in-sync set."""
+        with self.lock:
+            effects = self.leader.on_tick(now_ms)
+        self._apply(effects)
+
+    def start_session(self, replica: Replica, replica_epoch: int, session_id: int, theirs: LogEnds) -> PushSession:
+        """The session for a replica whose log was described as `theirs`: give it to `PushManager.start_push`."""
+        key = SessionId(self.leader.grant.epoch, replica_epoch, session_id)
+        session = PushSession(*key, replica, self)
+        with self.lock:
+            if self.leader.has_resigned:
+                session.ended = PushSessionEndReason.NEW_LEADER_EPOCH
+                return session
+            self._sessions[key] = session
+            effects = self.leader.start_session(replica.index, key, theirs)
+        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+        return session
+
+    def on_answer(self, session: PushSession, sequence: int, result: AppendRecordsResult) -> None:
+        """A replica answered a request of this session."""
+        with self.lock:
+            effects = self.leader.on_answer(session.replica.index, session.id, sequence, result)
+        self._apply(effects)
+
+    def on_disconnect(self, session: PushSession) -> None:
+        """The connection is gone: what was in flight goes out again."""
+        with self.lock:
+            progress = self.leader.sessions.get(session.replica.index)
+            if progress is None or progress.id != session.id:
+                return
+            effects = self.leader.on_disconnect(session.replica.index)
+        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+
+    def end_session(self, session: PushSession, reason: PushSessionEndReason) -> None:
+        """End it from this side, if it is the live one."""
+        with self.lock:
+            progress = self.leader.sessions.get(session.replica.index)
+            if progress is None or progress.id != session.id:
+                return
+            effects = self.leader.end_session(session.replica.index, reason)
+        self._apply(effects)
+
+    def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:
+        """Call back once the high watermark has reached `end_offset`; at once, in this thread, if it has."""
+        failure = self.resigned or self._closed
+        with self._waiting_lock:
+            if failure is None and self.leader.high_watermark < end_offset:
+                heapq.heappush(self._waiting, (end_offset, next(self._tickets), callback))
+                return
+        callback(failure if self.leader.high_watermark < end_offset else None)
+
+    def close(self) -> None:
+        """Nobody waits any more: what is not replicated may still be."""
+        self._closed = MayStillBeDelivered("the leader was closed before enough replicas had them")
+        self._complete()
+
+    def complete_waiting(self) -> None:
+        """Call back everyone whose records are below the high watermark."""
+        self._complete()
+
+    def _complete(self) -> None:
+        failure = self.resigned or self._closed
+        done: list[tuple[OnReplicated, BaseException | None]] = []
+        with self._waiting_lock:
+            watermark = self.leader.high_watermark
+            while self._waiting and self._waiting[0][0] <= watermark:
+                done.append((heapq.heappop(self._waiting)[2], None))
+            if failure is not None:
+                done += [(callback, failure) for _, _, callback in sorted(self._waiting)]
+                self._waiting.clear()
+        for callback, error in done:
+            callback(error)
+
+    def _apply(self, effects: Sequence[LeaderEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Push):
+                self._pushes.wake(self.tp, effect.replica, backoff=effect.backoff)
+            elif isinstance(effect, HighWatermarkMoved):
+                self.log.advance_high_watermark(effect.high_watermark)
+                self._complete()
+            elif isinstance(effect, SessionEnded):
+                self._session_ended(effect)
+            elif isinstance(effect, Joined):
+                _LOG.info("%s: replica %d is in sync", self.tp, effect.replica)
+            elif isinstance(effect, Left):
+                _LOG.warning("%s: replica %d left the in-sync set", self.tp, effect.replica)
+            elif isinstance(effect, Resigned):
+                self.resigned = NotLeader(effect.leader, effect.epoch)
+                _LOG.error("%s: %s", self.tp, self.resigned)
+                self._complete()
+
+    def _session_ended(self, effect: SessionEnded) -> None:
+        if effect.is_alarm:
+            _LOG.error("%s: replica %d waits for an operator", self.tp, effect.replica)
+        session = self._sessions.pop(effect.id, None)
+        if session is not None:
+            session.on_push_session_ended(effect.reason)
+            self._on_ended(session, effect.reason)

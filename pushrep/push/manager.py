@@ -1,0 +1,264 @@
+"""PushManager: which partition replicas are pushed to, and by whom. Its ten methods are Confluent's, by their names.
+
+    start_push ─▶ Pusher (one a partition and replica) ─▶ Channel (one a replica) ─▶ Worker (a few threads)
+    on_leader_append ─▶ one Buffered for all replicas ─▶ each Pusher's queue ─▶ its channel is woken
+
+It owns no replication state: that is the PartitionLeader's, whom the session belongs to. Nothing here waits for the
+network or a disk, and a partition that has nothing to say is never looked at.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from enum import Enum, auto
+from functools import partial
+from typing import NamedTuple
+
+from pushrep.push.channel import Channel
+from pushrep.push.errors import IllegalState
+from pushrep.push.memory import MemoryTracker
+from pushrep.push.pusher import Pusher
+from pushrep.push.session import PushSession
+from pushrep.push.settings import PushSettings, Replica
+from pushrep.push.worker import Worker
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import RecordBatch
+from pushrep.seams import SYSTEM_CLOCK, Clock
+from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.push")
+
+
+class FileRecords(NamedTuple):
+    """Records that lie in the log up to `end_offset` and are read there when they are sent; nothing is buffered."""
+
+    end_offset: int
+
+
+class _State(Enum):
+    NEW = auto()
+    ACTIVE = auto()
+    STOPPED = auto()
+
+
+class _Lane(NamedTuple):
+    pusher: Pusher
+    channel: Channel
+
+
+class PushManager:
+    """Thread-safe across partitions; of one partition the caller keeps the order. After `shutdown` it is of no use."""
+
+    def __init__(
+        self,
+        settings: PushSettings | None = None,
+        *,
+        push_internal_topics: bool = False,
+        push_cluster_links: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.settings = settings or PushSettings()
+        self.memory = MemoryTracker(self.settings.buffer_bytes_max)
+        self.not_caught_up: Counter[int] = Counter()
+        """How often each replica was found behind."""
+        self.session_ends: Counter[PushSessionEndReason] = Counter()
+        self._push_internal, self._push_links = push_internal_topics, push_cluster_links
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._state = _State.NEW
+        self._workers = [Worker(f"pushrep-push-{n}", clock) for n in range(self.settings.max_workers)]
+        self._channels: dict[tuple[Replica, int], Channel] = {}
+        self._users: Counter[tuple[Replica, int]] = Counter()
+        self._lanes: dict[TopicIdPartition, dict[int, _Lane]] = {}
+
+    def startup(self) -> bool:
+        """Begin to push. True for the one call that did."""
+        with self._lock:
+            if self._state is not _State.NEW:
+                return False
+            self._state = _State.ACTIVE
+            for worker in self._workers:
+                worker.start()
+            return True
+
+    def shutdown(self) -> bool:
+        """End every session, drop what is buffered, stop the threads. True for the one call that stopped it."""
+        with self._lock:
+            was, self._state = self._state, _State.STOPPED
+            lanes = [(tp, index) for tp, of_tp in self._lanes.items() for index in of_tp]
+        if was is _State.STOPPED:
+            return False
+        for tp, index in lanes:
+            self._stop(tp, index, PushSessionEndReason.SHUTDOWN)
+        deadline_ms = self._clock.monotonic_ms() + self.settings.shutdown_timeout_ms
+        for worker in self._workers:
+            worker.stop(deadline_ms)
+        return was is _State.ACTIVE
+
+    def is_active(self) -> bool:
+        """Between `startup` and `shutdown`."""
+        return self._state is _State.ACTIVE
+
+    def start_push(self, tp: TopicIdPartition, session: PushSession) -> "Future[bool]":
+        """Push to a partition's replica: first what its log lacks, then what is appended meanwhile.
+
+        The future is True at the first success, False if the session ended before it, or an equal or newer one is live.
+        """
+        self._check("start_push")
+        index = session.replica.index
+        with self._lock:
+            live = self._lanes.get(tp, {}).get(index)
+            if live is not None and live.pusher.session.ended is None and session.id <= live.pusher.session.id:
+                return _done(value=False)
+        if live is not None:
+            self._stop(tp, index, PushSessionEndReason.STALE_REPLICA_EPOCH)
+        if session.ended is not None:
+            return session.started
+        pusher = Pusher(session, self.memory)
+        with self._lock:
+            channel = self._channel_of(tp, session.replica)
+            self._lanes.setdefault(tp, {})[index] = _Lane(pusher, channel)
+        channel.wake(pusher)
+        return session.started
+
+    def stop_push(
+        self, tp: TopicIdPartition, replica_ids: Iterable[int], reason: PushSessionEndReason
+    ) -> "Future[bool]":
+        """End these sessions; what is buffered for them goes. Unknown ones: nothing.
+
+        The future is done once every replica that the reason speaks to was told, or can't be.
+        """
+        self._check("stop_push")
+        told = [stopped for index in replica_ids if (stopped := self._stop(tp, index, reason)) is not None]
+        return _all_of(told)
+
+    def on_leader_append(
+        self,
+        tp: TopicIdPartition,
+        replica_ids: Iterable[int],
+        append_offset: int,
+        records: Sequence[RecordBatch] | FileRecords,
+    ) -> None:
+        """Records were appended at `append_offset`: in memory, or already in the log's file. Waits for nothing."""
+        self._check("on_leader_append")
+        lanes = self._lanes.get(tp)
+        if not lanes:
+            return
+        found = [lane for index in replica_ids if (lane := lanes.get(index)) is not None]
+        if not found:
+            return
+        if not isinstance(records, FileRecords):
+            parts = tuple(batch.data for batch in records)
+            entry = self.memory.hold(append_offset, records[-1].header.next_offset, parts, len(found))
+            if entry is not None:
+                for lane in found:
+                    lane.pusher.offer(entry)
+        for lane in found:
+            lane.channel.wake(lane.pusher)
+
+    def on_high_watermark_update(self, tp: TopicIdPartition, replica_ids: Iterable[int], high_watermark: int) -> None:
+        """The high watermark rose; replicas hear of it even if no record follows. What is no rise is ignored."""
+        self._check("on_high_watermark_update")
+        self._wake_if(tp, replica_ids, lambda pusher: pusher.session.partition.high_watermark >= high_watermark)
+
+    def on_log_start_offset_update(
+        self, tp: TopicIdPartition, replica_ids: Iterable[int], log_start_offset: int
+    ) -> None:
+        """The log start rose; as above."""
+        self._check("on_log_start_offset_update")
+        self._wake_if(
+            tp, replica_ids, lambda pusher: pusher.session.partition.leader.log.log_start_offset >= log_start_offset
+        )
+
+    def record_follower_not_caught_up(self, tp: TopicIdPartition, replica_id: int) -> None:
+        """Count it; no state changes."""
+        self.not_caught_up[replica_id] += 1
+        _LOG.debug("%s: replica %d is behind", tp, replica_id)
+
+    def is_push_replication_supported(self, *, is_internal_topic: bool, is_cluster_link_destination: bool) -> bool:
+        """Whether such a topic is pushed at all."""
+        return (self._push_internal or not is_internal_topic) and (self._push_links or not is_cluster_link_destination)
+
+    def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
+        """There is something to be sent to a replica, or to be sent again after a pause. Unknown: nothing."""
+        lane = self._lanes.get(tp, {}).get(replica_id)
+        if lane is None:
+            return
+        if backoff:
+            lane.channel.wake_later(lane.pusher)
+        elif lane.pusher.has_something():
+            lane.channel.wake(lane.pusher)
+
+    def on_session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
+        """A session ended by the replica's word: nothing is kept for it any more."""
+        self.session_ends[reason] += 1
+        lane = self._lanes.get(session.partition.tp, {}).get(session.replica.index)
+        if lane is not None and lane.pusher.session is session:
+            self._stop(session.partition.tp, session.replica.index, reason)
+
+    def _wake_if(self, tp: TopicIdPartition, replica_ids: Iterable[int], is_news: "Callable[[Pusher], bool]") -> None:
+        lanes = self._lanes.get(tp, {})
+        for index in replica_ids:
+            lane = lanes.get(index)
+            if lane is not None and is_news(lane.pusher) and lane.pusher.has_something():
+                lane.channel.wake(lane.pusher)
+
+    def _stop(self, tp: TopicIdPartition, index: int, reason: PushSessionEndReason) -> "Future[bool] | None":
+        with self._lock:
+            lane = self._lanes.get(tp, {}).pop(index, None)
+            if lane is None:
+                return None
+            if not self._lanes[tp]:
+                del self._lanes[tp]
+        if lane.pusher.end(reason):
+            lane.channel.wake(lane.pusher)
+        key = (lane.channel.replica, self._line_of(tp))
+        with self._lock:
+            self._users[key] -= 1
+            if not self._users[key] and self._channels.get(key) is lane.channel:
+                del self._channels[key]
+                lane.channel.close()
+        return lane.pusher.farewell_sent
+
+    def _channel_of(self, tp: TopicIdPartition, replica: Replica) -> Channel:
+        line = self._line_of(tp)
+        key = (replica, line)
+        channel = self._channels.get(key)
+        if channel is None:
+            number = replica.index * self.settings.workers_per_replica + line
+            worker = self._workers[number % len(self._workers)]
+            channel = self._channels[key] = Channel(replica, self.settings, worker, self._clock)
+            worker.add(channel)
+        self._users[key] += 1
+        return channel
+
+    def _line_of(self, tp: TopicIdPartition) -> int:
+        return tp.partition % self.settings.workers_per_replica
+
+    def _check(self, method: str) -> None:
+        if self._state is _State.STOPPED:
+            raise IllegalState(method)
+
+
+def _done(*, value: bool) -> "Future[bool]":
+    future: Future[bool] = Future()
+    future.set_result(value)
+    return future
+
+
+def _all_of(futures: "list[Future[bool]]") -> "Future[bool]":
+    """Done when all are; True if every one is."""
+    if not futures:
+        return _done(value=True)
+    whole: Future[bool] = Future()
+    missing = threading.Semaphore(len(futures) - 1)
+
+    def one_is_done(_: "Future[bool]") -> None:
+        if not missing.acquire(blocking=False):
+            whole.set_result(all(future.result() for future in futures))
+
+    for future in futures:
+        future.add_done_callback(partial(one_is_done))
+    return whole

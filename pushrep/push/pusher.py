@@ -1,0 +1,244 @@
+"""Pusher: what one replica of one partition is sent next.
+
+    on_leader_append ──▶ queue of Buffered ──┐
+    the log (transition, gaps, evicted) ─────┴─▶ part of a request ──▶ in flight ──▶ answer: released, or sent again
+
+Only the worker of its channel builds requests and takes answers; appends come from any thread. The log is read with no
+lock held. Nothing of the queue is sent before the session's first success: until then one request at a time asks
+whether the logs agree, and carries the transition records.
+"""
+
+import struct
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from pushrep.protocol.push_messages import AppendRecordsPartition
+from pushrep.protocol.values import Buffer
+from pushrep.push.memory import Buffered, MemoryTracker
+from pushrep.push.session import PushSession
+from pushrep.push.wire import request_to_wire
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import BatchHeader
+from pushrep.records.header import LENGTH, LENGTH_AT, LENGTH_ENDS_AT
+from pushrep.replication.messages import AppendRecords, AppendRecordsResult
+from pushrep.replication.outcome import Outcome
+from pushrep.replication.sessions import SessionState
+from pushrep.topic_id_partition import TopicIdPartition
+
+_ONE_AT_A_TIME = frozenset({SessionState.STARTING, SessionState.REREADING})
+_BASE_OFFSET = struct.Struct(">q")
+
+
+class Sent(NamedTuple):
+    """A part of a request that is on its way. `sequence` -1: the word that a session is over."""
+
+    pusher: "Pusher"
+    session: PushSession
+    sequence: int
+
+
+class Records(NamedTuple):
+    """Whole batches: the offsets [base_offset, end_offset)."""
+
+    base_offset: int
+    end_offset: int
+    parts: tuple[Buffer, ...]
+    size_bytes: int
+
+
+class Pusher:
+    """One partition replica with a session. `is_ready`: it stands in its channel's queue."""
+
+    __slots__ = (
+        "_farewell",
+        "_lock",
+        "_memory",
+        "_queue",
+        "_shipped",
+        "_taken",
+        "failures",
+        "farewell_sent",
+        "is_ready",
+        "session",
+        "transition_end",
+        "watermark_due_ms",
+    )
+
+    def __init__(self, session: PushSession, memory: MemoryTracker) -> None:
+        self.session = session
+        self.is_ready = False
+        self.failures = 0
+        """Retriable errors in a row, for the pause before the next request."""
+        self.transition_end = session.partition.leader.log.log_end_offset
+        self.farewell_sent: Future[bool] = Future()
+        """The replica was told that its session is over, or there is nobody to tell."""
+        self._memory = memory
+        self.watermark_due_ms: int | None = None
+        """When a watermark that nothing rides with is sent alone."""
+        self._queue: deque[Buffered] = deque()
+        self._taken: deque[Buffered] = deque()  # sent, or passed over; released when they are acknowledged
+        self._shipped = (-1, -1)  # HWM and LSO as the last request had them
+        self._farewell: AppendRecords | None = None
+        self._lock = threading.Lock()  # of the queue: held for a few operations, never over I/O
+
+    @property
+    def tp(self) -> TopicIdPartition:
+        """Of its partition."""
+        return self.session.partition.tp
+
+    def offer(self, entry: Buffered) -> None:
+        """Records were appended."""
+        with self._lock:
+            if self.session.ended is None:
+                while self._queue and self._queue[0].parts is None:
+                    self._queue.popleft()  # evicted: the log has them
+                self._queue.append(entry)
+                return
+        self._memory.release(entry)
+
+    def has_something(self) -> bool:
+        """Whether a request would say something new."""
+        if self._farewell is not None:
+            return True
+        leader = self.session.partition.leader
+        progress = leader.sessions[self.session.replica.index]
+        if progress.id != self.session.id or not progress.is_live:
+            return False
+        if progress.state in _ONE_AT_A_TIME:
+            return not progress.in_flight
+        return progress.next_offset < leader.log.log_end_offset or self._has_watermark()
+
+    def has_watermark_alone(self) -> bool:
+        """Whether a watermark rose that no request has carried, and there is no record that it could ride with."""
+        leader = self.session.partition.leader
+        progress = leader.sessions[self.session.replica.index]
+        is_pushing = progress.state is SessionState.PUSHING and self._farewell is None
+        return is_pushing and progress.next_offset >= leader.log.log_end_offset and self._has_watermark()
+
+    def _has_watermark(self) -> bool:
+        leader = self.session.partition.leader
+        return (leader.high_watermark, leader.log.log_start_offset) != self._shipped
+
+    def next_part(self, bytes_max: int) -> tuple[AppendRecordsPartition, Sent, int] | None:
+        """A part of a request of about so many bytes, and its size; None if there is nothing to say."""
+        if self._farewell is not None:
+            farewell, self._farewell = self._farewell, None
+            return request_to_wire(self.tp, farewell, ()), Sent(self, self.session, -1), 0
+        partition, index = self.session.partition, self.session.replica.index
+        leader = partition.leader
+        with partition.lock:
+            progress = leader.sessions[index]
+            if progress.id != self.session.id or not progress.is_live or not self.has_something():
+                return None
+            start, end = progress.next_offset, leader.log.log_end_offset
+            if progress.acknowledged is None or progress.acknowledged < self.transition_end:
+                end = min(end, max(start, self.transition_end))
+                if start == end and progress.in_flight:
+                    return None  # the transition is on its way; its last answer wakes us again
+            is_reread = progress.state is SessionState.REREADING
+        records = self._from_log(start, end, bytes_max) if is_reread else self._records(start, end, bytes_max)
+        with partition.lock:
+            if not progress.is_live or progress.next_offset != start:
+                return None  # cut off, or its log start moved: whoever did that wakes us again
+            _, request = sent = leader.request(index, records.base_offset, records.end_offset)
+            self._shipped, self.watermark_due_ms = (request.high_watermark, request.log_start_offset), None
+        part = request_to_wire(self.tp, request, records.parts)
+        return part, Sent(self, self.session, sent[0].sequence), records.size_bytes
+
+    def on_result(self, sent: Sent, result: AppendRecordsResult) -> None:
+        """The replica answered."""
+        if sent.sequence < 0:
+            self._resolve_farewell(told=True)
+            return
+        session = sent.session
+        session.partition.on_answer(session, sent.sequence, result)
+        progress = session.partition.leader.sessions[session.replica.index]
+        if result.error is Outcome.NONE and session.ended is None and progress.id == session.id:
+            self.failures = 0
+            self._release_below(progress.acknowledged or 0)
+            if session.on_append_records_response(result.log_end_offset, result.log_start_offset):
+                session.try_complete_delayed_requests()
+
+    def on_disconnect(self) -> None:
+        """The connection is gone; what was in flight is in the queue or in the log still."""
+        self._shipped = (-1, -1)
+        self._resolve_farewell(told=False)
+        self.session.partition.on_disconnect(self.session)
+
+    def end(self, reason: PushSessionEndReason) -> bool:
+        """End the session from this side; whether the replica is to be told in a request of its own."""
+        partition, index = self.session.partition, self.session.replica.index
+        if reason.replica_is_told:
+            with partition.lock:
+                progress = partition.leader.sessions.get(index)
+                if progress is not None and progress.id == self.session.id and progress.is_live:
+                    _, request = partition.leader.request(index, progress.next_offset, progress.next_offset)
+                    self._farewell = request._replace(end_session_reason=int(reason))
+        partition.end_session(self.session, reason)
+        self.session.on_push_session_ended(reason)
+        self.drop_buffered()
+        if self._farewell is None:
+            self._resolve_farewell(told=False)
+        return self._farewell is not None
+
+    def drop_buffered(self) -> None:
+        """Nothing is kept for this replica any more."""
+        with self._lock:
+            entries = [*self._taken, *self._queue]
+            self._taken.clear()
+            self._queue.clear()
+        for entry in entries:
+            self._memory.release(entry)
+
+    def _resolve_farewell(self, *, told: bool) -> None:
+        self._farewell = None
+        if not self.farewell_sent.done():
+            self.farewell_sent.set_result(told)
+
+    def _release_below(self, offset: int) -> None:
+        while True:
+            with self._lock:
+                queue = self._taken or self._queue
+                if not queue or queue[0].end_offset > offset:
+                    return
+                entry = queue.popleft()
+            self._memory.release(entry)
+
+    def _records(self, start: int, end: int, bytes_max: int) -> Records:
+        """Batches of [start, end), from the queue where it has them, else from the log."""
+        if start >= end:
+            return Records(start, start, (), 0)
+        parts: list[Buffer] = []
+        at, size = start, 0
+        with self._lock:
+            queue, taken = self._queue, self._taken
+            while taken and taken[-1].end_offset > start:
+                queue.appendleft(taken.pop())  # we were sent back
+            while queue and (entry := queue[0]).end_offset <= end:
+                if entry.end_offset > at:
+                    held = entry.parts
+                    too_much = bool(parts) and size + entry.size_bytes > bytes_max
+                    if entry.base_offset != at or held is None or too_much:
+                        break
+                    parts += held
+                    at, size = entry.end_offset, size + entry.size_bytes
+                taken.append(queue.popleft())
+        return Records(start, at, tuple(parts), size) if parts else self._from_log(start, end, bytes_max)
+
+    def _from_log(self, start: int, end: int, bytes_max: int) -> Records:
+        if start >= end:
+            return Records(start, start, (), 0)
+        return _whole_batches(self.session.partition.log.read(start, bytes_max), end)
+
+
+def _whole_batches(data: bytes, end: int) -> Records:
+    """What the log gave, up to the batch that begins at or above `end`."""
+    at = last = 0
+    while at < len(data) and (_BASE_OFFSET.unpack_from(data, at)[0] < end or at == 0):
+        last = at
+        at += LENGTH.unpack_from(data, at + LENGTH_AT)[0] + LENGTH_ENDS_AT
+    header = BatchHeader.parse(data, last)
+    view = data if at == len(data) else memoryview(data)[:at]
+    return Records(_BASE_OFFSET.unpack_from(data, 0)[0], header.next_offset, (view,), at)

@@ -1,0 +1,45 @@
+"""ReplicaClient: one question after another to a replica, for what is asked once a session and not once a push."""
+
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pushrep.protocol.errors import ProtocolError
+from pushrep.protocol.values import Struct
+from pushrep.push.connecting import call, connect
+from pushrep.push.errors import ReplicaUnreachable
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
+
+S = TypeVar("S", bound=Struct)
+
+
+class ReplicaClient:
+    """A connection that waits for each answer. Not thread-safe; a context manager. Raises ReplicaUnreachable."""
+
+    def __init__(self, address: Address, settings: PushSettings | None = None) -> None:
+        self.address = address
+        self._opened = connect(address, settings or PushSettings())
+
+    def ask(self, request: Struct, answer: type[S]) -> S:
+        """The answer to `request`, which is an `answer`. Raises ReplicaUnreachable."""
+        try:
+            found = call(self._opened, request)
+        except (OSError, ProtocolError) as error:
+            raise ReplicaUnreachable(str(self.address), str(error) or type(error).__name__) from error
+        if not isinstance(found, answer):
+            raise ReplicaUnreachable(str(self.address), f"it answered with {type(found).__name__}")
+        return found
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(OSError):
+            self._opened.sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

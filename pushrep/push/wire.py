@@ -1,0 +1,104 @@
+"""Between the messages of the wire and the values of the rules: the same fields, the records split into batches.
+
+protocol.AppendRecordsPartition  ◀──▶  replication.AppendRecords        leader writes, replica reads
+protocol.AppendRecordsResult     ◀──▶  replication.AppendRecordsResult  replica writes, leader reads
+protocol.LogDescription          ──▶   replication.LogEnds
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pushrep.protocol import push_messages as wire
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.values import Records
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.replication.epochs import LogEnds
+from pushrep.replication.messages import AppendRecords, AppendRecordsResult, batches_of
+from pushrep.replication.outcome import Outcome
+from pushrep.topic_id_partition import TopicIdPartition
+
+CODE_OF: Mapping[Outcome, ErrorCode] = MappingProxyType({outcome: ErrorCode[outcome.name] for outcome in Outcome})
+_OUTCOME_OF: Mapping[ErrorCode, Outcome] = MappingProxyType({code: outcome for outcome, code in CODE_OF.items()})
+
+
+def outcome_of(code: ErrorCode) -> Outcome:
+    """What the rules call it; a code that they do not know means that the session can't go on."""
+    return _OUTCOME_OF.get(code, Outcome.UNKNOWN_SERVER_ERROR)
+
+
+def request_to_wire(tp: TopicIdPartition, request: AppendRecords, records: Records) -> wire.AppendRecordsPartition:
+    """A partition's part of a request; `records` are its batches as they lie in the log."""
+    return wire.AppendRecordsPartition(
+        tp=tp,
+        leader_epoch=request.leader_epoch,
+        replica_epoch=request.replica_epoch,
+        session_id=request.session_id,
+        append_offset=request.append_offset,
+        previous_epoch=request.previous_epoch,
+        epoch_start_offset=request.epoch_start_offset,
+        high_watermark=request.high_watermark,
+        log_start_offset=request.log_start_offset,
+        flush_wanted=request.flush_wanted,
+        restart=request.restart,
+        end_session_reason=request.end_session_reason,
+        records=records,
+    )
+
+
+def request_from_wire(part: wire.AppendRecordsPartition) -> AppendRecords:
+    """The same for the rules: every batch's magic, size and CRC-32C is checked here."""
+    batches, is_whole = batches_of(part.records[0]) if part.records else ((), True)  # type: ignore[arg-type]
+    return AppendRecords(
+        leader_epoch=part.leader_epoch,
+        replica_epoch=part.replica_epoch,
+        session_id=part.session_id,
+        append_offset=part.append_offset,
+        previous_epoch=part.previous_epoch,
+        epoch_start_offset=part.epoch_start_offset,
+        high_watermark=part.high_watermark,
+        log_start_offset=part.log_start_offset,
+        flush_wanted=part.flush_wanted,
+        restart=part.restart,
+        end_session_reason=part.end_session_reason,
+        batches=batches,
+        is_whole=is_whole,
+    )
+
+
+def result_to_wire(result: AppendRecordsResult) -> wire.AppendRecordsResult:
+    """A partition's part of an answer."""
+    return wire.AppendRecordsResult(
+        error_code=CODE_OF[result.error],
+        log_end_offset=result.log_end_offset,
+        log_start_offset=result.log_start_offset,
+        flushed_offset=result.flushed_offset,
+        grant_epoch=result.grant_epoch,
+        grant_leader=result.grant_leader,
+        epoch=result.epoch,
+        epoch_end_offset=result.epoch_end_offset,
+    )
+
+
+def result_from_wire(result: wire.AppendRecordsResult) -> AppendRecordsResult:
+    """The same for the rules."""
+    return AppendRecordsResult(
+        error=outcome_of(result.error_code),
+        log_end_offset=result.log_end_offset,
+        log_start_offset=result.log_start_offset,
+        flushed_offset=result.flushed_offset,
+        grant_epoch=result.grant_epoch,
+        grant_leader=result.grant_leader,
+        epoch=result.epoch,
+        epoch_end_offset=result.epoch_end_offset,
+    )
+
+
+def log_ends_of(description: wire.LogDescription) -> LogEnds:
+    """A described log as the rules compare it. Raises ValueError for a list of epochs that is none."""
+    epochs = LeaderEpochs(tuple((entry.epoch, entry.start_offset) for entry in description.leader_epochs))
+    return LogEnds(description.log_start_offset, description.log_end_offset, epochs)
+
+
+def epochs_to_wire(epochs: LeaderEpochs) -> tuple[wire.EpochStart, ...]:
+    """A log's list of epochs."""
+    return tuple(wire.EpochStart(epoch=epoch, start_offset=start) for epoch, start in epochs.entries)

@@ -1,0 +1,154 @@
+"""Leaders and nodes on sockets of this machine: in this process where a test looks inside, else processes."""
+
+import threading
+from uuid import UUID, uuid4
+
+import pytest
+
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.push.leading import Leading
+from pushrep.push.settings import PushSettings, Replica
+from pushrep.push.sockets import Address
+from pushrep.records import encode_batch
+from pushrep.replication.grants import Grant, Member
+
+WAIT_S = 20
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
+SMALL = LogConfig(preallocate_bytes=0)
+
+
+class Service:
+    """A leader of `partitions` logs in one directory, with what an outbox does: append, tell, wait."""
+
+    def __init__(
+        self, directory, outbox_id, replicas, *, epoch=256, partitions=1, members=None, settings=QUICK, **more
+    ):
+        self.durability = more.pop("durability", Durability.BUFFERED)
+        self.replicas = replicas
+        members = members if members is not None else (0, *(replica.index for replica in replicas))
+        leader = epoch % 256
+        self.grant = Grant(
+            outbox_id=outbox_id,
+            epoch=epoch,
+            leader=leader,
+            members=tuple(Member(index) for index in members),
+            min_insync_replicas=more.pop("min_insync", len(members) // 2 + 1),
+            members_epoch=epoch,
+            pid_epoch=0,
+            topic_id=UUID(int=1),
+            topic="orders",
+            partitions=partitions,
+            carrier="key",
+        )
+        config = more.pop("config", SMALL)
+        self.logs = {
+            n: SegmentLog.open(directory / f"orders-{n}", config, has_replicas=True) for n in range(partitions)
+        }
+        self.leading = Leading(
+            outbox_id, self.grant, self.logs, replicas, durability=self.durability, settings=settings, **more
+        )
+
+    def start(self):
+        self.leading.start()
+        return self
+
+    def append(self, *values, partition=0):
+        """The end offset."""
+        batch = encode_batch(list(values), timestamps_ms=1)
+        result = self.logs[partition].append(batch, durability=self.durability)
+        self.leading.on_append(partition, result.base_offset, [batch])
+        if self.durability is Durability.FLUSHED:
+            self.leading.on_flush(partition, self.logs[partition].flushed_offset)
+        return result.last_offset + 1
+
+    def wait(self, end=None, partition=0, timeout=WAIT_S):
+        """Until enough members hold everything below `end`; what went wrong, None if nothing did."""
+        end = self.logs[partition].log_end_offset if end is None else end
+        told, answer = threading.Event(), []
+
+        def callback(error):
+            answer.append(error)
+            told.set()
+
+        self.leading.when_replicated(partition, end, callback)
+        assert told.wait(timeout), f"{end} not reached, the watermark is {self.logs[partition].high_watermark}"
+        return answer[0]
+
+    def wait_for(self, what, partition=0):
+        """Until `what(leader)` of a partition holds."""
+        led = self.leading.partitions[partition]
+        pause = threading.Event()
+        for _ in range(WAIT_S * 200):
+            with led.lock:
+                if what(led.leader):
+                    return
+            pause.wait(0.005)
+        pytest.fail(f"never so: {led.leader.__dict__}")
+
+    def wait_for_all(self, partition=0):
+        """Until every replica has acknowledged everything."""
+        self.wait_for(
+            lambda leader: (
+                all(
+                    progress.is_live and progress.acknowledged == leader.log.log_end_offset
+                    for progress in leader.sessions.values()
+                )
+                and len(leader.sessions) == len(self.replicas)
+            ),
+            partition,
+        )
+
+    def close(self):
+        self.leading.close()
+        for log in self.logs.values():
+            log.close()
+
+
+class World:
+    """Nodes and services below one directory; everything is closed at the end."""
+
+    def __init__(self, root):
+        self.root, self.outbox_id = root, uuid4()
+        self.nodes, self.services = {}, []
+
+    def node(self, index, **settings):
+        """A node; started again on the port that it had."""
+        old = self.nodes.get(index)
+        address = old.address if old is not None else Address("127.0.0.1", 0)
+        settings = {"allow": frozenset({"any"}), "log_config": SMALL, **settings}
+        node = ReplicaNode(self.root / f"node-{index}", NodeSettings(address=address, **settings))
+        self.nodes[index] = node
+        return Replica(index, node.address)
+
+    def service(self, replicas, *, name="leader", **more):
+        service = Service(self.root / name, self.outbox_id, replicas, **more)
+        self.services.append(service)
+        return service
+
+    def replica(self, index, partition=0):
+        """A node's open log."""
+        (kept,) = self.nodes[index]._store.outboxes()
+        return kept._replicas["orders", partition]
+
+    def directory(self, index, partition=0):
+        """Where a node's log lies."""
+        return self.root / f"node-{index}" / str(self.outbox_id) / f"orders-{partition}"
+
+    def close(self):
+        for service in self.services:
+            service.close()
+        for node in self.nodes.values():
+            node.stop()
+
+
+def record_bytes(directory):
+    """All segments of a log, one behind the other."""
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.close()

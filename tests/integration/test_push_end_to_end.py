@@ -1,0 +1,151 @@
+"""A leader, nodes and sockets in one process: what replicas hold, who is in sync, what survives which stop."""
+
+import pytest
+
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.push.errors import MayStillBeDelivered
+from pushrep.push.settings import Replica
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.replication.errors import NotLeader
+
+
+def record_bytes(directory):
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
+
+
+def test_replicas_hold_the_leaders_bytes_and_its_watermark(world):
+    service = world.service([world.node(1), world.node(2)])
+    early = service.append(b"before anybody listened")
+    service.start()
+    for number in range(200):
+        service.append(b"%d" % number, b"x" * number)
+    assert service.wait() is None
+    service.wait_for_all()
+    for index in (1, 2):
+        log = world.replica(index).log
+        assert log.log_end_offset == service.logs[0].log_end_offset == early + 400
+        assert log.leader_epochs == service.logs[0].leader_epochs
+    # A bare rise of the watermark is shipped, too.
+    service.wait_for(lambda _: all(world.replica(index).log.high_watermark == early + 400 for index in (1, 2)))
+    assert service.leading.manager.memory.used_bytes == 0, "acknowledged by all: nothing is kept"
+    world.close()
+    leader = record_bytes(world.root / "leader" / "orders-0")
+    assert leader
+    assert record_bytes(world.directory(1)) == record_bytes(world.directory(2)) == leader
+
+
+def test_flushed_counts_only_what_is_on_disk_everywhere(world):
+    service = world.service([world.node(1), world.node(2)], durability=Durability.FLUSHED, min_insync=3).start()
+    end = service.append(b"a", b"b")
+    assert service.wait(end) is None
+    for index in (1, 2):
+        assert world.replica(index).log.flushed_offset == end
+
+
+def test_a_node_that_flushes_always_says_so(world):
+    service = world.service([world.node(1, flush=True)]).start()
+    end = service.append(b"a")
+    assert service.wait(end) is None
+    service.wait_for(lambda leader: leader.sessions[1].flushed == end)
+
+
+@pytest.mark.parametrize("partitions", [40])
+def test_many_partitions_share_one_connection(world, partitions):
+    service = world.service([world.node(1)], partitions=partitions).start()
+    for n in range(partitions):
+        service.append(b"to %d" % n, partition=n)
+    for n in range(partitions):
+        assert service.wait(partition=n) is None
+    assert world.nodes[1].connections <= 2, "one for the pushes, one perhaps still for the descriptions"
+
+
+def test_a_replica_that_was_away_gets_what_it_missed(world):
+    service = world.service([world.node(1), world.node(2)], replica_lag_max_ms=200).start()
+    service.append(b"all three")
+    service.wait_for_all()
+    world.nodes[2].stop()
+    for number in range(50):
+        service.append(b"two %d" % number)
+    assert service.wait() is None, "two of three are enough"
+    world.node(2)
+    service.wait_for_all()
+    assert world.replica(2).replica_epoch == 2, "a restart is a new replica epoch"
+    world.close()
+    assert record_bytes(world.directory(2)) == record_bytes(world.root / "leader" / "orders-0")
+
+
+def test_too_few_replicas_acknowledge_nothing_and_say_so_at_the_end(world):
+    service = world.service([world.node(1), world.node(2)], min_insync=3).start()
+    assert service.wait(service.append(b"three of three")) is None
+    world.nodes[2].stop()
+    service.wait_for(lambda leader: not leader.takes_all or not leader.sessions[2].in_flight)
+    failures = []
+    service.leading.when_replicated(0, service.append(b"only two"), failures.append)
+    service.wait_for(lambda leader: leader.sessions[1].acknowledged == 2)
+    assert not failures
+    service.leading.close()
+    assert isinstance(failures[0], MayStillBeDelivered)
+
+
+def test_records_that_only_the_old_leader_had_are_cut_by_epoch(world, tmp_path):
+    """Divergence: member 0 wrote more, then member 1 led; member 0 comes back as a replica and is truncated."""
+    node = world.node(1)
+    service = world.service([node], members=(0, 1, 2)).start()
+    service.append(b"both")
+    service.wait_for_all()
+    world.nodes[1].stop()
+    for number in range(5):
+        service.append(b"lost %d" % number)
+    service.close()
+    world.services.remove(service)
+    # Member 1 leads with the log that it has; member 0 serves the old leader's directory.
+    old = tmp_path / "node-0" / str(world.outbox_id)
+    old.parent.mkdir()
+    (tmp_path / "leader").rename(old)
+    second = world.service([world.node(0)], name=f"node-1/{world.outbox_id}", epoch=513, members=(0, 1, 2)).start()
+    end = second.append(b"new 1", b"new 2")
+    assert second.wait(end) is None
+    second.wait_for_all()
+    assert world.replica(0).log.leader_epochs.entries == ((256, 0), (513, 1))
+    assert [record.value for record in world.replica(0).log.records(0)] == [b"both", b"new 1", b"new 2"]
+    world.close()
+    assert record_bytes(old / "orders-0") == record_bytes(tmp_path / "node-1" / str(world.outbox_id) / "orders-0")
+
+
+def test_a_replica_below_the_leaders_log_start_begins_anew(world):
+    config = LogConfig(segment_bytes=4096, preallocate_bytes=0)
+    service = world.service([world.node(1)], config=config)
+    for number in range(20):
+        service.append(b"%d" % number * 200)
+    service.logs[0].advance_high_watermark(15)
+    service.logs[0].flush()
+    service.logs[0].purge(15)
+    start = service.logs[0].log_start_offset
+    assert start > 0
+    service.close()
+    world.services.remove(service)
+    service = world.service([Replica(1, world.nodes[1].address)]).start()
+    service.append(b"now")
+    service.wait_for_all()
+    assert world.replica(1).log.log_start_offset == start
+    assert world.replica(1).log.log_end_offset == 21
+
+
+def test_a_newer_leader_ends_the_old_ones_sessions(world):
+    node = world.node(1)
+    old = world.service([node], members=(0, 1, 2)).start()
+    assert old.wait(old.append(b"by the old one")) is None
+    with SegmentLog.open_reader(world.root / "leader" / "orders-0", isolation="written") as reader:
+        batches = list(reader.batches(0))
+    second = world.root / "second" / "orders-0"
+    with SegmentLog.open(second, log_id=old.logs[0].log_id, has_replicas=True) as log:
+        log.append_as_is(batches)
+    new = world.service([node], name="second", epoch=514, members=(0, 1, 2)).start()
+    assert new.wait(new.append(b"by the new one")) is None
+    failures = []
+    old.leading.when_replicated(0, old.append(b"too late"), failures.append)
+    old.wait_for(lambda leader: leader.sessions[1].reason is PushSessionEndReason.NEW_LEADER_EPOCH)
+    led = old.leading.partitions[0]
+    assert isinstance(led.resigned, NotLeader)
+    assert isinstance(failures[0], NotLeader)
+    assert not led.takes_all
