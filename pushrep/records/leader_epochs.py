@@ -72,7 +72,9 @@ class LeaderEpochs:
         """
         if self.entries and epoch == self.latest_epoch and start_offset >= self.entries[-1][1]:
             return self
-        kept = (entry for entry in self.entries if entry[0] < epoch and entry[1] < start_offset)
+        kept = tuple(entry for entry in self.entries if entry[0] <= epoch and entry[1] < start_offset)
+        if kept and kept[-1][0] == epoch:  # it goes on; a newer epoch that held no record was not the log's after all
+            return type(self)(kept)
         return type(self)((*kept, (epoch, start_offset)))
 
     def cut_from(self, end_offset: int) -> Self:

@@ -17,7 +17,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from pushrep.replication.effects import StoreGrant, TakeEpoch
+from pushrep.replication.effects import SetAside, StoreGrant, TakeEpoch
 from pushrep.replication.epochs import (
     EpochEnd,
     LogEnds,
@@ -26,7 +26,7 @@ from pushrep.replication.epochs import (
     granted_end,
     without_ungranted,
 )
-from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, ReplicationError, TooFewMembers
+from pushrep.replication.errors import LogNotFit, NotAhead, NotAMember, NotLeader, ReplicationError, TooFewMembers
 from pushrep.replication.grants import Grant, next_ballot
 
 
@@ -117,17 +117,22 @@ class SendGrant(NamedTuple):
 class Fetch(NamedTuple):
     """Durably: set aside what was not granted, cut at `cut_at`, then fetch up to `until` from `member`, and flush.
 
-    member: this member itself where there is only something to cut.
+    member: this member itself where there is only something to cut. anew: the other's log starts at `cut_at`, and
+    nothing shows that this one is the same before it; it is set aside whole first.
     """
 
     partition: int
     member: int
     cut_at: int
     until: EpochEnd
+    anew: SetAside | None = None
 
 
 class Lead(NamedTuple):
-    """Durably: the grant's epoch begins at the end of every log here; nothing is ungranted any more. Then append."""
+    """Durably: every log here is flushed, then the grant's epoch begins at its end, and nothing is ungranted any more.
+
+    Then a PartitionLeader for each log.
+    """
 
     grant: Grant
 
@@ -233,6 +238,8 @@ class Candidate:
         newest = max(shown, key=lambda grant: grant.epoch, default=None)
         if self.purpose is Purpose.OPEN and newest is not None and newest.leader != self.index:
             return self._refuse(NotLeader(newest.leader, newest.epoch))
+        if all(member.index != self.index for member in self.base.members):
+            return self._refuse(NotAMember(self.index, self.base.epoch))
         if not self.base.may_lead(self._counting()):
             return []
         epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
@@ -288,9 +295,13 @@ class Candidate:
                 return NotAhead(partition=partition, own=own.granted, member=member, theirs=ahead)
             theirs = self._answers[member].logs[partition]
             cut_at = common_end(granted, without_ungranted(theirs.log, theirs.ungranted))
+            anew = None
+            if granted.log_start_offset < theirs.log.log_start_offset >= cut_at:
+                cut_at = theirs.log.log_start_offset
+                anew = SetAside(cut_at, theirs.log.leader_epochs.epoch_of(cut_at))
             if cut_at < own.high_watermark:
                 return LogNotFit(partition, f"it parts from member {member} at {cut_at}, below its high watermark")
-            fetches.append(Fetch(partition, member, cut_at, ahead))
+            fetches.append(Fetch(partition, member, cut_at, ahead, anew))
         return fetches
 
     def _lead(self) -> list[CandidateEffect]:

@@ -48,15 +48,23 @@ class SetUngrantedAside(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Durably: checkpoints are lowered, then the log is cut, which ends at `offset` afterwards."""
+    """Durably: checkpoints are lowered, then the log is cut, which ends at `offset` afterwards.
+
+    An epoch that starts at `offset` stays in the list of epochs.
+    """
 
     offset: int
 
 
 class SetAside(NamedTuple):
-    """Durably: the log goes aside as `.stale`; an empty one begins at `offset`, its start and its watermark there."""
+    """Durably: the log goes aside as `.stale`; an empty one begins at `offset`, its start and its watermark there.
+
+    leader_epoch: stands in its list of epochs from the beginning, starting at `offset`: everything below was there when
+    this epoch wrote. Without it a crash now would leave a log that seems to be behind every other.
+    """
 
     offset: int
+    leader_epoch: int
 
 
 class Append(NamedTuple):

@@ -46,14 +46,19 @@ class LogEnds(NamedTuple):
         return EpochEnd(entries[above - 1][0], entries[above][1] if above < len(entries) else self.log_end_offset)
 
     def cut(self, end_offset: int) -> "LogEnds":
-        """As it is after a cut at `end_offset`."""
+        """As it is after a cut at `end_offset`. An epoch that starts right there stays in the list.
+
+        It was in the log before, and what is below the cut may be safe only by that (see `granted_end`).
+        """
         if end_offset >= self.log_end_offset:
             return self
-        return self._replace(log_end_offset=end_offset, leader_epochs=self.leader_epochs.cut_from(end_offset))
+        return self._replace(log_end_offset=end_offset, leader_epochs=self.leader_epochs.cut_from(end_offset + 1))
 
 
 def step_back(ours: LogEnds, theirs: EpochEnd) -> int:
     """Where to ask again after `theirs`, the other log's answer to a previous epoch that it does not have there."""
+    if theirs.epoch == NO_EPOCH:  # its log starts there; what was before lay below a watermark, and is the same
+        return max(ours.log_start_offset, min(theirs.end_offset, ours.log_end_offset))
     return max(ours.log_start_offset, min(theirs.end_offset, ours.end_at_or_below(theirs.epoch).end_offset))
 
 
@@ -85,7 +90,16 @@ def granted_end(log: LogEnds, ungranted: Ungranted | None) -> EpochEnd:
         return EpochEnd(log.leader_epochs.latest_epoch, log.log_end_offset)
     if log.log_end_offset >= ungranted.granted.end_offset:
         return ungranted.granted
-    return EpochEnd(log.epoch_before(log.log_end_offset), log.log_end_offset)
+    return EpochEnd(
+        log.end_at_or_below(ungranted.granted.epoch).epoch, log.log_end_offset
+    )  # a power cut took some of it
+
+
+def marked_ungranted(log: LogEnds, ungranted: Ungranted | None) -> Ungranted:
+    """What has to be on disk before a number without a grant begins at the log's end."""
+    if ungranted is not None and ungranted.start_offset <= log.log_end_offset:
+        return ungranted
+    return Ungranted(log.log_end_offset, granted_end(log, ungranted))
 
 
 def without_ungranted(log: LogEnds, ungranted: Ungranted | None) -> LogEnds:

@@ -15,6 +15,14 @@ class NotLeader(ReplicationError):
         self.leader, self.epoch = leader, epoch
 
 
+class NotAMember(ReplicationError):
+    """Member `member` was removed by the grant of epoch `epoch`: it can't lead; add it again under a new index."""
+
+    def __init__(self, member: int, epoch: int) -> None:
+        super().__init__(f"member {member} was removed by epoch {epoch}: add this directory again under a new index")
+        self.member, self.epoch = member, epoch
+
+
 class TooFewMembers(ReplicationError):
     """Of the `needed` members that a leader needs, only `answered` answered: bring back one of `silent`."""
 

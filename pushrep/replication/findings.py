@@ -90,7 +90,12 @@ def find(
     place = _before(log, request)
     if place is None:
         return _from_there_on(log, high_watermark, request, batch_at)
-    if request.restart:
+    if request.restart and place is not Finding.BELOW_START:  # its log starts higher: it moved on since it was asked
+        # The leader's log has nothing before the append offset to compare. The batch there will do: an epoch has one
+        # history. To set a log aside that goes on like the leader's would take back what it acknowledged.
+        at = request.append_offset
+        if at < log.log_end_offset and log.leader_epochs.epoch_of(at) == request.epoch_at_append_offset:
+            return _from_there_on(log, high_watermark, request, batch_at)
         is_above = request.append_offset >= high_watermark
         return Found(Finding.RESTART if is_above else Finding.RESTART_BELOW_WATERMARK)
     return Found(place)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pushrep.push_session_end_reason import NOT_ENDED, PushSessionEndReason
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.effects import (
     NO_SESSION,
     Answer,
@@ -112,7 +113,11 @@ def _is_stale(newest: ReplicaSession, request: AppendRecords) -> bool:
 
 
 def _is_ascending(request: AppendRecords) -> bool:
-    """Offsets rise strictly from the append offset on, and epochs do not fall."""
+    """Offsets rise strictly, the first at the append offset; epochs do not fall; a log begins anew with its epoch."""
+    if request.batches and request.batches[0].base_offset != request.append_offset:
+        return False
+    if request.restart and not request.batches and request.append_offset < request.epoch_start_offset:
+        return False
     offset, epoch = request.append_offset, request.previous_epoch
     for batch in request.batches:
         if batch.base_offset < offset or batch.next_offset <= batch.base_offset or batch.leader_epoch < epoch:
@@ -172,10 +177,12 @@ def _by_the_table(state: ReplicaState, log: LogEnds, request: AppendRecords, fou
 def _accept(state: ReplicaState, log: LogEnds, request: AppendRecords, found: Found, cut: Cut) -> list[FollowerEffect]:
     """Truncate, append, begin the epoch, flush, HWM, LSO, answer: in this order."""
     effects: list[FollowerEffect] = []
-    high_watermark, log_start, flushed = state.high_watermark, log.log_start_offset, state.flushed_offset
+    high_watermark, log_start = state.high_watermark, log.log_start_offset
+    flushed = min(state.flushed_offset, log.log_end_offset)  # lower if something ungranted went
     if cut is Cut.ALL:
-        effects.append(SetAside(request.append_offset))
-        log = LogEnds(request.append_offset, request.append_offset, type(log.leader_epochs)())
+        aside = SetAside(request.append_offset, request.epoch_at_append_offset)
+        effects.append(aside)
+        log = LogEnds(aside.offset, aside.offset, LeaderEpochs().assigned(aside.leader_epoch, aside.offset))
         log_start = high_watermark = flushed = request.append_offset
     elif cut is Cut.AT_DIFFERENCE:
         effects.append(Truncate(found.at))

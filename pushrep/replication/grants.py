@@ -13,7 +13,7 @@ A grant that changes the list or m names the one before it, too, and both have t
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -86,19 +86,17 @@ class Grant:
     accepted_loss: str = ""
     previous_members: tuple[Member, ...] = ()
     previous_min_insync_replicas: int = 0
+    quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
+    """The quorums that all have to agree: one, two while the list changes."""
 
     def __post_init__(self) -> None:
         if why := _contradiction(self):
             raise BadGrant(why)
-
-    @property
-    def quorums(self) -> tuple[Quorum, ...]:
-        """The quorums that all have to agree: one, two while the list changes."""
-        new = Quorum(frozenset(member.index for member in self.members), self.min_insync_replicas)
-        if not self.previous_members:
-            return (new,)
-        old = frozenset(member.index for member in self.previous_members)
-        return new, Quorum(old, self.previous_min_insync_replicas)
+        lists = [(self.members, self.min_insync_replicas)]
+        if self.previous_members:
+            lists.append((self.previous_members, self.previous_min_insync_replicas))
+        quorums = tuple(Quorum(frozenset(one.index for one in members), m) for members, m in lists)
+        object.__setattr__(self, "quorums", quorums)  # asked with every acknowledgement
 
     @property
     def indexes(self) -> frozenset[int]:
@@ -239,6 +237,6 @@ def _contradiction(grant: Grant) -> str | None:
             return f"member indexes are from 0 to {BALLOT_STRIDE - 1}, each once: {sorted(m.index for m in members)}"
         if not 1 <= min_insync <= len(members):
             return f"min_insync_replicas = {min_insync} of {len(members)} members"
-    if not any(member.index == grant.leader for members, _ in lists for member in members):
+    if all(member.index != grant.leader for member in grant.members):
         return f"leader {grant.leader} is no member"
     return None

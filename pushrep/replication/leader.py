@@ -138,6 +138,8 @@ class PartitionLeader:
         """Records below were removed here; replicas are told with the next request."""
         epochs = self.log.leader_epochs.cut_below(log_start_offset)
         self.log = self.log._replace(log_start_offset=log_start_offset, leader_epochs=epochs)
+        for progress in self._sessions.values():
+            progress.on_log_start(self.log)
         return self._push_to_all()
 
     def start_session(self, replica: int, session: SessionId, theirs: LogEnds) -> list[LeaderEffect]:
@@ -157,19 +159,19 @@ class PartitionLeader:
             return []
         return [SessionEnded(replica, progress.id, reason), *self._leave(replica, too_slow=False)]
 
-    def request(self, replica: int, end_offset: int, previous_epoch: int) -> tuple[InFlight, AppendRecords]:
-        """The next request to a replica with a live session, without its batches: [next_offset, end_offset).
+    def request(self, replica: int, append_offset: int, end_offset: int) -> tuple[InFlight, AppendRecords]:
+        """The next request to a replica with a live session, without its batches: those of [append_offset, end_offset).
 
-        previous_epoch: of the batch that ends at the session's next_offset, as `previous_epoch_of` says.
+        append_offset: the session's next_offset, or the base of the batch that holds it. With no batch both are equal.
         """
         progress = self._sessions[replica]
-        sent = progress.sent(end_offset)
+        sent = progress.sent(append_offset, end_offset)
         return sent, AppendRecords(
             leader_epoch=progress.id.leader_epoch,
             replica_epoch=progress.id.replica_epoch,
             session_id=progress.id.session_id,
             append_offset=sent.append_offset,
-            previous_epoch=previous_epoch,
+            previous_epoch=self.log.epoch_before(sent.append_offset),
             epoch_start_offset=self.epoch_start_offset,
             high_watermark=self.high_watermark,
             log_start_offset=self.log.log_start_offset,
@@ -205,7 +207,7 @@ class PartitionLeader:
         progress = self._sessions.get(replica)
         if progress is None or not progress.is_live:
             return []
-        progress.resend()
+        progress.resend(self.log)
         return [Push(replica, backoff=True)]
 
     def on_tick(self, now_ms: int) -> list[LeaderEffect]:
@@ -260,8 +262,8 @@ class PartitionLeader:
         if not self.takes_all:
             return []
         held = min(self._verified(replica) or 0 for replica in self.in_sync)
-        if held <= self.high_watermark:
-            return []
+        if held <= self.high_watermark or held < self.epoch_start_offset:
+            return []  # below its epoch's start not even the leader has begun the epoch on disk
         self.high_watermark = held
         return [HighWatermarkMoved(held), *self._push_to_all()]
 

@@ -44,6 +44,11 @@ class AppendRecords(NamedTuple):
     is_whole: bool = True
 
     @property
+    def epoch_at_append_offset(self) -> int:
+        """The leader's epoch there: of the batch, or its own, which wrote everything from its start on."""
+        return self.batches[0].leader_epoch if self.batches else self.leader_epoch
+
+    @property
     def end_offset(self) -> int:
         """Up to here a replica that accepts it holds what the leader holds."""
         return self.batches[-1].next_offset if self.batches else self.append_offset

@@ -71,10 +71,17 @@ class ReplicaProgress:
     def is_live(self) -> bool:
         return self.state is not SessionState.ENDED
 
-    def sent(self, end_offset: int) -> InFlight:
-        """Note that the records [next_offset, end_offset) were handed to the wire; none if the two are equal."""
+    def sent(self, append_offset: int, end_offset: int) -> InFlight:
+        """Note that the records [append_offset, end_offset) go to the wire; none if the two are equal.
+
+        append_offset: next_offset, or the base of the batch that holds it, for a replica can end where no batch of
+        ours does.
+        """
+        assert append_offset <= self.next_offset, (
+            f"[{append_offset}, ...) would leave out what is at {self.next_offset}"
+        )
         self._sequence += 1
-        request = InFlight(self._sequence, self.next_offset, end_offset, self.restart)
+        request = InFlight(self._sequence, append_offset, end_offset, self.restart)
         self._in_flight.append(request)
         self.next_offset, self.restart = end_offset, False
         return request
@@ -97,19 +104,25 @@ class ReplicaProgress:
             self._aim(ours, min(result.log_end_offset, ours.log_end_offset))
         elif reaction.step is Step.REREAD:
             self._become(SessionState.REREADING)
-            self.resend()
+            self.resend(ours)
         elif reaction.step is Step.RESEND:
-            self.resend()
+            self.resend(ours)
         elif reaction.reason is not None:
             self.end(reaction.reason)
         return reaction
 
-    def resend(self) -> None:
+    def resend(self, ours: LogEnds) -> None:
         """Everything in flight goes out again, in the same order: the connection is gone, or the replica said later."""
         if self._in_flight:
             oldest = self._in_flight[0]
             self.next_offset, self.restart = oldest.append_offset, oldest.restart
             self._in_flight.clear()
+        self.on_log_start(ours)
+
+    def on_log_start(self, ours: LogEnds) -> None:
+        """Records were removed here; a replica that still needed some of them begins anew where the log starts now."""
+        if self.next_offset < ours.log_start_offset:
+            self._aim(ours, ours.log_start_offset)
 
     def end(self, reason: PushSessionEndReason) -> bool:
         """End the session; False if it was over already."""

@@ -1,0 +1,188 @@
+"""Each rule of replication broken once: how, and in which world that must be seen. Patches, undone by their caller."""
+
+from typing import NamedTuple
+
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.replication import candidate, epochs, findings, follower, grants, leader
+from pushrep.replication.effects import BeginEpoch, TakeEpoch
+from pushrep.replication.findings import Finding, Found
+from pushrep.replication.grants import Grant, Quorum
+from pushrep.replication.leader import PartitionLeader
+from pushrep.replication.outcome import Outcome
+from tests.simulation.replication_world import Rules, World
+
+
+class Mutation(NamedTuple):
+    """`apply(patch)` breaks the rule by `patch(object, name, value)`; `rules`: the world that must see it.
+
+    first_seed: where the search begins, near one that is known to see it.
+    """
+
+    breaks: str
+    apply: object
+    rules: Rules = Rules()
+    first_seed: int = 0
+
+
+def without(checks, error):
+    return tuple(check for check in checks if check.error is not error)
+
+
+def skip_the_epoch_check(patch):
+    patch(follower, "LEADER_CHECKS", without(follower.LEADER_CHECKS, Outcome.FENCED_LEADER_EPOCH))
+
+
+def skip_the_grant_check(patch):
+    patch(grants, "GRANT_CHECKS", without(grants.GRANT_CHECKS, Outcome.FENCED_LEADER_EPOCH))
+
+
+def skip_the_previous_epoch_check(patch):
+    before = findings._before
+    patch(findings, "_before", lambda *a: None if before(*a) is Finding.DIVERGED_BEFORE else before(*a))
+
+
+def advance_with_too_few_in_sync(patch):
+    patch(Grant, "may_acknowledge", lambda self, in_sync: True)
+
+
+def lead_with_too_few_grants(patch):
+    patch(Grant, "may_lead", lambda self, stored: len(stored) >= 1)
+
+
+def count_who_did_not_store_the_grant(patch):
+    patch(candidate.Candidate, "_counting", lambda self: frozenset(self._answers))
+    patch(
+        candidate.Candidate,
+        "_on_look",
+        lambda self, look=candidate.Candidate._on_look: _keeping_answers(self, look),
+    )
+
+
+def _keeping_answers(self, look):
+    answers = dict(self._answers)
+    effects = look(self)
+    if self.state is candidate.CandidateState.GRANTING:
+        self._answers = {**answers, self.index: self._answers[self.index]}
+        effects += self._on_stored()
+    return effects
+
+
+def lead_without_fetching(patch):
+    patch(candidate.Candidate, "_fetches", lambda self: [])
+
+
+def follow_below_own_watermark(patch):
+    patch(findings, "_other_epoch", lambda offset, _: Found(Finding.OTHER_EPOCH, offset))
+
+
+def join_below_the_epoch_start(patch):
+    def has_caught_up(self, replica):
+        held = self._verified(replica)
+        return held is not None and held >= self.high_watermark
+
+    patch(PartitionLeader, "_has_caught_up", has_caught_up)
+    acknowledge_below_the_epoch_start(patch)
+
+
+def forget_that_an_epoch_began(patch):
+    drop_effects(patch, BeginEpoch)
+
+
+def drop_effects(patch, kind):
+    def follow(*arguments, original=follower.follow):
+        return tuple(effect for effect in original(*arguments) if not isinstance(effect, kind))
+
+    patch(follower, "follow", follow)
+
+
+def take_no_epoch(patch):
+    drop_effects(patch, TakeEpoch)
+
+
+def take_a_promise_for_an_epoch_in_the_log(patch):
+    def follow(state, request, batch_at, original=follower.follow):
+        found = original(state, request, batch_at)
+        if not any(isinstance(effect, TakeEpoch) for effect in found):
+            return found
+        return (BeginEpoch(request.leader_epoch, state.log.log_end_offset), *found)
+
+    patch(follower, "follow", follow)
+
+
+def cut_away_the_epoch_that_begins_there(patch):
+    def cut(self, end_offset):
+        if end_offset >= self.log_end_offset:
+            return self
+        return self._replace(log_end_offset=end_offset, leader_epochs=self.leader_epochs.cut_from(end_offset))
+
+    patch(epochs.LogEnds, "cut", cut)
+
+
+def begin_anew_without_an_epoch(patch):
+    def set_aside(self, machine, effect, original=World.set_aside):
+        original(self, machine, effect)
+        machine.disk.epochs = LeaderEpochs()
+
+    patch(World, "set_aside", set_aside)
+
+
+def count_ungranted_records(patch):
+    patch(candidate, "granted_end", lambda log, _: epochs.granted_end(log, None))
+
+
+def acknowledge_below_the_epoch_start(patch):
+    def moved(self):
+        held = min(self._verified(replica) or 0 for replica in self.in_sync)
+        if not self.takes_all or held <= self.high_watermark:
+            return []
+        self.high_watermark = held
+        return [leader.HighWatermarkMoved(held)]
+
+    patch(PartitionLeader, "_moved", moved)
+
+
+def change_members_by_leading_sets_only(patch):
+    patch(Quorum, "to_change", property(lambda self: self.to_lead))
+
+
+def settle_at_once(patch):
+    patch(Grant, "may_settle", lambda self, stored, holding: True)
+
+
+def swap_lists_without_a_joint_grant(patch):
+    def with_members(self, epoch, members, original=Grant.with_members):
+        return original(self, epoch, members).settled(epoch)
+
+    patch(Grant, "with_members", with_members)
+
+
+def ignore_what_the_list_was(patch):
+    keep = tuple(check for check in grants.GRANT_CHECKS if "members_epoch" not in check.refuses.__code__.co_names)
+    patch(grants, "GRANT_CHECKS", keep)
+
+
+LOSSY = Rules(accepts_loss=True)
+FIVE = Rules(members=5, min_insync=3, machines=5)
+CHANGING = Rules(machines=5, changes_members=True)
+EVEN = Rules(members=4, min_insync=3, machines=5, changes_members=True)
+MUTATIONS = (
+    Mutation("a request of an older leader is refused", skip_the_epoch_check, first_seed=116),
+    Mutation("an older grant is refused", skip_the_grant_check, FIVE, first_seed=202),
+    Mutation("the epoch before the append offset is compared", skip_the_previous_epoch_check),
+    Mutation("the watermark moves with m members only", advance_with_too_few_in_sync),
+    Mutation("leading needs N - m + 1 grants", lead_with_too_few_grants),
+    Mutation("a member counts from its grant on", count_who_did_not_store_the_grant, first_seed=130),
+    Mutation("who leads first fetches what it lacks", lead_without_fetching),
+    Mutation("a number and a grant are on disk before they are used", lambda _: None, Rules(fsyncs_epochs=False)),
+    Mutation("the answer comes last", lambda _: None, Rules(answers_last=False)),
+    Mutation("a replica never cuts below its watermark", follow_below_own_watermark, LOSSY, first_seed=47),
+    Mutation("a replica joins at the epoch's start", join_below_the_epoch_start),
+    Mutation("an epoch that began is in the log", forget_that_an_epoch_began),
+    Mutation("a promise is not an epoch in the log", take_a_promise_for_an_epoch_in_the_log),
+    Mutation("a cut leaves the epoch that begins there", cut_away_the_epoch_that_begins_there, first_seed=729),
+    Mutation("a log that begins anew has its epoch", begin_anew_without_an_epoch, first_seed=325),
+    Mutation("what was not granted does not count", count_ungranted_records),
+    Mutation("m members of the old list know the new one", change_members_by_leading_sets_only, EVEN, first_seed=371),
+    Mutation("a change of members settles when it may", settle_at_once, CHANGING),
+    Mutation("two lists have their say while they change", swap_lists_without_a_joint_grant, CHANGING),
+)

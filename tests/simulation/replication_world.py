@@ -1,0 +1,844 @@
+"""A world of members that replicate one partition by nothing but the pure rules: seeded, all in memory.
+
+    Disk       what a member keeps: log, epochs, grant, numbers; what was not flushed can go with the power
+    Member     a disk and one role at a time: down, node (follows), owner (candidate, then leader)
+    World      picks one possible event after the other: deliver, lose, append, push, flush, crash, open, promote ...
+
+Messages of a connection keep their order; connections overtake each other, and a cut one loses a tail. Effects are
+carried out one by one, and the power can go between any two. `check` holds after every step:
+
+    every leader's watermark tells one history, which no member contradicts below its own
+    (epoch, offset) -> one batch, and one history before it, wherever it lies: prefix equality epoch by epoch
+    whichever members are left of any m - 1 lost: the one that is ahead of them holds all that was acknowledged
+"""
+
+# ruff: noqa: N802 - a method per effect has the name of the effect
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
+from uuid import UUID
+
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.replication import candidate as candidates
+from pushrep.replication import effects as do
+from pushrep.replication import follower, leader
+from pushrep.replication.candidate import Candidate, MemberAnswer, PartitionLog, Purpose
+from pushrep.replication.epochs import LogEnds, Ungranted, granted_end, marked_ungranted, without_ungranted
+from pushrep.replication.follower import ReplicaState
+from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, next_ballot
+from pushrep.replication.grants import Member as Listed
+from pushrep.replication.leader import PartitionLeader
+from pushrep.replication.messages import Batch
+from pushrep.replication.outcome import Outcome
+from pushrep.replication.progress import SessionId
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class PowerCut(Exception):
+    """The machine stopped in the middle of its effects."""
+
+
+class Stored(NamedTuple):
+    """A batch in a log; `history` is of everything up to its end."""
+
+    batch: Batch
+    history: int
+
+
+@dataclass
+class Disk:
+    """What a member finds again. `flushed`: offset below which nothing goes with the power."""
+
+    batches: list[Stored] = field(default_factory=list)
+    start: int = 0
+    start_history: int = 0
+    flushed: int = 0
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    high_watermark: int = 0
+    grant: Grant | None = None
+    taken: int = -1
+    numbers: int = -1
+    ungranted: Ungranted | None = None
+    runs: int = 0
+
+    @property
+    def end(self):
+        return self.batches[-1].batch.next_offset if self.batches else self.start
+
+    @property
+    def ends(self):
+        return LogEnds(self.start, self.end, self.epochs)
+
+    @property
+    def highest_epoch(self):
+        return max(self.taken, self.numbers, self.grant.epoch if self.grant else -1, self.epochs.latest_epoch)
+
+    def history_at(self, offset):
+        """Of everything below `offset`; None if no batch ends there."""
+        if offset == self.start:
+            return self.start_history
+        low, high = 0, len(self.batches)
+        while low < high:
+            middle = (low + high) // 2
+            if self.batches[middle].batch.next_offset < offset:
+                low = middle + 1
+            else:
+                high = middle
+        found = low < len(self.batches) and self.batches[low].batch.next_offset == offset
+        return self.batches[low].history if found else None
+
+    def index_of(self, offset):
+        low, high = 0, len(self.batches)
+        while low < high:
+            middle = (low + high) // 2
+            if self.batches[middle].batch.base_offset < offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def base_of(self, offset):
+        """Of the batch that holds `offset`; itself at the log's end."""
+        at = self.index_of(offset + 1) - 1
+        held = at >= 0 and self.batches[at].batch.next_offset > offset
+        return self.batches[at].batch.base_offset if held else offset
+
+    def batch_at(self, offset):
+        at = self.index_of(offset)
+        if at < len(self.batches) and self.batches[at].batch.base_offset == offset:
+            return self.batches[at].batch.data
+        return None
+
+    def read(self, offset, end, count):
+        """Up to `count` batches of [offset, end)."""
+        at = self.index_of(offset)
+        return tuple(stored.batch for stored in self.batches[at : at + count] if stored.batch.next_offset <= end)
+
+    def cut(self, offset):
+        """As LogEnds.cut says; what is left is on disk."""
+        self.epochs = self.ends.cut(offset).leader_epochs
+        while self.batches and self.batches[-1].batch.base_offset >= offset:
+            self.batches.pop()
+        self.flushed = min(self.flushed, self.end)
+
+    def answer(self, index):
+        log = PartitionLog(log=self.ends, high_watermark=self.high_watermark, ungranted=self.ungranted)
+        return MemberAnswer(index=index, grant=self.grant, highest_epoch=self.highest_epoch, logs={0: log})
+
+
+class Owner:
+    """The process of a service: a candidate, then a leader, or one that appends without a grant."""
+
+    def __init__(self, candidate):
+        self.candidate = candidate
+        self.leader = None
+        self.fetch = None
+        self.describing = set()
+        self.next_session = 1
+        self.said = {}
+        self.is_ungranted = False
+
+
+@dataclass
+class Machine:
+    index: int
+    disk: Disk = field(default_factory=Disk)
+    role: str = "down"
+    owner: Owner | None = None
+    session: do.ReplicaSession = do.NO_SESSION
+    watermark: int = 0  # in memory; the disk's is a checkpoint
+    serial: int = 0
+
+
+class Message(NamedTuple):
+    kind: str
+    source: int
+    target: int
+    body: object
+    serial: int  # of the process it is meant for or came from; an answer to another process is lost
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the world goes, and what its shells do wrong."""
+
+    members: int = 3
+    min_insync: int = 2
+    machines: int = 3
+    flushed_only: bool = True
+    loses_power: bool = True
+    changes_members: bool = False
+    accepts_loss: bool = False
+    fsyncs_epochs: bool = True
+    answers_last: bool = True
+
+
+class World:
+    """One seeded run. `steps` raises Violation."""
+
+    def __init__(self, seed, rules=Rules()):
+        self.random = random.Random(seed)
+        self.seed, self.rules = seed, rules
+        # Each seed has a temper of its own (swarm testing): what one mix of events hides, another shows.
+        draw = self.random.choice
+        self.trouble_rate = draw((0.01, 0.03, 0.08))
+        self.deliver_rate = draw((0.4, 0.6, 0.75))
+        self.troubles = [draw((0.2, 1, 5)) for _ in range(5)]
+        self.troubles[4] = draw((0, 0, 0, 1))
+        self.works = [draw((0.3, 1, 3)) for _ in range(7)]
+        self.power_rate = draw((0, 0.003, 0.02))
+        self.window = draw((1, 3, 6))
+        self.machines = [Machine(index) for index in range(rules.machines)]
+        self.wires = {}
+        self.cuts = {}
+        self.known = {}  # (epoch, base offset) -> history behind it, wherever it lies
+        self.committed = {0: 0}  # offset -> history, of every watermark of a leader
+        self.committed_end = 0
+        self.now_ms = 0
+        self.counts = {}
+        self.trace = deque(maxlen=60)
+        self.first = Grant(
+            outbox_id=UUID(int=1),
+            epoch=0,
+            leader=0,
+            members=tuple(Listed(index) for index in range(rules.members)),
+            min_insync_replicas=rules.min_insync,
+            members_epoch=0,
+            pid_epoch=0,
+            topic_id=UUID(int=2),
+            topic="t",
+            partitions=1,
+            carrier="key",
+        )
+        self.unsynced = {}
+        self.looks = None
+        self.slow = set()
+        for machine in self.machines[1:]:
+            self.start_node(machine)
+
+    # ---- the loop
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+        return self
+
+    def step(self):
+        draw = self.random.random()
+        try:
+            if draw < self.trouble_rate:
+                self.trouble(self.random.choice(self.machines))
+            elif self.wires and draw < self.trouble_rate + self.deliver_rate:
+                wire = self.random.choice(list(self.wires))
+                if wire[:2] not in self.slow:
+                    self.deliver(wire)
+            else:
+                self.work(self.random.choice(self.machines))
+        except PowerCut as cut:
+            self.crash(self.machines[cut.args[0]])
+        self.check_ahead()
+
+    def work(self, machine):
+        if machine.role == "node":
+            if self.random.random() < 0.1:
+                machine.disk.high_watermark = min(machine.watermark, machine.disk.end)
+        elif machine.role == "owner":
+            self.own_work(machine)
+        elif self.random.random() < 0.3:
+            self.rise(machine)
+
+    def trouble(self, machine):
+        (kind,) = self.random.choices(("crash", "cut", "promote", "time", "slow"), self.troubles)
+        if kind == "crash":
+            self.crash(machine)
+        elif kind == "cut":
+            self.cut_wires(machine)
+        elif kind == "slow":  # what is on its way in one direction waits; perhaps for longer than its sender lives
+            pairs = [(one.index, other.index) for one in self.machines for other in self.machines if one is not other]
+            self.slow = set(self.random.sample(pairs, self.random.randint(0, 2)))
+        elif kind == "promote":
+            if machine.role == "node":
+                self.promote(machine)
+        elif machine.role == "owner" and machine.owner.leader is None:
+            self.note(machine, "deadline")
+            self.apply_candidate(machine, machine.owner.candidate.on_deadline())
+        else:
+            self.now_ms += self.random.choice((1, 10_000, 40_000))
+
+    def note(self, machine, what):
+        self.trace.append(f"{machine.index}: {what}")
+        key = str(what).split(" ")[0].split("(")[0]
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    # ---- processes
+
+    def start_node(self, machine):
+        machine.role, machine.owner, machine.serial = "node", None, machine.serial + 1
+        machine.disk.runs += 1
+        machine.session = do.NO_SESSION
+        machine.watermark = machine.disk.high_watermark
+
+    def rise(self, machine):
+        grant = machine.disk.grant
+        leads = grant.leader == machine.index if grant else machine.index == 0
+        if leads and self.random.random() < 0.8:
+            self.open(machine, Purpose.OPEN)
+        else:
+            self.start_node(machine)
+
+    def open(self, machine, purpose, change=None):
+        self.note(machine, purpose.name)
+        machine.role, machine.serial = "owner", machine.serial + 1
+        machine.watermark = machine.disk.high_watermark
+        machine.session = do.NO_SESSION
+        first = self.first if machine.index == 0 else None
+        if first is None and machine.disk.grant is None:
+            self.start_node(machine)
+            return
+        candidate = Candidate(machine.index, purpose, machine.disk.answer(machine.index), first=first, change=change)
+        machine.owner = Owner(candidate)
+        self.apply_candidate(machine, candidate.start())
+
+    def promote(self, machine):
+        if machine.disk.grant is None or machine.index not in machine.disk.grant.indexes:
+            return
+        if self.rules.accepts_loss and self.random.random() < 0.5:
+            self.promote_with_loss(machine)
+            return
+        machine.disk.high_watermark = min(machine.watermark, machine.disk.end)  # the node closes its log cleanly
+        self.open(machine, self.random.choice((Purpose.PROMOTE, Purpose.PROMOTE_AND_CATCH_UP)))
+
+    def promote_with_loss(self, machine):
+        """An operator's --accept-loss: it leads without asking anybody."""
+        epoch = next_ballot(machine.index, machine.disk.highest_epoch)
+        grant = machine.disk.grant.renewed(epoch, machine.index)
+        machine.role, machine.serial = "owner", machine.serial + 1
+        machine.owner = Owner(None)
+        machine.disk.high_watermark = min(machine.watermark, machine.disk.end)
+        self.note(machine, "accept_loss")
+        for effect in (do.TakeEpoch(epoch), do.StoreGrant(grant), candidates.Lead(grant)):
+            self.apply_candidate(machine, [effect])
+
+    def crash(self, machine):
+        if machine.role == "down":
+            return
+        self.note(machine, "crash")
+        disk = machine.disk
+        if self.rules.loses_power:
+            unsynced = [stored for stored in disk.batches if stored.batch.next_offset > disk.flushed]
+            lost = self.random.randint(0, len(unsynced))
+            for _ in range(lost):
+                disk.batches.pop()
+        disk.epochs = disk.epochs.cut_from(disk.end + 1)
+        disk.flushed = disk.end
+        for name, value in self.unsynced.pop(machine.index, {}).items():
+            setattr(disk, name, value)
+        if machine.watermark <= disk.end and self.random.random() < 0.3:
+            disk.high_watermark = max(disk.high_watermark, machine.watermark)
+        machine.role, machine.owner, machine.serial = "down", None, machine.serial + 1
+
+    # ---- wires
+
+    def send(self, kind, source, target, body, serial):
+        if target >= len(self.machines):
+            return
+        pair = (source, target)
+        wire = (*pair, self.cuts.get(pair, 0))
+        self.wires.setdefault(wire, deque()).append(Message(kind, source, target, body, serial))
+
+    def cut_wires(self, machine):
+        """Every connection of this machine: a tail is lost, the rest may still arrive, however late."""
+        self.note(machine, "cut")
+        for wire, queue in self.wires.items():
+            if machine.index in wire[:2] and wire[2] == self.cuts.get(wire[:2], 0):
+                for _ in range(self.random.randint(0, len(queue))):
+                    queue.pop()
+        for other in self.machines:
+            for pair in ((machine.index, other.index), (other.index, machine.index)):
+                self.cuts[pair] = self.cuts.get(pair, 0) + 1
+            self.disconnect(machine, other.index)
+            self.disconnect(other, machine.index)
+        self.wires = {wire: queue for wire, queue in self.wires.items() if queue}
+
+    def disconnect(self, machine, other):
+        if machine.owner is None:
+            return
+        machine.owner.describing.discard(other)
+        if machine.owner.leader is not None:
+            machine.owner.leader.on_disconnect(other)
+        elif machine.owner.fetch is not None and machine.owner.fetch.member == other:
+            machine.role, machine.owner = "down", None  # gives up; begins anew later
+
+    def deliver(self, wire):
+        queue = self.wires[wire]
+        message = queue.popleft()
+        if not queue:
+            del self.wires[wire]
+        machine = self.machines[message.target]
+        handler = getattr(self, f"on_{message.kind}")
+        if message.kind.endswith("answer"):
+            if machine.role == "owner" and machine.serial == message.serial:
+                handler(machine, message)
+        elif machine.role == "node":
+            handler(machine, message)
+
+    def reply(self, machine, message, body):
+        self.send(message.kind + "_answer", machine.index, message.source, body, message.serial)
+
+    # ---- candidates
+
+    def apply_candidate(self, machine, effects):
+        disk, owner = machine.disk, machine.owner
+        for effect in effects:
+            self.note(machine, effect)
+            self.power(machine)
+            if isinstance(effect, candidates.Look):
+                for member in effect.members:
+                    self.send("look", machine.index, member, None, machine.serial)
+            elif isinstance(effect, do.TakeEpoch):
+                self.durable(machine, numbers=effect.leader_epoch)
+            elif isinstance(effect, do.StoreGrant):
+                self.durable(machine, grant=effect.grant, taken=max(disk.taken, effect.grant.epoch))
+            elif isinstance(effect, candidates.SendGrant):
+                for member in effect.members:
+                    self.send("grant", machine.index, member, effect.grant, machine.serial)
+            elif isinstance(effect, candidates.Fetch):
+                self.begin_fetch(machine, effect)
+            elif isinstance(effect, candidates.Lead):
+                self.lead(machine, effect.grant)
+            elif isinstance(effect, candidates.Refused):
+                self.refused(machine, effect.error)
+            if machine.owner is not owner:
+                return
+
+    def begin_fetch(self, machine, fetch):
+        disk = machine.disk
+        if disk.ungranted is not None:
+            self.set_aside_ungranted(disk, without_ungranted(disk.ends, disk.ungranted))
+        if fetch.cut_at < disk.high_watermark:
+            raise Violation(f"{machine.index} would cut at {fetch.cut_at}, below its watermark {disk.high_watermark}")
+        if fetch.anew is not None:
+            self.set_aside(machine, fetch.anew)
+        disk.cut(fetch.cut_at)
+        if fetch.member == machine.index or disk.end >= fetch.until.end_offset:
+            disk.flushed = disk.end
+            self.apply_candidate(machine, machine.owner.candidate.on_fetched(0))
+            return
+        machine.owner.fetch = fetch
+        self.send("fetch", machine.index, fetch.member, (machine.owner.candidate.grant.epoch, disk.end), machine.serial)
+
+    def on_fetch(self, machine, message):
+        epoch, offset = message.body
+        if machine.disk.grant is not None and machine.disk.grant.epoch == epoch and offset >= machine.disk.start:
+            self.reply(machine, message, machine.disk.read(offset, machine.disk.end, 2))
+
+    def on_fetch_answer(self, machine, message):
+        fetch, disk = machine.owner.fetch, machine.disk
+        if fetch is None or machine.owner.leader is not None:
+            return
+        for batch in message.body:
+            if batch.base_offset == disk.end and batch.next_offset <= fetch.until.end_offset:
+                self.write(machine, batch)
+        if disk.end < fetch.until.end_offset:
+            body = (machine.owner.candidate.grant.epoch, disk.end)
+            self.send("fetch", machine.index, fetch.member, body, machine.serial)
+            return
+        disk.flushed = disk.end
+        machine.owner.fetch = None
+        self.apply_candidate(machine, machine.owner.candidate.on_fetched(0))
+
+    def lead(self, machine, grant):
+        disk = machine.disk
+        if self.random.random() < 0.5:  # the effect says so; the watermark must be safe if a shell forgets
+            disk.flushed = disk.end
+        self.begin_epoch(disk, grant.epoch, disk.end)
+        disk.ungranted = None
+        machine.owner.leader = PartitionLeader(
+            grant,
+            disk.ends,
+            flushed_offset=disk.flushed,
+            high_watermark=disk.high_watermark,
+            flushed_only=self.rules.flushed_only,
+            now_ms=self.now_ms,
+        )
+
+    def refused(self, machine, error):
+        self.note(machine, f"refused {type(error).__name__}")
+        owner, disk = machine.owner, machine.disk
+        is_open = owner.candidate.purpose is Purpose.OPEN
+        own_grant = disk.grant is not None and disk.grant.leader == machine.index
+        if type(error).__name__ == "TooFewMembers" and is_open and own_grant and owner.candidate.grant is None:
+            self.append_ungranted(machine)
+        machine.role, machine.owner = "down", None
+        if type(error).__name__ in {"NotLeader", "NotAMember"} or not is_open:
+            self.start_node(machine)
+
+    def append_ungranted(self, machine):
+        """acks=LOCAL while too few answer: under the next own number, marked, never pushed."""
+        disk = machine.disk
+        epoch = next_ballot(machine.index, disk.highest_epoch)
+        disk.ungranted = marked_ungranted(disk.ends, disk.ungranted)
+        disk.numbers = epoch
+        self.begin_epoch(disk, epoch, disk.end)
+        for _ in range(self.random.randint(1, 3)):
+            self.append(machine, epoch)
+        self.note(machine, "ungranted")
+
+    # ---- leaders
+
+    def own_work(self, machine):
+        owner = machine.owner
+        if owner.leader is None:
+            return
+        if owner.leader.has_resigned:
+            machine.role, machine.owner, machine.serial = "down", None, machine.serial + 1
+            return
+        kinds = ("append", "flush", "push", "tick", "start", "checkpoint", "change")
+        (kind,) = self.random.choices(
+            kinds, [w * k for w, k in zip(self.works, (6, 4, 14, 1, 0.5, 1, 0.7), strict=True)]
+        )
+        if kind == "append":
+            self.append(machine, owner.leader.grant.epoch)
+            self.apply_leader(machine, owner.leader.on_append(machine.disk.end, self.now_ms))
+        elif kind == "flush":
+            machine.disk.flushed = machine.disk.end
+            self.apply_leader(machine, owner.leader.on_flush(machine.disk.end))
+        elif kind == "push":
+            self.push(machine)
+        elif kind == "tick":
+            self.apply_leader(machine, owner.leader.on_tick(self.now_ms))
+        elif kind == "start":
+            self.raise_start(machine)
+        elif kind == "checkpoint":
+            machine.disk.high_watermark = owner.leader.high_watermark
+        elif self.rules.changes_members:
+            self.change_members(machine)
+
+    def append(self, machine, epoch):
+        base, count = machine.disk.end, self.random.randint(1, 3)
+        data = b"%d %d %d %d" % (epoch, base, count, self.random.getrandbits(30))
+        self.write(machine, Batch(base, base + count, epoch, data))
+
+    def write(self, machine, batch):
+        """Append to a log, and hold the rule that an epoch has one history wherever it lies."""
+        disk = machine.disk
+        if batch.base_offset != disk.end:
+            raise Violation(f"{machine.index} appends at {batch.base_offset}, its log ends at {disk.end}")
+        before = disk.history_at(disk.end)
+        history = hash((before, batch.data))
+        if self.known.setdefault((batch.leader_epoch, batch.base_offset), history) != history:
+            raise Violation(f"epoch {batch.leader_epoch} has two histories at {batch.base_offset}")
+        disk.batches.append(Stored(batch, history))
+        disk.epochs = disk.epochs.assigned(batch.leader_epoch, batch.base_offset)
+
+    def push(self, machine):
+        owner, disk = machine.owner, machine.disk
+        targets = [index for index in range(len(self.machines)) if index != machine.index]
+        if not self.rules.changes_members:
+            targets = [index for index in targets if index in owner.leader.grant.indexes]
+        target = self.random.choice(targets)
+        progress = owner.leader.sessions.get(target)
+        if progress is None or not progress.is_live:
+            if target not in owner.describing or self.random.random() < 0.1:
+                owner.describing.add(target)
+                self.send("describe", machine.index, target, None, machine.serial)
+            return
+        if len(progress.in_flight) >= self.window:
+            return
+        start = disk.base_of(progress.next_offset)
+        batches = disk.read(start, disk.end, self.random.randint(1, 3))
+        news = (owner.leader.high_watermark, disk.start)
+        if not batches and progress.acknowledged is not None and owner.said.get(target) == news:
+            return
+        owner.said[target] = news
+        end = batches[-1].next_offset if batches else start
+        sent, request = owner.leader.request(target, start, end)
+        body = (progress.id, sent.sequence, request._replace(batches=batches))
+        self.send("append", machine.index, target, body, machine.serial)
+
+    def on_describe(self, machine, message):
+        self.reply(machine, message, (machine.disk.ends, machine.disk.runs))
+
+    def on_describe_answer(self, machine, message):
+        owner = machine.owner
+        if owner.leader is None or owner.leader.has_resigned or message.source not in owner.describing:
+            return
+        owner.describing.discard(message.source)
+        theirs, runs = message.body
+        session = SessionId(owner.leader.grant.epoch, runs, owner.next_session)
+        owner.next_session += 1
+        self.apply_leader(machine, owner.leader.start_session(message.source, session, theirs))
+
+    def on_append_answer(self, machine, message):
+        leading = machine.owner.leader
+        if leading is not None:
+            session, sequence, result = message.body
+            self.apply_leader(machine, leading.on_answer(message.source, session, sequence, result))
+
+    def apply_leader(self, machine, effects):
+        for effect in effects:
+            if not isinstance(effect, leader.Push):
+                self.note(machine, effect)
+            if isinstance(effect, leader.HighWatermarkMoved):
+                machine.watermark = effect.high_watermark
+                self.commit(machine, effect.high_watermark)
+            elif isinstance(effect, leader.SessionEnded) and effect.is_alarm and not self.rules.accepts_loss:
+                raise Violation(f"a replica waits for an operator: {effect}")
+
+    def raise_start(self, machine):
+        disk, leading = machine.disk, machine.owner.leader
+        if disk.end - disk.start < 12:
+            return
+        bases = [
+            stored.batch.base_offset for stored in disk.batches if stored.batch.base_offset <= leading.high_watermark
+        ]
+        if bases:
+            self.drop_below(disk, bases[-1])
+            self.apply_leader(machine, leading.on_log_start(disk.start))
+
+    def drop_below(self, disk, offset):
+        """The log starts at the batch that holds `offset`."""
+        while disk.batches and disk.batches[0].batch.next_offset <= offset:
+            disk.start_history = disk.batches[0].history
+            disk.start = disk.batches[0].batch.next_offset
+            disk.batches.pop(0)
+        disk.epochs = disk.epochs.cut_below(disk.start)
+        disk.high_watermark = max(disk.high_watermark, disk.start)
+
+    def change_members(self, machine):
+        """One member at a time; a joint grant, then one of the new list alone."""
+        leading = machine.owner.leader
+        grant = leading.grant
+        if grant.previous_members:
+            if leading.may_settle:
+                self.reopen(
+                    machine,
+                    lambda base, epoch: (
+                        base.settled(epoch) if base.previous_members else base.renewed(epoch, machine.index)
+                    ),
+                )
+            return
+        listed = {member.index for member in grant.members}
+        joining = sorted(leading.caught_up - listed)
+        leaving = sorted(listed - {machine.index})
+        if joining and self.random.random() < 0.6:
+            members = (*grant.members, Listed(self.random.choice(joining)))
+        elif len(leaving) > 1:
+            gone = self.random.choice(leaving)
+            members = tuple(member for member in grant.members if member.index != gone)
+        else:
+            return
+
+        def change(base, epoch):
+            if base.members_epoch != grant.members_epoch or base.previous_members:
+                return base.renewed(epoch, machine.index)
+            return base.with_members(epoch, members)
+
+        self.reopen(machine, change)
+
+    def reopen(self, machine, change):
+        self.note(machine, "change_members")
+        machine.disk.flushed = machine.disk.end
+        machine.disk.high_watermark = machine.owner.leader.high_watermark
+        self.open(machine, Purpose.OPEN, change)
+
+    # ---- nodes
+
+    def state_of(self, machine):
+        disk = machine.disk
+        return ReplicaState(
+            log=disk.ends,
+            flushed_offset=disk.flushed,
+            high_watermark=machine.watermark,
+            leader_epoch=disk.taken,
+            replica_epoch=disk.runs,
+            grant=disk.grant,
+            session=machine.session,
+            ungranted=disk.ungranted,
+        )
+
+    def on_look(self, machine, message):
+        machine.disk.high_watermark = machine.watermark
+        self.reply(machine, message, machine.disk.answer(machine.index))
+
+    on_look_answer = None
+
+    def on_grant(self, machine, message):
+        disk = machine.disk
+        verdict = judge_grant(OfferedGrant(message.body, message.source, disk.grant, disk.taken))
+        self.note(machine, f"grant {verdict.name}")
+        if verdict is Outcome.NONE:
+            self.power(machine)
+            self.durable(machine, grant=message.body)
+        disk.high_watermark = machine.watermark
+        self.reply(machine, message, disk.answer(machine.index))
+
+    def on_append(self, machine, message):
+        session, sequence, request = message.body
+        effects = follower.follow(self.state_of(machine), request, machine.disk.batch_at)
+        if not self.rules.answers_last:
+            effects = sorted(effects, key=lambda effect: not isinstance(effect, do.Answer))
+        for effect in effects:
+            self.power(machine)
+            if isinstance(effect, do.Answer):
+                self.note(machine, effect.result.error.name)
+                self.reply(machine, message, (session, sequence, effect.result))
+            else:
+                self.follow(machine, effect)
+
+    def follow(self, machine, effect):
+        if not isinstance(effect, do.Append | do.Flush | do.SetHighWatermark):
+            self.note(machine, effect)
+        getattr(self, f"do_{type(effect).__name__}")(machine, machine.disk, effect)
+
+    def do_TakeEpoch(self, machine, _, effect):
+        self.durable(machine, taken=effect.leader_epoch)
+
+    def do_OpenSession(self, machine, _, effect):
+        machine.session = effect.session
+
+    def do_CloseSession(self, machine, *_):
+        machine.session = machine.session._replace(is_over=True)
+
+    def do_SetUngrantedAside(self, _, disk, effect):
+        self.set_aside_ungranted(disk, effect.log)
+
+    def do_SetAside(self, machine, _, effect):
+        self.set_aside(machine, effect)
+
+    def do_Truncate(self, machine, disk, effect):
+        if effect.offset < machine.watermark:
+            raise Violation(f"{machine.index} cuts at {effect.offset}, below its watermark {machine.watermark}")
+        disk.cut(effect.offset)
+
+    def do_Append(self, machine, _, effect):
+        for batch in effect.batches:
+            self.write(machine, batch)
+
+    def do_BeginEpoch(self, _, disk, effect):
+        self.begin_epoch(disk, effect.leader_epoch, effect.start_offset)
+
+    def do_Flush(self, _, disk, __):
+        disk.flushed = disk.end
+
+    def do_SetHighWatermark(self, machine, _, effect):
+        self.set_watermark(machine, effect.high_watermark)
+
+    def do_SetLogStart(self, _, disk, effect):
+        self.drop_below(disk, effect.log_start_offset)
+
+    def do_GoOffline(self, machine, _, effect):
+        if not self.rules.accepts_loss:
+            raise Violation(f"{machine.index} goes offline: {effect.finding.name}")
+        raise PowerCut(machine.index)
+
+    def set_aside(self, machine, effect):
+        disk, (offset, epoch) = machine.disk, effect
+        history = self.committed.get(offset)
+        if history is None:
+            raise Violation(f"{machine.index} begins anew at {offset}, where nothing was acknowledged")
+        disk.batches, disk.start, disk.start_history = [], offset, history
+        disk.epochs = LeaderEpochs().assigned(epoch, offset)
+        disk.flushed = disk.high_watermark = machine.watermark = offset
+
+    def begin_epoch(self, disk, epoch, start):
+        disk.epochs = disk.epochs.assigned(epoch, start)
+
+    def set_aside_ungranted(self, disk, log):
+        disk.cut(log.log_end_offset)
+        disk.epochs = log.leader_epochs
+        disk.ungranted = None
+
+    # ---- durability
+
+    def power(self, machine):
+        """Between any two effects the power can go."""
+        if self.random.random() < self.power_rate:
+            raise PowerCut(machine.index)
+
+    def durable(self, machine, **values):
+        for name, value in values.items():
+            if not self.rules.fsyncs_epochs:
+                self.unsynced.setdefault(machine.index, {}).setdefault(name, getattr(machine.disk, name))
+            setattr(machine.disk, name, value)
+
+    # ---- what must hold
+
+    def commit(self, machine, watermark):
+        """A leader acknowledged everything below: it is one history, for ever."""
+        for stored in reversed(machine.disk.batches):
+            offset = stored.batch.next_offset
+            if offset > watermark:
+                continue
+            is_known = offset in self.committed
+            if self.committed.setdefault(offset, stored.history) != stored.history and not self.rules.accepts_loss:
+                raise Violation(f"{machine.index} acknowledges another history at {offset}")
+            if is_known:
+                break
+        self.committed_end = max(self.committed_end, watermark)
+
+    def set_watermark(self, machine, watermark):
+        if watermark < machine.watermark:
+            raise Violation(f"{machine.index}'s watermark falls from {machine.watermark} to {watermark}")
+        machine.watermark = watermark
+        if not self.rules.accepts_loss and machine.disk.history_at(watermark) != self.committed.get(watermark):
+            raise Violation(f"{machine.index} takes {watermark} for acknowledged over another history")
+
+    def check_ahead(self):
+        """Of all members that may lead, the one ahead holds all that was acknowledged; after a power cut, too."""
+        if self.rules.accepts_loss or not self.committed_end:
+            return
+        looks = [(self.committed_end, *(self.look_of(machine.disk) for machine in self.machines))]
+        if looks == self.looks:
+            return
+        self.looks = looks
+        states = [self.end_of] + ([self.durable_end_of] if self.rules.loses_power else [])
+        held = [machine for machine in self.machines if machine.disk.grant]
+        ends = [{machine.index: end_of(machine.disk) for machine in held} for end_of in states]
+        for count in range(1, len(held) + 1):
+            for group in combinations(held, count):
+                base = max(
+                    (machine.disk.grant for machine in group), key=lambda grant: (grant.members_epoch, grant.epoch)
+                )
+                left = base.indexes & {machine.index for machine in group}
+                if base.may_lead(left):
+                    self.check_left(left, ends)
+
+    def look_of(self, disk):
+        return disk.end, disk.flushed, disk.start, id(disk.epochs), id(disk.grant), disk.ungranted
+
+    def check_left(self, left, ends):
+        for is_cut, of in enumerate(ends):
+            _, holds_all = max(of[index] for index in left)
+            if not holds_all:
+                when = " after a power cut" if is_cut else ""
+                lost = f"all that was acknowledged up to {self.committed_end}"
+                raise Violation(f"members {sorted(left)}{when} would lead without {lost}")
+
+    def end_of(self, disk):
+        return granted_end(disk.ends, disk.ungranted), self.holds(disk, disk.end)
+
+    def durable_end_of(self, disk):
+        kept = disk.ends._replace(log_end_offset=disk.flushed, leader_epochs=disk.epochs.cut_from(disk.flushed + 1))
+        return granted_end(kept, disk.ungranted), self.holds(disk, disk.flushed)
+
+    def holds(self, disk, end):
+        """Whether a log that ends there has everything that was acknowledged."""
+        if disk.start > self.committed_end:
+            return True
+        return end >= self.committed_end and disk.history_at(self.committed_end) == self.committed[self.committed_end]
+
+
+def on_candidate_answer(world, machine, message):
+    if machine.owner.candidate is not None and machine.owner.leader is None:
+        world.apply_candidate(machine, machine.owner.candidate.on_answer(message.body))
+
+
+World.on_look_answer = on_candidate_answer
+World.on_grant_answer = on_candidate_answer

@@ -1,0 +1,74 @@
+"""Members on nothing but the pure rules of replication, in seeded disorder; and each rule broken once, which is seen.
+
+A failing seed repeats: World(seed, rules).steps(n).
+"""
+
+import pytest
+
+from tests.simulation.replication_mutations import MUTATIONS
+from tests.simulation.replication_world import Rules, Violation, World
+
+STEPS = 2_000
+WORLDS = {
+    "three, m = 2": Rules(),
+    "three, m = 3": Rules(min_insync=3),
+    "three, m = 1": Rules(min_insync=1),
+    "four, m = 3": Rules(members=4, min_insync=3, machines=4),
+    "four, m = 2": Rules(members=4, min_insync=2, machines=4),
+    "five, m = 3": Rules(members=5, min_insync=3, machines=5),
+    "page cache, processes die": Rules(flushed_only=False, loses_power=False),
+    "members change": Rules(machines=5, changes_members=True),
+    "members change from four": Rules(members=4, min_insync=3, machines=5, changes_members=True),
+    "members change from two": Rules(
+        members=2, machines=4, changes_members=True, flushed_only=False, loses_power=False
+    ),
+}
+
+
+def run(seed, rules, steps=STEPS):
+    world = World(seed, rules)
+    try:
+        world.steps(steps)
+    except Violation as violation:
+        story = "\n".join(world.trace)
+        pytest.fail(f"World({seed}, {rules}).steps({steps}): {violation}\n{story}")
+    return world
+
+
+@pytest.mark.parametrize("rules", WORLDS.values(), ids=WORLDS)
+def test_what_was_acknowledged_survives_any_disorder(rules, torture):
+    """Promise of `Members, grants, epochs`: it survives any m - 1 lost, in any order of opens, crashes, promotions."""
+    acknowledged = 0
+    for seed in range(torture.count(4, 1_000)):
+        world = run(seed + torture.seed, rules)
+        acknowledged += world.committed_end
+    assert acknowledged, "nothing was acknowledged: the worlds prove nothing"
+
+
+def test_the_worlds_meet_what_they_are_about(torture):
+    """Every effect, every answer of the table, truncation and catching up: by count over some seeds."""
+    counts = {}
+    for seed in range(torture.count(60, 200)):
+        for rules in (Rules(), WORLDS["members change"]):
+            for what, count in World(seed, rules).steps(800).counts.items():
+                counts[what] = counts.get(what, 0) + count
+    wanted = {
+        "TakeEpoch", "StoreGrant", "BeginEpoch", "Truncate", "SetAside", "SetLogStart", "SetUngrantedAside",
+        "Fetch", "Lead", "Refused", "Resigned", "Joined", "Left", "HighWatermarkMoved", "SessionEnded",
+        "LOG_DIVERGED", "FENCED_LEADER_EPOCH", "STALE_SESSION", "ungranted", "change_members",
+    }  # fmt: skip
+    assert wanted <= {what for what, count in counts.items() if count}, f"never met: {wanted - counts.keys()}"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.breaks for mutation in MUTATIONS])
+def test_a_broken_rule_is_seen(mutation, monkeypatch):
+    def patch(owner, name, value):
+        monkeypatch.setattr(owner, name, value)
+
+    mutation.apply(patch)
+    for seed in range(mutation.first_seed, mutation.first_seed + 300):
+        try:
+            World(seed, mutation.rules).steps(STEPS)
+        except (Violation, AssertionError):
+            return
+    pytest.fail(f"300 worlds did not notice that it does not hold: {mutation.breaks}")

@@ -1,0 +1,159 @@
+"""`Members, grants, epochs`: ballots, who may lead, what may be acknowledged, changes of members, what is stored."""
+
+from dataclasses import replace
+from itertools import combinations
+from uuid import UUID
+
+import pytest
+
+from pushrep.replication.errors import BadGrant
+from pushrep.replication.grants import (
+    EPOCH_JUMP_MAX,
+    Grant,
+    Member,
+    OfferedGrant,
+    Quorum,
+    default_min_insync,
+    judge_grant,
+    next_ballot,
+    owner_of,
+)
+from pushrep.replication.outcome import Outcome
+
+
+def listed(*indexes):
+    return tuple(Member(index, f"10.0.0.{index}:7400") for index in indexes)
+
+
+def grant(epoch=256, members=(0, 1, 2), m=2, **changes):
+    fields = {
+        "outbox_id": UUID(int=1), "epoch": epoch, "leader": epoch % 256, "members": listed(*members),
+        "min_insync_replicas": m, "members_epoch": 0, "pid_epoch": 0, "topic_id": UUID(int=2), "topic": "orders",
+        "partitions": 4, "carrier": "key",
+    }  # fmt: skip
+    return Grant(**fields | changes)
+
+
+@pytest.mark.parametrize("index", [0, 1, 7, 255])
+@pytest.mark.parametrize("seen", [-1, 0, 1, 255, 256, 300, 1_000_000])
+def test_a_ballot_is_the_members_own_and_the_next_above_all_seen(index, seen):
+    ballot = next_ballot(index, seen)
+    assert owner_of(ballot) == index
+    assert seen < ballot <= seen + 256
+
+
+def test_the_default_is_more_than_half_the_leader_counted():
+    assert [default_min_insync(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_leading_sets_meet_every_set_that_acknowledged(n):
+    for m in range(1, n + 1):
+        quorum = Quorum(frozenset(range(n)), m)
+        assert quorum.to_lead == n - m + 1
+        for leads in combinations(range(n), quorum.to_lead):
+            assert all(set(leads) & set(holds) for holds in combinations(range(n), m))
+            assert all(set(leads) & set(stored) for stored in combinations(range(n), quorum.to_change))
+
+
+def test_with_four_members_two_leading_sets_can_miss_each_other():
+    """Why a change of the list needs m members of the old one, not only as many as lead."""
+    quorum = Quorum(frozenset(range(4)), 3)
+    assert (quorum.to_lead, quorum.to_change) == (2, 3)
+    assert not {0, 1} & {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"epoch": 257, "leader": 0}, "257"),
+        ({"leader": 1}, "member 1"),
+        ({"epoch": 3, "leader": 3}, "leader 3"),
+        ({"members": (0, 0)}, "each once"),
+        ({"members": (0, 256)}, "each once"),
+        ({"m": 0}, "min_insync_replicas"),
+        ({"m": 4}, "min_insync_replicas"),
+        ({"members_epoch": 300}, "members_epoch"),
+        ({"previous_members": listed(0, 1), "previous_min_insync_replicas": 3}, "min_insync_replicas"),
+    ],
+)
+def test_a_grant_that_contradicts_itself_is_none(changes, names):
+    with pytest.raises(BadGrant, match=names):
+        grant(**changes)
+
+
+KEPT = grant(epoch=512)
+OFFERS = {
+    "newer": (grant(epoch=768), Outcome.NONE),
+    "newer, of another member": (grant(epoch=769), Outcome.NONE),
+    "the very same": (KEPT, Outcome.NONE),
+    "older": (grant(epoch=256), Outcome.FENCED_LEADER_EPOCH),
+    "older than an epoch that was taken": (grant(epoch=600, leader=88, members=(0, 1, 88)), Outcome.NOT_A_MEMBER),
+    "the same number, another content": (grant(epoch=512, m=3), Outcome.IMPOSSIBLE_EPOCH),
+    "a jump": (grant(epoch=512 + EPOCH_JUMP_MAX + 256), Outcome.IMPOSSIBLE_EPOCH),
+    "just no jump": (grant(epoch=512 + EPOCH_JUMP_MAX), Outcome.NONE),
+    "another outbox": (grant(epoch=768, outbox_id=UUID(int=9)), Outcome.INCONSISTENT_OUTBOX),
+    "other partitions": (grant(epoch=768, partitions=5), Outcome.INCONSISTENT_OUTBOX),
+    "another carrier": (grant(epoch=768, carrier="header"), Outcome.INCONSISTENT_OUTBOX),
+}
+
+
+@pytest.mark.parametrize(("offered", "outcome"), OFFERS.values(), ids=OFFERS)
+def test_what_a_member_stores(offered, outcome):
+    assert judge_grant(OfferedGrant(offered, offered.leader, KEPT, 512)) is outcome
+
+
+def test_an_epoch_taken_in_a_log_fences_grants_too():
+    assert judge_grant(OfferedGrant(grant(epoch=768), 0, KEPT, 769)) is Outcome.FENCED_LEADER_EPOCH
+
+
+def test_only_the_leader_itself_offers_its_grant():
+    assert judge_grant(OfferedGrant(grant(epoch=768), 1, KEPT, 512)) is Outcome.IMPOSSIBLE_EPOCH
+
+
+def test_a_member_without_a_grant_takes_any():
+    assert judge_grant(OfferedGrant(grant(epoch=EPOCH_JUMP_MAX * 4), 0, None, -1)) is Outcome.NONE
+
+
+def test_a_candidate_that_counted_by_an_older_list_is_refused():
+    kept = KEPT.with_members(768, listed(0, 1, 2, 3))
+    assert judge_grant(OfferedGrant(KEPT.renewed(1025, 1), 1, kept, 768)) is Outcome.FENCED_LEADER_EPOCH
+    assert judge_grant(OfferedGrant(kept.renewed(1025, 1), 1, kept, 768)) is Outcome.NONE
+
+
+def test_a_change_is_joint_until_both_lists_are_safe():
+    joint = grant(m=2).with_members(512, listed(0, 1, 2, 3))
+    assert (joint.min_insync_replicas, joint.previous_min_insync_replicas) == (3, 2)
+    assert joint.indexes == {0, 1, 2, 3}
+    assert not joint.may_lead({0, 3}), "two of the new list lead, but only one of the old"
+    assert joint.may_lead({0, 1})
+    assert not joint.may_acknowledge({0, 1}), "enough of the old list, not of the new"
+    assert joint.may_acknowledge({0, 1, 3})
+    assert not joint.may_settle({0, 3}, {0, 1, 3}), "N - m + 1 of the old list have not stored it"
+    assert not joint.may_settle({0, 1}, {0, 1}), "m' of the new list do not hold all below the watermark"
+    assert joint.may_settle({0, 1}, {0, 1, 3})
+    settled = joint.settled(768)
+    assert (settled.quorums, settled.members_epoch) == ((Quorum(frozenset(range(4)), 3),), 768)
+    assert not settled.may_settle({0, 1, 2, 3}, {0, 1, 2, 3}), "nothing to settle"
+
+
+def test_an_even_list_is_left_only_when_m_of_it_know():
+    joint = grant(members=(0, 1, 2, 3), m=3).with_members(512, listed(0, 1, 2))
+    assert joint.may_lead({0, 1})
+    assert not joint.may_settle({0, 1}, {0, 1, 2}), "2 and 3 never heard of it and could lead by the old list"
+    assert joint.may_settle({0, 1, 2}, {0, 1})
+
+
+def test_members_change_one_at_a_time():
+    with pytest.raises(BadGrant, match="one at a time"):
+        grant().with_members(512, listed(0, 1, 3))
+    joint = grant().with_members(512, listed(0, 1))
+    with pytest.raises(BadGrant, match="not settled"):
+        joint.with_members(768, listed(0))
+
+
+def test_a_renewal_keeps_the_list_but_not_an_accepted_loss():
+    lossy = replace(grant(), accepted_loss="promoted with loss")
+    renewed = lossy.renewed(257, 1)
+    assert (renewed.epoch, renewed.leader, renewed.members_epoch, renewed.accepted_loss) == (257, 1, 0, "")
+    assert renewed.members == lossy.members
