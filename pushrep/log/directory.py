@@ -59,14 +59,20 @@ class LogDirectory:
 
     @classmethod
     def acquire(
-        cls, path: Path | str, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
+        cls,
+        path: Path | str,
+        filesystem: Filesystem = REAL_FILESYSTEM,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        is_real: bool = False,
     ) -> "LogDirectory":
         """The directory at `path`, made if it is missing; the same instance for every caller in this process.
 
-        Symbolic links are followed first, so two names of one directory share it. Every `acquire` needs a `release`.
+        Symbolic links are followed first, so two names of one directory share it; `is_real`: the caller has done that.
+        Every `acquire` needs a `release`.
         Raises LogLocked with the other process's pid, NotALogDirectory for a file or a place that can't be written.
         """
-        real = Path(os.path.realpath(path))
+        real = Path(path if is_real else os.path.realpath(path))
         key = (id(filesystem), str(real))
         with _REGISTRY.lock:
             directory = _REGISTRY.held.get(key)
@@ -138,11 +144,13 @@ class LogDirectory:
     def sync_checkpoints(self, max_age_ms: int = 0) -> bool:
         """Write the files whose numbers changed; on disk when this returns. One write serves all who wait.
 
-        With `max_age_ms`, nothing is done within that time after the last write: many logs then share one write. The
-        answer is whether nothing waits to be written.
+        With `max_age_ms`, nothing is done within that time after the last write, nor beside a write that is under way:
+        many logs then share one write and nobody waits for it. The answer is whether nothing waits to be written.
         Raises OSError; the old file stands then, and the numbers are written with the next call.
         """
         self.check_usable()
+        if max_age_ms and self._write_lock.locked():
+            return False
         with self._write_lock:
             if self._written_ms is not None and self._clock.monotonic_ms() - self._written_ms < max_age_ms:
                 with self._lock:

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pushrep.seams import File, Filesystem
 
@@ -34,12 +35,24 @@ class IndexFile:
     Raises OSError as the file does; a missing file is an empty index.
     """
 
-    __slots__ = ("_dropped", "_entry", "_filesystem", "_last", "_path", "_pending", "_ragged", "_synced", "_written")
+    __slots__ = (
+        "_dropped",
+        "_entry",
+        "_filesystem",
+        "_last",
+        "_path",
+        "_pending",
+        "_ragged",
+        "_retaken",
+        "_synced",
+        "_written",
+    )
 
     def __init__(self, filesystem: Filesystem, path: Path, entry: struct.Struct) -> None:
         self._filesystem, self._path, self._entry = filesystem, path, entry
         self._pending: list[tuple[int, int]] = []
         self._dropped: list[tuple[int, int]] = []  # still in the file, behind the written ones
+        self._retaken = False
         self._ragged = False  # bytes behind the last whole entry
         self._written = 0  # whole entries in the file
         self._last: tuple[int, int] | None = None
@@ -65,6 +78,7 @@ class IndexFile:
             if self._dropped[0] == self._last:
                 del self._dropped[0]
                 self._written += 1
+                self._retaken = True
                 return
             self._cut_file()
         self._pending.append(self._last)
@@ -87,9 +101,14 @@ class IndexFile:
             self._pending.clear()
             self._synced = False
 
-    def sync(self) -> None:
-        """Bring every entry to the disk; costs nothing if there are no new ones."""
+    def sync(self, *, retaken: bool = False) -> None:
+        """Bring every entry to the disk; costs nothing if there are no new ones.
+
+        `retaken`: entries that were dropped and came again may have been written by a process that did not sync them.
+        """
         self.write()
+        if retaken and self._retaken:
+            self._synced = self._retaken = False
         self.sync_written()
 
     def sync_written(self) -> None:
@@ -137,16 +156,16 @@ class IndexFile:
                 count = self._search(file, key, column) if file is not None else 0
         return count + sum(entry[column] <= key for entry in self._pending)
 
-    def ascends(self, column: int = 0) -> bool:
-        """Whether the numbers of a column in the file ascend strictly: they don't where a power cut left zeros."""
+    def ascends(self, *columns: int) -> bool:
+        """Whether the numbers of each column in the file ascend strictly: they don't where a power cut left zeros."""
         if not self._written:
             return True
         with self._opened() as file:
             if file is None:
                 return True
             data = file.read_at(self._written * self._entry.size, 0)
-        numbers = np.frombuffer(data, _dtype(self._entry.size))[f"f{column}"]
-        return bool(np.all(numbers[1:] > numbers[:-1])) and (not len(numbers) or bool(numbers[0] >= 0))
+        entries = np.frombuffer(data, _dtype(self._entry.size))
+        return all(_ascends(entries[f"f{column}"]) for column in columns)
 
     def _cut_file(self) -> None:
         with self._opened(writable=True) as file:
@@ -183,6 +202,10 @@ class IndexFile:
             yield file
         finally:
             file.close()
+
+
+def _ascends(numbers: NDArray[np.int64]) -> bool:
+    return bool(np.all(numbers[1:] > numbers[:-1])) and (not len(numbers) or bool(numbers[0] >= 0))
 
 
 @cache

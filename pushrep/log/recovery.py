@@ -248,7 +248,7 @@ class Recovery:
 
     def _settle_sealed(self, segment: Segment, *, proven: bool) -> None:
         segment.note_time()
-        segment.sync_indexes()
+        segment.sync_indexes(retaken=proven)
         if proven:
             self._progress.proven(segment.next_offset)
         segment.close()
@@ -274,7 +274,8 @@ class Recovery:
         """The newest segment in the state to append to, all of it on disk."""
         segment.trim()
         segment.note_time()  # as a clean close left it
-        segment.sync_indexes()
+        rises = cut is not None or segment.next_offset > plan.recovery_point
+        segment.sync_indexes(retaken=rises)
         if plan.opening is Opening.ABNORMAL:
             # What was not cut is on disk, proven or since `_settle`; a segment with batches has been under its name on
             # disk before they came. So ten thousand logs of a killed process are not synced twice.
@@ -283,7 +284,7 @@ class Recovery:
             if cut is not None or segment.size_bytes == 0:
                 self._filesystem.sync_directory(self._directory)
             self._progress.proven(segment.next_offset, soon=True)
-            self._has_news = cut is not None or segment.next_offset > plan.recovery_point
+            self._has_news = rises
         return self._recovered(plan, bases, segment, start, cut=cut)
 
     def _recovered(  # noqa: PLR0913 - the parts of one report

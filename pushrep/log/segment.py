@@ -252,7 +252,7 @@ class Segment:
 
     def _begin_walk(self, start_offset: int | None) -> None:
         self._tail = _Tail(0, self.base_offset)
-        sane = self.index.ascends(0) and self.index.ascends(1) and self.time_index.ascends(0)
+        sane = self.index.ascends(0, 1) and self.time_index.ascends(0)
         relative = (POSITION_MAX if start_offset is None else start_offset - self.base_offset) if sane else -1
         count = self.index.count_up_to(relative)
         self.index.keep(count)
@@ -304,10 +304,13 @@ class Segment:
         self.file.sync()
         self.sync_written_indexes()
 
-    def sync_indexes(self) -> None:
-        """The entries so far are on disk when this returns: a recovery point may then rise over them."""
-        self.time_index.sync()
-        self.index.sync()
+    def sync_indexes(self, *, retaken: bool = False) -> None:
+        """The entries so far are on disk when this returns: a recovery point may then rise over them.
+
+        `retaken`: those, too, that a walk found in the files as another process had written them.
+        """
+        self.time_index.sync(retaken=retaken)
+        self.index.sync(retaken=retaken)
 
     def locate(self, offset: int, *, may_end_before: bool = False) -> tuple[int, int]:
         """Where to cut so that `offset` goes: (position of the batch that holds it, the offset behind the one before).

@@ -83,7 +83,7 @@ class SegmentLog:
         path = real_log_path(directory)
         if not isinstance(config, LogConfig | None):
             raise BadArgument("config", f"give a LogConfig, not {type(config).__name__}")
-        shared = LogDirectory.acquire(path.parent, filesystem, clock)
+        shared = LogDirectory.acquire(path.parent, filesystem, clock, is_real=True)
         try:
             view = shared.attach(path.name)
             try:

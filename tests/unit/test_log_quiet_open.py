@@ -4,7 +4,8 @@ import pytest
 
 from pushrep.log import Durability, LogPoisoned
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from pushrep.log.segment_files import segment_path
+from pushrep.log.index_file import PENDING_MAX
+from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from tests.unit.test_log_keeping import PATH, Machine
 
 RECORDS = 40
@@ -78,3 +79,18 @@ def test_bytes_that_are_no_batch_are_judged_as_the_disk_holds_them(killed):
         killed.open()
     with killed.open() as log:  # the sync that failed has lost them: the cache showed what the disk never had
         assert log.log_end_offset == RECORDS
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 5])
+def test_index_entries_that_a_killed_process_did_not_sync_are_on_disk_before_the_recovery_point_rises(killed, more):
+    """They are in the files already, as the scan makes them: nothing has to be written, but to be synced."""
+    log = killed.open(segment_bytes=1 << 20, index_interval_bytes=1, flush_bytes=1 << 30, flush_ms=86_400_000)
+    for n in range(PENDING_MAX + more):
+        log.append(b"%d" % n, timestamps_ms=killed.clock.wall_ms() + n, durability=Durability.BUFFERED)
+    killed.end_process()
+    with killed.open(segment_bytes=1 << 20, index_interval_bytes=1) as log:
+        assert recovery_point(killed) == log.log_end_offset == RECORDS + PENDING_MAX + more
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            inode = killed.disk._inode(segment_path(PATH, killed.bases()[-1], suffix))
+            assert len(inode.cache) >= 8
+            assert inode.disk == inode.cache, suffix
