@@ -4,15 +4,19 @@
            ─ flush_bytes unflushed ─▶ due at once       ├─▶ one thread: log.flush_in_background(), log by log
                                                         ┘
 One thread per process while any log is attached; it sleeps without a timeout while nothing is due. It reports nothing:
-a failed flush poisons its log, and that log's next append says so. It runs on the machine's clock.
+a failed flush poisons its log, and that log's next append says so. Whatever one log raises, the others are served. It
+runs on the machine's clock.
 """
 
+import logging
 import os
 import threading
 import time
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
+
+_LOG = logging.getLogger("pushrep.log")
 
 
 class Flushable(Protocol):
@@ -75,6 +79,8 @@ class Flusher:
                     return
             try:
                 log.flush_in_background()
+            except Exception:  # noqa: BLE001 - no memory, perhaps: without this thread nobody would flush any log
+                _LOG.exception("%r could not be flushed in the background", log)
             finally:
                 with self._lock:
                     self._running = None

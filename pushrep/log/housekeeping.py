@@ -113,6 +113,8 @@ class Housekeeping:
                 self._run()
         except (OSError, PushrepError) as error:
             _LOG.warning("%s: put off: %s", self._watch.path, error)
+        except Exception:  # noqa: BLE001 - a holder's or a store's own; the flusher's thread serves every log
+            _LOG.exception("%s: put off", self._watch.path)
 
     def flush_in_background(self) -> None:
         """The flusher's call: a pass that is due."""
@@ -121,6 +123,8 @@ class Housekeeping:
             self._run()
         except (OSError, PushrepError) as error:
             _LOG.warning("%s: retention is put off: %s", self._watch.path, error)
+        except Exception:  # noqa: BLE001 - as above
+            _LOG.exception("%s: retention is put off", self._watch.path)
         self._come_again()
 
     def tell_all(self) -> None:
@@ -130,6 +134,8 @@ class Housekeeping:
             self._derived.sync()
         except (OSError, PushrepError) as error:  # the log is safe; the next opening tells them what they lack
             _LOG.warning("%s: a derived store stays behind until the log is opened again: %s", self._watch.path, error)
+        except Exception:  # noqa: BLE001 - as above
+            _LOG.exception("%s: a derived store stays behind until the log is opened again", self._watch.path)
 
     def _run(self) -> None:
         if self.keeper.run() and self._flusher is not None:

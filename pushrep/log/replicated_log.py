@@ -19,7 +19,7 @@ from pushrep.log.log_cuts import CuttableLog
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.recovery import Recovered
 from pushrep.log.segment import Segment
-from pushrep.records import RecordBatch
+from pushrep.records import CorruptRecordBatch, RecordBatch
 
 STALE_SUFFIX = ".stale"
 
@@ -47,12 +47,19 @@ class ReplicatedLog(CuttableLog):
         return self._epochs
 
     def append_as_is(self, batches: Sequence[RecordBatch]) -> None:
-        """Write a leader's batches behind the end. Raises LogEndMoved if they do not follow, else as `append`."""
+        """Write a leader's batches behind the end.
+
+        Raises LogEndMoved if they do not follow, CorruptRecordBatch if their epochs fall, else as `append`.
+        """
         expected = self.log_end_offset
+        epoch_before = self._epochs.epoch_of(expected - 1)  # of a record: an epoch without one may give way
         for batch in batches:
-            if batch.header.base_offset != expected:
-                raise LogEndMoved(self._around.view.path, expected=batch.header.base_offset, end=expected)
-            expected = batch.header.next_offset
+            header = batch.header
+            if header.base_offset != expected:
+                raise LogEndMoved(self._around.view.path, expected=header.base_offset, end=expected)
+            if header.leader_epoch < epoch_before:  # the next opening would take it for damage
+                raise CorruptRecordBatch(f"leader epoch falls from {epoch_before} to {header.leader_epoch}")
+            expected, epoch_before = header.next_offset, header.leader_epoch
         for epoch, of_epoch in groupby(batches, lambda batch: batch.header.leader_epoch):
             run = list(of_epoch)
             if epoch != self._epochs.latest_epoch:
@@ -74,13 +81,15 @@ class ReplicatedLog(CuttableLog):
     def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
         """Set everything aside and start at `offset`; the names of the files.
 
-        Order: checkpoints, segments newest first, checkpoints, the new segment, epochs. A crash leaves the oldest
-        ones, which open as a shorter log, or none, which opens as an empty one; the leader begins it anew again.
+        Order: derived stores, checkpoints, segments newest first, checkpoints, the new segment, epochs. A crash leaves
+        the oldest ones, which open as a shorter log, or none, which opens as an empty one; the leader begins it anew
+        again.
         """
         around = self._around
         with self._own_turn(), self._lock:
             self._check_writable()
             around.view.give_up(self.log_end_offset)
+            self._housekeeping.about_to_cut(0)
             self._changed = True
             try:
                 # A log that is shorter than its recovery point would be refused: both go down before a file does.

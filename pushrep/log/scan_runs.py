@@ -8,13 +8,16 @@ included, is looked at by `scan`, which goes on from there to its end and says w
 be wrong in one way only, by taking a batch that `scan` would refuse: tests/properties holds the two against each other.
 """
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pushrep.log.checkpoints import OFFSET_MAX
 from pushrep.log.config import BATCH_BYTES_LIMIT, POSITION_MAX
 from pushrep.log.scan import ScanEnd, ScanRange, WholeBatch, scan
 from pushrep.records import HEADER_BYTES, BatchRun
@@ -23,8 +26,9 @@ from pushrep.seams import File
 
 RunStep: TypeAlias = BatchRun | ScanEnd
 
-WINDOW_BYTES_MAX = 4 << 20
-"""A run costs 0.1 ms before its first batch, whatever the batches' size: 4 MiB hide that, 8 MiB leave the cache."""
+WINDOW_BYTES_MAX = 2 << 20
+"""A run costs 0.1 ms before its first batch, whatever the batches' size: 2 MiB hide that; the memory of 4 MiB goes back
+to the system after each of them, and every page of it has to be had again."""
 _WINDOW_BYTES_MIN = 64 << 10  # ten thousand logs with a few records each are opened, too
 _GROWTH = 8
 
@@ -36,14 +40,28 @@ def scan_runs(file: File, what: ScanRange, *, window_bytes: int = _WINDOW_BYTES_
     """
     while run := _next_run(file, what, window_bytes):
         yield run
+        if window_bytes < WINDOW_BYTES_MAX <= window_bytes * _GROWTH:
+            _advise(file)
         window_bytes = min(window_bytes * _GROWTH, WINDOW_BYTES_MAX)
         what = replace(what, position=run.end, next_offset=run.next_offset, leader_epoch=int(run.leader_epoch[-1]))
     for step in scan(file, what):
         yield BatchRun.of(step.position, step.batch.header) if isinstance(step, WholeBatch) else step
 
 
+def _advise(file: File) -> None:
+    """From front to back: the system doubles what it reads ahead, at half the cost a byte.
+
+    More is less: asking for 2 to 16 MiB ahead by hand (WILLNEED) halved the speed where the system reads 8 MiB ahead
+    by itself.
+    """
+    with suppress(OSError):  # a file in memory has no descriptor
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
 def _next_run(file: File, what: ScanRange, window_bytes: int) -> BatchRun | None:
     """What can be taken at once from `what.position` on; None if `scan` has to look."""
+    if what.base_offset > OFFSET_MAX:  # twenty digits can name what no offset is, and no column holds
+        return None
     data = file.read_at(window_bytes, what.position)
     size = length_of_first(data)
     if not HEADER_BYTES <= size <= BATCH_BYTES_LIMIT:

@@ -103,6 +103,14 @@ def file_of(data):
     return file
 
 
+@pytest.mark.parametrize("base_offset", [(1 << 63) - 1, 1 << 63, 10**20 - 1])
+def test_a_name_that_no_offset_has_is_judged_alike(base_offset):
+    file = file_of(batch([b"value"], 0, 0, 0))
+    for what in (ScanRange(base_offset=base_offset), ScanRange(base_offset=0, end_offset=base_offset)):
+        found = list(one_by_one(scan_runs(file, what)))
+        assert found == list(one_by_one(scan(file, what)))
+
+
 ranges = st.builds(
     ScanRange,
     base_offset=st.sampled_from([BASE, BASE, BASE, BASE - 5, BASE + 1]),

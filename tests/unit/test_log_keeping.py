@@ -1,6 +1,7 @@
 """Retention, purge, holders, leases and a filling disk, on a log of small segments and a clock that stands."""
 
 import threading
+import time
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from pushrep.log import (
     StillNeeded,
 )
 from pushrep.log import directory as log_directory
+from pushrep.log.flusher import Flusher
 from pushrep.log.index_file import IndexFile
 from pushrep.log.segment import TIME_ENTRY
 from pushrep.log.segment_files import TIME_INDEX_SUFFIX, list_segments, segment_path
@@ -341,6 +343,51 @@ def test_retention_runs_by_itself_after_a_roll(tmp_path):
         keeper.run = watched
         log.append([b"x" * 100] * 100)
         assert done.wait(20), "no pass of retention ran"
+
+
+def test_a_holder_with_a_fault_of_its_own_stops_no_other_logs_flushes(tmp_path, caplog):
+    """On the machine's clock: one thread flushes all logs of the process, and asks the holders, too."""
+    asked = threading.Event()
+
+    def faulty():
+        asked.set()
+        raise RuntimeError("a programmer's mistake")
+
+    config = LogConfig(segment_bytes=1000, preallocate_bytes=0, retention_bytes=0, flush_ms=10)
+    with (
+        SegmentLog.open(tmp_path / "orders-0", config, holders={"kafka": faulty}) as held,
+        SegmentLog.open(tmp_path / "orders-1", config) as other,
+    ):
+        held.append([b"x" * 100] * 100)
+        assert asked.wait(20)
+        for log in (held, other):
+            end = log.append(b"y", durability=Durability.BUFFERED).last_offset + 1
+            end_s = time.monotonic() + 20
+            while log.flushed_offset < end and time.monotonic() < end_s:
+                time.sleep(0.005)
+            assert log.flushed_offset == end, "nobody flushes any more"
+        assert held.log_start_offset == 0
+    assert "a programmer's mistake" in caplog.text
+
+
+def test_a_flusher_that_met_an_error_serves_on(caplog):
+    class Log:
+        def __init__(self, error=None):
+            self.error, self.called = error, threading.Event()
+
+        def flush_in_background(self):
+            self.called.set()
+            if self.error is not None:
+                raise self.error
+
+    flusher, logs = Flusher(), [Log(MemoryError()), Log()]
+    for log in logs:
+        flusher.attach(log)
+        flusher.soon(log, 0)
+        assert log.called.wait(20)
+    for log in logs:
+        flusher.detach(log)
+    assert "MemoryError" in caplog.text
 
 
 class TestFillingDisk:

@@ -6,7 +6,8 @@ import pytest
 
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig, LogEndMoved, SegmentLog
-from pushrep.records import RecordBatch, encode_batch
+from pushrep.log.verify import verify_log
+from pushrep.records import CorruptRecordBatch, RecordBatch, encode_batch
 
 BUFFERED = Durability.BUFFERED
 SMALL = LogConfig(segment_bytes=4096, preallocate_bytes=0)
@@ -45,6 +46,19 @@ def test_batches_that_do_not_follow_are_refused_whole(tmp_path, base_offset):
         with pytest.raises(LogEndMoved):
             log.append_as_is([batch(3, 1), batch(base_offset if base_offset != 5 else 5, 1)])
         assert log.log_end_offset == 3
+
+
+def test_epochs_that_fall_are_refused_whole_and_an_epoch_without_a_record_gives_way(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True) as log:
+        log.append_as_is([batch(0, 5)])
+        for falling in ([batch(1, 3)], [batch(1, 6), batch(2, 5)]):
+            with pytest.raises(CorruptRecordBatch, match="leader epoch falls from"):
+                log.append_as_is(falling)
+            assert (log.log_end_offset, log.leader_epochs.entries) == (1, ((5, 0),))
+        log.begin_epoch(9, 1)
+        log.append_as_is([batch(1, 6)])
+        assert log.leader_epochs.entries == ((5, 0), (6, 1)), "nobody wrote a record in epoch 9"
+    assert verify_log(log.path).findings == []
 
 
 def test_the_watermark_moves_by_word_alone_and_outlives_a_kill(tmp_path):
@@ -103,6 +117,48 @@ def test_a_log_begins_anew_where_its_leader_starts(tmp_path):
         assert log.leader_epochs.entries == ((256, 100),)
         stale = b"".join((log.path / name).read_bytes() for name in kept)
         assert stale == b"".join(bytes(one.data) for one in old), "nothing is thrown away"
+
+
+class Values:
+    """A derived store of (offset, epoch, value)."""
+
+    name = "values"
+
+    def __init__(self):
+        self.told = []
+
+    @property
+    def end_offset(self):
+        return self.told[-1][0] + 1 if self.told else 0
+
+    @property
+    def last(self):
+        return self.told[-1][:2] if self.told else None
+
+    def cut_to(self, offset):
+        self.told = [told for told in self.told if told[0] < offset]
+
+    def destroy(self):
+        self.told = []
+
+    def dispatch(self, batch):
+        self.told += [(record.offset, batch.header.leader_epoch, record.value) for record in batch.records()]
+
+    def sync(self):
+        pass
+
+
+def test_a_derived_store_holds_nothing_of_what_was_set_aside(tmp_path):
+    store = Values()
+    with SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True, derived=[store]) as log:
+        log.append_as_is([batch(at, 1, b"old") for at in range(20)])
+        log.advance_high_watermark(20)
+    assert store.end_offset == 20
+    with SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True, derived=[store]) as log:
+        log.begin_anew(10, 7)
+        log.append_as_is([batch(at, 7, b"new") for at in range(10, 30)])
+        log.advance_high_watermark(30)
+    assert store.told == [(at, 7, b"new") for at in range(10, 30)]
 
 
 def test_a_stop_in_the_middle_of_beginning_anew_leaves_a_log_that_opens(tmp_path, monkeypatch):
