@@ -1,0 +1,295 @@
+"""ReplaySession: what one replay does next. Events in, effects out; it has met neither file, socket nor clock.
+
+    Opened + Attached ──▶ REPLAY:  Turn ──▶ ReadBlock ──▶ BlockRead ──▶ SendBlock ──▶ Sent ──▶ the next Turn
+                                     ├──▶ Heartbeat       at the tip, at a bound, without credit, below the rate
+                                     └──▶ SendEnd         limit reached, or stalled
+
+One block is under way at a time: a slow subscriber costs its one block and no more. A subscriber is owed a block while
+its credit is above zero, so the last one may overdraw it by less than a block; a batch is never split.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.replay_messages import ReplayEndReason
+from pushrep.replay import events as e
+from pushrep.replay.limits import Tip, clip, tip_of
+from pushrep.replay.model import LogFacts, ReplaySettings
+from pushrep.replay.plan import ReplayPlan
+from pushrep.replay.states import NEXT, EventKind, ImpossibleEvent, ReplayState
+
+Effects = list[e.Effect]
+
+
+class ReplaySession:
+    """One session over one recording. `plan` comes from `plan_replay`; times are the monotonic clock's, in ms."""
+
+    def __init__(self, session_id: int, plan: ReplayPlan, settings: ReplaySettings, now_ms: int) -> None:
+        self.id, self.plan = session_id, plan
+        self.state = ReplayState.INIT
+        self.position = plan.position
+        self.end_reason: ReplayEndReason | None = None
+        self.bytes_sent = self.records_sent = 0
+        self.tip = plan.position
+        self.last_progress_ms = now_ms
+        self._end, self._left = plan.end, plan.records
+        self._settings, self._now_ms = settings, now_ms
+        self._connect_by_ms = now_ms + settings.connect_timeout_ms
+        self._is_opened = self._is_attached = False
+        self._credit = 0
+        self._reading: e.ReadBlock | None = None
+        self._reading_bound = 0
+        self._is_sending = False
+        self._under_way_since_ms = 0
+        self._held_until = 0
+        self._send_from_ms = now_ms
+        self._heard_ms = now_ms
+        self._last_counter = 0
+        self._end_due_ms = 0
+
+    @property
+    def lag(self) -> int:
+        """Offsets between here and what could be read at the last turn."""
+        return max(0, self.tip - self.position)
+
+    @property
+    def wants_liveness(self) -> bool:
+        """Whether its turns need `LogFacts.is_live`, dear to find out: only a bounded replay ends at a stop."""
+        return self._left is not None or (self._end is not None and self._held_until > 0)
+
+    def handle(self, event: e.Event, now_ms: int) -> Effects:
+        """Take an event; what is to be done for it, in order. Raises ImpossibleEvent."""
+        cell = NEXT[self.state][event.kind]
+        if cell is None:
+            raise ImpossibleEvent(self.state, event.kind)
+        before, self._now_ms = self.state, max(now_ms, self._now_ms)
+        handler = self.HANDLERS[before].get(event.kind)
+        effects = handler(self, event) if handler is not None else []
+        if self.state is not before and self.state not in cell:
+            raise ImpossibleEvent(before, event.kind)
+        return effects
+
+    # ---- INIT
+
+    def _opened(self, event: e.Opened) -> Effects:
+        if event.epoch_by_log is not None and event.leader_epoch != event.epoch_by_log:
+            why = f"its batch is of leader epoch {event.leader_epoch}, the log says {event.epoch_by_log}"
+            return self._refuse(ErrorCode.CORRUPT_MESSAGE, f"offset {self.position}: {why}")
+        wanted = self.plan.epoch_before
+        if wanted is not None and event.epoch_before is not None and event.epoch_before != wanted:
+            why = f"the record before offset {self.position} is of leader epoch {event.epoch_before}, not {wanted}"
+            return self._refuse(ErrorCode.TRUNCATED, f"{why}: the log was cut and written anew")
+        self._is_opened = True
+        return [e.Started(self.position), *self._begin_if_both()]
+
+    def _open_failed(self, event: e.OpenFailed) -> Effects:
+        return self._refuse(event.code, event.why)
+
+    def _refuse(self, code: ErrorCode, why: str) -> Effects:
+        self.end_reason = ReplayEndReason.ERROR
+        return [e.Refuse(code, why), *self._done()]
+
+    def _attached(self, event: e.Attached) -> Effects:
+        self._is_attached = True
+        self._credit += event.credit_bytes
+        return self._begin_if_both()
+
+    def _begin_if_both(self) -> Effects:
+        if self._is_opened and self._is_attached:
+            self.state = ReplayState.REPLAY
+            self.last_progress_ms = self._heard_ms = self._now_ms
+        return []
+
+    def _turn_in_init(self, _event: e.Turn) -> Effects:
+        if self._now_ms < self._connect_by_ms:
+            return []
+        return self._over(ReplayEndReason.ERROR, ErrorCode.REQUEST_TIMED_OUT, "no subscriber attached in time")
+
+    # ---- REPLAY
+
+    def _credited(self, event: e.Credited) -> Effects:
+        if self._credit <= 0 < self._credit + event.credit_bytes:
+            self.last_progress_ms = self._now_ms  # until now it was not owed anything
+        self._credit += event.credit_bytes
+        return []
+
+    def _turn(self, event: e.Turn) -> Effects:
+        tip = self._tip(event.facts, event.counter)
+        self.tip = tip.bound
+        if event.facts.written < self.position:
+            return self._cut_at(event.facts.written, -1)
+        if self._reading is not None or self._is_sending:
+            return self._stalled_if_due()
+        if self._left == 0 or (self._end is not None and self.position >= self._end):
+            return self._over(ReplayEndReason.LIMIT_REACHED)
+        if self.position < tip.bound and self._held_until <= tip.bound:
+            return self._next_block(tip)
+        if self._ends_at(tip, event.facts):
+            return self._over(ReplayEndReason.LIMIT_REACHED)
+        return self._heartbeat_if_due(renew=True)
+
+    def _tip(self, facts: LogFacts, counter: int | None) -> Tip:
+        if counter is not None:
+            self._last_counter = counter
+        return tip_of(facts, self.plan.bound, counter, self._last_counter)
+
+    def _ends_at(self, tip: Tip, facts: LogFacts) -> bool:
+        """Whether nothing more can come: the bound is frozen, or a bounded replay is at the end of a stopped log."""
+        if tip.is_frozen and (self._held_until > tip.bound or self.position >= tip.bound):
+            return True
+        is_at_end = self.position >= tip.recorded or self._held_until > tip.recorded
+        return not facts.is_live and is_at_end and self.wants_liveness
+
+    def _next_block(self, tip: Tip) -> Effects:
+        if self._credit <= 0 or self._now_ms < self._send_from_ms:
+            # Paused by its subscriber: it renews no lease, so that nobody holds a disk by doing nothing.
+            return self._heartbeat_if_due(renew=self._credit > 0)
+        limit = tip.bound if self._end is None else min(tip.bound, self._end)
+        budget = min(self._settings.block_bytes, self._credit)
+        if self.plan.max_bytes_per_s is not None:  # small steps: the rate is to hold within a tenth of a second
+            budget = min(budget, max(1, self.plan.max_bytes_per_s // 10))
+        self._reading_bound = tip.bound
+        self._reading = e.ReadBlock(self.position, limit, budget, self._left is not None)
+        self._under_way_since_ms = self._now_ms
+        return [self._reading]
+
+    def _heartbeat_if_due(self, *, renew: bool) -> Effects:
+        if self._now_ms - self._heard_ms < self._settings.heartbeat_ms:
+            return []
+        self._heard_ms = self._now_ms
+        beat = e.Heartbeat(self.position, self.tip)
+        return [e.RenewLease(self.position), beat] if renew else [beat]
+
+    def _stalled_if_due(self) -> Effects:
+        waited_ms = self._now_ms - max(self.last_progress_ms, self._under_way_since_ms)
+        if waited_ms < self._settings.liveness_timeout_ms:
+            return []
+        what = "read" if self._reading is not None else "sent"
+        return self._over(ReplayEndReason.ERROR, ErrorCode.STALLED, f"nothing could be {what} for {waited_ms} ms")
+
+    def _block_read(self, event: e.BlockRead) -> Effects:
+        reading, self._reading = self._reading, None
+        if reading is None:
+            raise ImpossibleEvent(self.state, event.kind)
+        part = clip(
+            event.spans,
+            position=self.position,
+            end=self._end,
+            left=self._left,
+            bound=self._reading_bound,
+            budget_bytes=reading.max_bytes,
+        )
+        self._held_until = part.held_until or 0
+        self.position = part.end
+        if not part.spans:
+            return []  # a batch that is held back, or a hole, which needs no message
+        self._is_sending, self._under_way_since_ms = True, self._now_ms
+        self._credit -= part.size_bytes
+        self.bytes_sent += part.size_bytes
+        self.records_sent += part.records
+        if self._left is not None:
+            self._left -= part.records
+        if self.plan.max_bytes_per_s is not None:
+            cost_ms = -(-part.size_bytes * 1000 // self.plan.max_bytes_per_s)
+            self._send_from_ms = max(self._send_from_ms, self._now_ms) + cost_ms
+        return [e.SendBlock(part.start, part.end, part.spans, part.size_bytes, self.tip)]
+
+    def _sent(self, event: e.Sent) -> Effects:
+        if not self._is_sending:
+            raise ImpossibleEvent(self.state, event.kind)
+        self._is_sending = False
+        self.last_progress_ms = self._heard_ms = self._now_ms
+        return [e.RenewLease(self.position)]
+
+    def _read_failed(self, event: e.ReadFailed) -> Effects:
+        return self._over(ReplayEndReason.ERROR, event.code, event.why, segment=event.segment)
+
+    # ---- the end
+
+    def _stop(self, _event: e.Stop) -> Effects:
+        return self._over(ReplayEndReason.STOPPED)
+
+    def _deleted(self, _event: e.Deleted) -> Effects:
+        return self._over(ReplayEndReason.RECORDING_DELETED, ErrorCode.RECORDING_DELETED, "the recording was deleted")
+
+    def _lease_broken(self, event: e.LeaseBroken) -> Effects:
+        return self._over(ReplayEndReason.LEASE_BROKEN, ErrorCode.LEASE_BROKEN, event.why)
+
+    def _truncated(self, event: e.Truncated) -> Effects:
+        if event.offset < self.position:
+            return self._cut_at(event.offset, event.leader_epoch)
+        if self._end is not None:
+            self._end = min(self._end, event.offset)  # what was recorded above it when the request came is gone
+        self._held_until = 0
+        return []
+
+    def _cut_at(self, offset: int, leader_epoch: int) -> Effects:
+        why = f"the log was cut at offset {offset}"
+        return self._over(
+            ReplayEndReason.TRUNCATED, ErrorCode.TRUNCATED, why, cut_offset=offset, leader_epoch=leader_epoch
+        )
+
+    def _subscriber_gone(self, _event: e.SubscriberGone) -> Effects:
+        if self.end_reason is None:
+            self.end_reason = ReplayEndReason.SUBSCRIBER_GONE
+        return self._done()
+
+    def _over(self, reason: ReplayEndReason, code: ErrorCode = ErrorCode.NONE, why: str = "", **more: Any) -> Effects:
+        self.end_reason = reason
+        if not self._is_attached:
+            return self._done()
+        self.state = ReplayState.INACTIVE
+        self._end_due_ms = self._now_ms + self._settings.liveness_timeout_ms
+        return [e.ReleaseLease(), e.SendEnd(reason, self.position, code, why, **more)]
+
+    def _turn_in_inactive(self, _event: e.Turn) -> Effects:
+        return self._forget() if self._now_ms >= self._end_due_ms else []
+
+    def _end_sent(self, _event: e.EndSent) -> Effects:
+        return self._forget()
+
+    def _done(self) -> Effects:
+        return [e.ReleaseLease(), *self._forget()]
+
+    def _forget(self) -> Effects:
+        self.state = ReplayState.DONE
+        return [e.Forget()]
+
+    _ENDS: ClassVar[Mapping[EventKind, Any]] = {
+        EventKind.STOP: _stop,
+        EventKind.DELETED: _deleted,
+        EventKind.TRUNCATED: _truncated,
+        EventKind.LEASE_BROKEN: _lease_broken,
+        EventKind.SUBSCRIBER_GONE: _subscriber_gone,
+    }
+    HANDLERS: ClassVar[Mapping[ReplayState, Mapping[EventKind, Any]]] = {
+        ReplayState.INIT: {
+            **_ENDS,
+            EventKind.OPENED: _opened,
+            EventKind.OPEN_FAILED: _open_failed,
+            EventKind.ATTACHED: _attached,
+            EventKind.CREDITED: _credited,
+            EventKind.TURN: _turn_in_init,
+        },
+        ReplayState.REPLAY: {
+            **_ENDS,
+            EventKind.CREDITED: _credited,
+            EventKind.TURN: _turn,
+            EventKind.BLOCK_READ: _block_read,
+            EventKind.READ_FAILED: _read_failed,
+            EventKind.SENT: _sent,
+        },
+        ReplayState.INACTIVE: {
+            EventKind.TURN: _turn_in_inactive,
+            EventKind.SUBSCRIBER_GONE: _subscriber_gone,
+            EventKind.END_SENT: _end_sent,
+        },
+        ReplayState.DONE: {},
+    }
+    """Whoever is not here has nothing to do; a cell of the table that may change the state is always here."""
+
+
+assert all(
+    ReplaySession.HANDLERS[state].keys() >= {kind for kind, cell in row.items() if cell} for state, row in NEXT.items()
+)

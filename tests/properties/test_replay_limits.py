@@ -1,0 +1,128 @@
+"""Position, length and bound, exact: whatever the batches, blocks, credit and bounds, just what a plain loop picks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pushrep.protocol.replay_messages import ReplayEndReason
+from pushrep.replay import events as e
+from pushrep.replay.limits import Span
+from pushrep.replay.model import LogFacts, ReplaySettings
+from pushrep.replay.plan import ReplayPlan
+from pushrep.replay.session import ReplaySession
+from pushrep.replay.states import ReplayState
+
+
+@st.composite
+def compacted_logs(draw):
+    """Batches as (base, next, size, offsets of records): dense, with holes, empty, with gaps between them."""
+    batches, at = [], draw(st.integers(0, 3))
+    for _ in range(draw(st.integers(0, 8))):
+        at += draw(st.sampled_from([0, 0, 0, 2]))
+        length = draw(st.integers(1, 7))
+        kind = draw(st.sampled_from(["dense", "dense", "holes", "control"]))
+        offsets = list(range(at, at + length))
+        if kind == "holes":
+            offsets = [offset for offset in offsets if draw(st.booleans())]
+        elif kind == "control":
+            offsets = []
+        batches.append((at, at + length, draw(st.integers(1, 100)), offsets))
+        at += length
+    return batches, at + draw(st.sampled_from([0, 0, 2]))
+
+
+class Run:
+    """One session over such a log, driven to its end or to where nothing moves."""
+
+    def __init__(self, batches, plan, settings, draw):
+        self.batches, self.draw, self.got, self.now = batches, draw, [], 0
+        self.session = ReplaySession(1, plan, settings, 0)
+        self.session.handle(e.Opened(), 0)
+        self.session.handle(e.Attached(draw(st.integers(0, 50))), 0)
+
+    def turn(self, facts, counter=None):
+        """Whether anything was done."""
+        self.now += 1
+        effects = self.session.handle(e.Turn(facts, counter), self.now)
+        for effect in effects:
+            if isinstance(effect, e.ReadBlock):
+                self.read(effect, facts)
+        return bool(effects)
+
+    def read(self, wanted, facts):
+        assert wanted.limit <= facts.written
+        found = [batch for batch in self.batches if batch[1] > wanted.position and batch[0] < wanted.limit]
+        found = found[: self.draw(st.integers(1, 3))]
+        spans = tuple(
+            Span(base, end, size, len(offsets), tuple(offsets) if wanted.want_offsets else None)
+            for base, end, size, offsets in found
+        )
+        for effect in self.session.handle(e.BlockRead(spans), self.now):
+            if isinstance(effect, e.SendBlock):
+                assert effect.spans == 1 or effect.size_bytes <= wanted.max_bytes
+                for _, _, _, offsets in found[: effect.spans]:
+                    self.got += [offset for offset in offsets if effect.start <= offset < effect.end]
+                self.session.handle(e.Sent(), self.now)
+
+    def exhaust(self, facts, counter=None):
+        """Turns until nothing moves; credit comes in drops."""
+        idle = 0
+        while self.session.state is ReplayState.REPLAY and idle < 3:
+            before = (self.session.position, len(self.got))
+            self.session.handle(e.Credited(60), self.now)
+            self.turn(facts, counter)
+            idle = idle + 1 if before == (self.session.position, len(self.got)) else 0
+
+
+def at_rest(end, *, is_live):
+    return LogFacts(start=0, written=end, flushed=end, high_watermark=end, is_live=is_live)
+
+
+@given(compacted_logs(), st.data())
+def test_length_and_position_give_what_a_plain_loop_picks(log, data):
+    batches, end = log
+    position = data.draw(st.integers(0, end))
+    count = data.draw(st.none() | st.integers(0, 20))
+    stop = None if count is not None else data.draw(st.none() | st.integers(position, end))
+    plan = ReplayPlan(recording=1, position=position, end=stop, records=count)
+    run = Run(batches, plan, ReplaySettings(block_bytes=data.draw(st.integers(1, 250))), data.draw)
+    run.exhaust(at_rest(end, is_live=False))
+
+    wanted = [offset for _, _, _, offsets in batches for offset in offsets if offset >= position]
+    wanted = [offset for offset in wanted if stop is None or offset < stop][:count]
+    assert run.got == wanted
+    if plan.follows:
+        assert run.session.state is ReplayState.REPLAY, "it waits at the tip"
+        assert run.session.position == end
+    else:
+        assert run.session.end_reason is ReplayEndReason.LIMIT_REACHED
+    if count is not None:
+        assert run.session.records_sent == len(wanted)
+
+
+@given(compacted_logs(), st.data())
+def test_a_rising_bound_lets_whole_batches_out_and_never_more(log, data):
+    batches, end = log
+    bound = data.draw(st.sampled_from(["stable", "high_watermark", "flushed", "written", "applied"]))
+    count = data.draw(st.none() | st.integers(1, 20))
+    plan = ReplayPlan(recording=1, position=0, records=count, bound=bound)
+    run = Run(batches, plan, ReplaySettings(block_bytes=data.draw(st.integers(1, 250))), data.draw)
+    written = flushed = watermark = counter = 0
+    for _ in range(data.draw(st.integers(1, 5))):
+        written = data.draw(st.integers(written, end))
+        # The log's own offsets stand between batches; somebody's counter stands anywhere.
+        ends = [0, *(batch[1] for batch in batches if batch[1] <= written)]
+        written = max(ends)
+        flushed = data.draw(st.sampled_from([one for one in ends if one >= flushed]))
+        watermark = data.draw(st.sampled_from([one for one in ends if one >= watermark]))
+        counter = data.draw(st.integers(counter, end + 5))
+        facts = LogFacts(start=0, written=written, flushed=flushed, high_watermark=watermark)
+        run.exhaust(facts, counter)
+        limit = {
+            "stable": facts.stable,
+            "high_watermark": watermark,
+            "flushed": flushed,
+            "written": written,
+            "applied": min(counter, facts.stable),
+        }[bound]
+        wanted = [offset for _, last, _, offsets in batches if last <= limit for offset in offsets][:count]
+        assert run.got == wanted, f"bound {bound} at {limit}"
