@@ -75,6 +75,10 @@ class _CopyBatch(NamedTuple):
     position: int
     header: BatchHeader
 
+    @property
+    def begins_segment(self) -> bool:
+        return self.position == 0 and self.header.base_offset == self.base
+
 
 @dataclass(slots=True)
 class _Open:
@@ -204,9 +208,16 @@ class SplicePlanner:
         return self._next_offset >= limit  # a torn tail behind the end that was promised is the next opening's to cut
 
     def _fill(self, file: File, segment: _Open, position: int, limit: int | None, reason: str) -> int | None:
-        """Take the copy's batches from here on, until a batch of ours follows; its byte, None at the limit."""
-        first, at = self._next_offset, position
+        """Take the copy's batches from here on, until a batch of ours follows; its byte, None at the limit.
+
+        Where nothing of ours is left behind and the copy begins a segment, we do, too: else one file would take in
+        what many held.
+        """
+        first, at, size = self._next_offset, position, file.size()
         for taken, following in self._copy_run(limit):
+            is_begun = self._next_offset > segment.base_offset and (at >= size or at == position)
+            if is_begun and limit is not None and taken.begins_segment:
+                break
             _add(segment.pieces, taken)
             at += taken.header.size_bytes
             self._note(taken.header, own=False)
@@ -230,7 +241,7 @@ class SplicePlanner:
         segment: _Open | None = None
         first, why = self._next_offset, f"no file holds the offsets from {self._next_offset} to {limit}"
         for taken, following in self._copy_run(limit):
-            if segment is None or (taken.position == 0 and taken.header.base_offset == taken.base):
+            if segment is None or taken.begins_segment:
                 if segment is not None:
                     segment.holes.append(Hole(0, None, first, self._next_offset, why))
                     self._finish(segment)
