@@ -38,10 +38,9 @@ def scan_runs(file: File, what: ScanRange, *, window_bytes: int = _WINDOW_BYTES_
 
     `window_bytes`: of the first read; the following ones grow.
     """
+    _advise(file)
     while run := _next_run(file, what, window_bytes):
         yield run
-        if window_bytes < WINDOW_BYTES_MAX <= window_bytes * _GROWTH:
-            _advise(file)
         window_bytes = min(window_bytes * _GROWTH, WINDOW_BYTES_MAX)
         what = replace(what, position=run.end, next_offset=run.next_offset, leader_epoch=int(run.leader_epoch[-1]))
     for step in scan(file, what):

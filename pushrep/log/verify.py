@@ -17,9 +17,7 @@ at again, by the state of then, and is damage only if three looks in a row find 
 these offsets.
 """
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,7 @@ from pushrep.log.segment_look import (
     look_at_segment,
     segment_name,
 )
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _INDEX_BYTES_MAX = 64 << 20
 _LOOKS = 3
@@ -179,7 +177,6 @@ class Verifier:
         except FileNotFoundError:
             return None  # if it should be there, the one before does not end where the next begins
         try:
-            _advise(file)
             epochs = read_leader_epochs(self._log, self._filesystem)
             return look_at_segment(
                 file,
@@ -252,16 +249,6 @@ def _add(report: VerifyReport, look: SegmentLook) -> None:
         report.verified_to = look.end_offset
     report.findings += look.findings
     report.torn = report.torn or look.torn
-
-
-def _advise(file: File) -> None:
-    """From front to back: the system doubles what it reads ahead.
-
-    More is less: asking for 2 to 16 MiB ahead by hand (WILLNEED) halved the speed where the system reads 8 MiB ahead
-    by itself. Where batches are small the processor sets the pace: benchmarks/verify.py.
-    """
-    with suppress(OSError):  # a file in memory has no descriptor
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def _read(path: Path, filesystem: Filesystem) -> bytes | None:
