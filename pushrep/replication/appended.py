@@ -29,7 +29,8 @@ class AppendTimes:
         at = bisect_right(self._marks, offset, key=lambda mark: mark[0])
         return self._marks[max(0, at - 1)][1] if self._marks else None
 
-    def forget_below(self, offset: int) -> None:
-        """Every replica in sync has acknowledged the records below."""
-        while len(self._marks) > 1 and self._marks[1][0] <= offset:
-            self._marks.popleft()
+    def forget(self, offset: int, before_ms: int) -> None:
+        """Nobody in sync lacks records below `offset`, and what is older than `before_ms` is all equally too old."""
+        marks = self._marks
+        while len(marks) > 1 and (marks[1][0] <= offset or marks[1][1] < before_ms):
+            marks.popleft()

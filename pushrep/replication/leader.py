@@ -20,7 +20,7 @@ from pushrep.replication.epochs import LogEnds
 from pushrep.replication.grants import Grant
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
 from pushrep.replication.progress import InFlight, ReplicaProgress, SessionId
-from pushrep.replication.sessions import Step
+from pushrep.replication.sessions import REACTIONS, Step
 
 REPLICA_LAG_MAX_MS = 30_000
 
@@ -120,6 +120,10 @@ class PartitionLeader:
         """Whether the change of members that this grant began is done for this partition: settle it by the next."""
         return not self.has_resigned and self.grant.may_settle(self.stored, self.caught_up)
 
+    def start(self) -> list[LeaderEffect]:
+        """Say what holds already: with m = 1 the leader alone is enough."""
+        return self._moved()
+
     def on_append(self, log_end_offset: int, now_ms: int) -> list[LeaderEffect]:
         """Records of this epoch were appended up to `log_end_offset`."""
         self._check_leading()
@@ -187,12 +191,13 @@ class PartitionLeader:
         progress = self._sessions.get(replica)
         if progress is None or progress.id != session or not progress.is_live:
             return []
+        # The newest grant is shown in every answer, whatever else it says.
+        is_led_by_another = result.grant_epoch > self.grant.epoch
+        if is_led_by_another or REACTIONS[progress.state, result.error].step is Step.RESIGN:
+            return self.resign(result.grant_epoch, result.grant_leader)
         if result.grant_epoch == self.grant.epoch:
             self.stored.add(replica)
         reaction = progress.on_answer(sequence, result, self.log)
-        # The newest grant is shown in every answer, whatever else it says.
-        if reaction.step is Step.RESIGN or result.grant_epoch > self.grant.epoch:
-            return self.resign(result.grant_epoch, result.grant_leader)
         if reaction.step is Step.IGNORE:
             return []
         if reaction.step is Step.ADVANCE:
@@ -218,7 +223,7 @@ class PartitionLeader:
             since = self._times.time_of(held) if held is not None and held < self.log.log_end_offset else None
             if since is not None and now_ms - since > self._lag_max_ms:
                 effects += self._leave(replica, too_slow=True)
-        self._times.forget_below(min((self._verified(replica) or 0 for replica in self.in_sync), default=0))
+        self._times.forget(self.high_watermark, now_ms - self._lag_max_ms)
         return effects
 
     def resign(self, epoch: int, leader: int) -> list[LeaderEffect]:

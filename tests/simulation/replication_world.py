@@ -467,6 +467,7 @@ class World:
             flushed_only=self.rules.flushed_only,
             now_ms=self.now_ms,
         )
+        self.apply_leader(machine, machine.owner.leader.start())
 
     def refused(self, machine, error):
         self.note(machine, f"refused {type(error).__name__}")

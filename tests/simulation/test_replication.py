@@ -48,7 +48,7 @@ def test_what_was_acknowledged_survives_any_disorder(rules, torture):
 def test_the_worlds_meet_what_they_are_about(torture):
     """Every effect, every answer of the table, truncation and catching up: by count over some seeds."""
     counts = {}
-    for seed in range(torture.count(60, 200)):
+    for seed in range(torture.count(30, 200)):
         for rules in (Rules(), WORLDS["members change"]):
             for what, count in World(seed, rules).steps(800).counts.items():
                 counts[what] = counts.get(what, 0) + count

@@ -1,0 +1,371 @@
+"""Leading: the leader's column of the table, sessions, watermark and in-sync set, opening and promoting."""
+
+from uuid import UUID
+
+import pytest
+
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.replication.appended import MARK_EVERY_MS, AppendTimes
+from pushrep.replication.candidate import (
+    Candidate,
+    CandidateState,
+    Fetch,
+    Lead,
+    Look,
+    MemberAnswer,
+    PartitionLog,
+    Purpose,
+    Refused,
+    SendGrant,
+)
+from pushrep.replication.effects import SetAside, StoreGrant, TakeEpoch
+from pushrep.replication.epochs import EpochEnd, LogEnds, Ungranted
+from pushrep.replication.errors import LogNotFit, NotAhead, NotAMember, NotLeader, TooFewMembers
+from pushrep.replication.grants import Grant, Member
+from pushrep.replication.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, Push, Resigned, SessionEnded
+from pushrep.replication.messages import AppendRecordsResult
+from pushrep.replication.outcome import Outcome
+from pushrep.replication.progress import SessionId
+from pushrep.replication.sessions import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionState, Step
+
+
+def grant(epoch=256, members=3, m=2, **changes):
+    fields = {
+        "outbox_id": UUID(int=1), "epoch": epoch, "leader": epoch % 256, "members_epoch": 0, "min_insync_replicas": m,
+        "members": tuple(Member(index) for index in range(members)), "pid_epoch": 0, "topic_id": UUID(int=2),
+        "topic": "t", "partitions": 1, "carrier": "key",
+    }  # fmt: skip
+    return Grant(**fields | changes)
+
+
+def ends(end, *entries, start=0):
+    return LogEnds(start, end, LeaderEpochs(entries))
+
+
+def leading(end=4, *, flushed=None, watermark=0, flushed_only=False, m=2, start=0):
+    log = ends(end, (0, start), (256, end), start=start)
+    return PartitionLeader(
+        grant(m=m), log, flushed_offset=end if flushed is None else flushed, high_watermark=watermark,
+        flushed_only=flushed_only, now_ms=0,
+    )  # fmt: skip
+
+
+def pushed(leader, theirs, *, to=1, upto=None):
+    """A session with one request in flight: (id, sequence, request)."""
+    session = SessionId(256, 1, 1)
+    leader.start_session(to, session, theirs)
+    offset = leader.sessions[to].next_offset
+    sent, request = leader.request(to, offset, leader.log.log_end_offset if upto is None else upto)
+    return session, sent.sequence, request
+
+
+def answer(error=Outcome.NONE, end=0, **changes):
+    return AppendRecordsResult(error=error, log_end_offset=end, flushed_offset=end, **changes)
+
+
+# ---- the leader's column
+
+
+def test_success_advances_joins_and_moves_the_watermark():
+    leader = leading()
+    session, sequence, request = pushed(leader, ends(1, (0, 0)))
+    assert (request.append_offset, request.previous_epoch, request.epoch_start_offset) == (1, 0, 4)
+    assert leader.on_answer(1, session, sequence, answer(end=4)) == [Joined(1), HighWatermarkMoved(4), Push(1)]
+
+
+def test_diverged_goes_back_in_the_epoch_history_and_asks_again():
+    leader = leading()
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    effects = leader.on_answer(1, session, sequence, answer(Outcome.LOG_DIVERGED, 4, epoch=-1, epoch_end_offset=0))
+    assert effects == [Push(1)]
+    assert leader.sessions[1].next_offset == 0
+
+
+def test_diverged_without_an_epoch_ends_the_session_with_an_alarm():
+    leader = leading()
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    (ended,) = leader.on_answer(1, session, sequence, answer(Outcome.LOG_DIVERGED, 4))
+    assert ended == SessionEnded(1, session, PushSessionEndReason.LOG_DIVERGED, is_alarm=True)
+
+
+def test_out_of_range_goes_on_from_the_replicas_end():
+    leader = leading()
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    assert leader.on_answer(1, session, sequence, answer(Outcome.OFFSET_OUT_OF_RANGE, 2)) == [Push(1)]
+    assert leader.sessions[1].next_offset == 2
+
+
+def test_a_replica_below_the_log_start_begins_anew_there():
+    leader = leading(end=9, start=6)
+    _, _, request = pushed(leader, ends(3, (0, 0)))
+    assert (request.append_offset, request.restart, request.previous_epoch) == (6, True, -1)
+
+
+def test_records_that_retention_took_from_under_a_session_make_it_begin_anew():
+    leader = leading(end=9)
+    pushed(leader, ends(2, (0, 0)), upto=3)
+    leader.on_log_start(5)
+    sent, request = leader.request(1, 5, 9)
+    assert (sent.append_offset, request.restart) == (5, True)
+
+
+@pytest.mark.parametrize("shown", [{"grant_epoch": 257, "grant_leader": 1}, {}])
+def test_fenced_ends_every_session_and_the_lead(shown):
+    leader = leading()
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    leader.start_session(2, SessionId(256, 1, 2), ends(4, (0, 0)))
+    effects = leader.on_answer(1, session, sequence, answer(Outcome.FENCED_LEADER_EPOCH, 4, **shown))
+    assert isinstance(effects[0], Resigned)
+    assert [e.replica for e in effects[1:]] == [1, 2]
+    assert {e.reason for e in effects[1:]} == {PushSessionEndReason.NEW_LEADER_EPOCH}
+    assert not leader.takes_all
+
+
+def test_a_newer_grant_in_any_answer_ends_the_lead():
+    leader = leading()
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    effects = leader.on_answer(1, session, sequence, answer(end=4, grant_epoch=257, grant_leader=1))
+    assert effects[0] == Resigned(257, 1)
+    assert leader.high_watermark == 0
+
+
+def test_corrupt_is_sent_once_more_then_ends_the_session():
+    leader = leading()
+    session, sequence, request = pushed(leader, ends(1, (0, 0)))
+    assert leader.on_answer(1, session, sequence, answer(Outcome.CORRUPT_MESSAGE, 1)) == [Push(1)]
+    again, repeated = leader.request(1, 1, 4)
+    assert repeated == request
+    (ended,) = leader.on_answer(1, session, again.sequence, answer(Outcome.CORRUPT_MESSAGE, 1))
+    assert ended.reason is PushSessionEndReason.NON_RETRIABLE_ERROR
+
+
+def test_r2_a_retriable_answer_sends_the_same_again_after_a_pause():
+    leader = leading()
+    session, sequence, request = pushed(leader, ends(1, (0, 0)))
+    assert leader.on_answer(1, session, sequence, answer(Outcome.REQUEST_TIMED_OUT, 1)) == [Push(1, backoff=True)]
+    assert leader.request(1, 1, 4)[1] == request
+
+
+def test_every_state_has_an_answer_to_every_outcome():
+    assert REACTIONS.keys() == {(state, outcome) for state in SessionState for outcome in Outcome}
+    assert all(REACTIONS[SessionState.ENDED, outcome].step is Step.IGNORE for outcome in Outcome)
+    assert MAY_BECOME.keys() == set(SessionState)
+    for reaction in REACTIONS.values():
+        assert (reaction.reason is not None) == (reaction.step in {Step.END, Step.RESIGN})
+    assert not BEGINS_ANEW & {PushSessionEndReason.NEW_LEADER_EPOCH, PushSessionEndReason.SHUTDOWN}
+    assert {PushSessionEndReason.STALE_REPLICA_EPOCH, PushSessionEndReason.LOG_DIVERGED} <= BEGINS_ANEW
+
+
+def test_s4_newer_identifiers_replace_a_session_and_end_it():
+    leader = leading()
+    old, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    newer = SessionId(256, 2, 1)
+    assert leader.start_session(1, newer, ends(4, (0, 0)))[0].id == old
+    assert leader.start_session(1, old, ends(4, (0, 0))) == []
+    assert leader.on_answer(1, old, sequence, answer(end=4)) == [], "E3: of a session that has ended"
+
+
+# ---- watermark and set
+
+
+def test_an_answer_counts_up_to_its_requests_end():
+    """The replica is longer: with what an older leader left."""
+    leader = leading(end=4)
+    session, sequence, _ = pushed(leader, ends(2, (0, 0)), upto=3)
+    assert leader.on_answer(1, session, sequence, answer(end=9)) == [Push(1)]
+    assert leader.sessions[1].acknowledged == 3
+    assert 1 not in leader.in_sync, "below the epoch's start"
+
+
+def test_a_replica_joins_at_the_watermark_and_the_epochs_start():
+    leader = leading(end=4)
+    session, sequence, _ = pushed(leader, ends(2, (0, 0)), upto=3)
+    assert Joined(1) not in leader.on_answer(1, session, sequence, answer(end=3))
+    sent, _ = leader.request(1, 3, 4)
+    assert Joined(1) in leader.on_answer(1, session, sent.sequence, answer(end=4))
+
+
+def test_nothing_is_acknowledged_before_the_leader_has_its_epochs_start_on_disk():
+    """A power cut would take the epoch out of its log, and an older, longer log would be ahead."""
+    leader = leading(end=4, flushed=2, flushed_only=True)
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    assert not any(isinstance(e, HighWatermarkMoved) for e in leader.on_answer(1, session, sequence, answer(end=4)))
+    assert HighWatermarkMoved(4) in leader.on_flush(4)
+
+
+def test_flushed_durability_counts_flushed_offsets():
+    leader = leading(end=4, flushed_only=True)
+    session, sequence, request = pushed(leader, ends(4, (0, 0)))
+    assert request.flush_wanted
+    result = AppendRecordsResult(log_end_offset=4, flushed_offset=3)
+    assert Joined(1) not in leader.on_answer(1, session, sequence, result)
+
+
+def test_with_m_1_the_leader_alone_is_enough_from_the_start():
+    leader = leading(end=4, m=1)
+    assert leader.start() == [HighWatermarkMoved(4)]
+
+
+def test_below_m_the_watermark_stands_and_all_is_refused():
+    leader = leading(end=4)
+    assert not leader.takes_all
+    leader.on_append(6, 0)
+    assert leader.high_watermark == 0
+
+
+def test_it_leaves_by_age_and_its_session_goes_on():
+    leader = leading(end=4)
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    leader.on_answer(1, session, sequence, answer(end=4))
+    assert leader.on_tick(1_000_000) == [], "an idle one does not age"
+    leader.on_append(5, 1_000_000)
+    assert leader.on_tick(1_030_000) == []
+    assert leader.on_tick(1_030_001) == [Left(1, too_slow=True)]
+    assert leader.sessions[1].is_live
+
+
+def test_marks_of_time_stay_few():
+    times = AppendTimes(0, 0)
+    for offset in range(100_000):
+        times.on_append(offset, offset // 10)
+        times.forget(0, offset // 10 - 1_000)
+    assert len(times._marks) <= 1_000 / MARK_EVERY_MS + 2
+    assert 0 <= times.time_of(99_999) - (9_999 - MARK_EVERY_MS) <= MARK_EVERY_MS
+
+
+# ---- opening and promoting
+
+
+def member(index, log, kept=None, *, watermark=0, seen=256, **changes):
+    part = PartitionLog(log=log, high_watermark=watermark, **changes)
+    return MemberAnswer(index=index, grant=kept or grant(), highest_epoch=seen, logs={0: part})
+
+
+LOG = ends(4, (0, 0), (256, 2))
+
+
+def candidate(index=0, purpose=Purpose.OPEN, own=None, **changes):
+    made = Candidate(index, purpose, own or member(index, LOG), **changes)
+    assert made.start() == [Look(tuple(sorted({0, 1, 2} - {index})))]
+    return made
+
+
+def refusal(effects):
+    assert isinstance(effects[-1], Refused), effects
+    return effects[-1].error
+
+
+def stored(made, index, log=LOG, **changes):
+    return made.on_answer(member(index, log, made.grant, **changes))
+
+
+def test_an_opening_takes_its_next_number_and_stores_it_before_it_asks():
+    opening = candidate()
+    effects = opening.on_answer(member(1, LOG, seen=770))
+    assert [type(effect) for effect in effects] == [TakeEpoch, StoreGrant, SendGrant]
+    assert effects[0].leader_epoch == effects[2].grant.epoch == 1024, "its own, above all that anybody has seen"
+    assert stored(opening, 1) == [Lead(opening.grant)]
+    assert opening.state is CandidateState.LEADING
+
+
+def test_an_opening_never_takes_the_lead_from_another():
+    error = refusal(candidate().on_answer(member(1, LOG, grant(epoch=257))))
+    assert isinstance(error, NotLeader)
+    assert (error.leader, error.epoch) == (1, 257)
+
+
+def test_too_few_members_take_no_number():
+    opening = candidate()
+    error = refusal(opening.on_deadline())
+    assert isinstance(error, TooFewMembers)
+    assert (error.answered, error.needed, error.silent) == (1, 2, (1, 2))
+    assert opening.grant is None, "nobody was fenced"
+
+
+def test_only_what_is_shown_after_the_grant_was_stored_counts():
+    opening = candidate()
+    opening.on_answer(member(1, LOG))
+    assert opening.on_answer(member(2, LOG)) == [], "it has not stored this grant"
+    assert isinstance(refusal(opening.on_deadline()), TooFewMembers)
+
+
+def test_a_promotion_that_is_not_ahead_is_refused_with_both_pairs():
+    promotion = candidate(1, Purpose.PROMOTE)
+    promotion.on_answer(member(2, LOG))
+    error = refusal(stored(promotion, 2, ends(7, (0, 0), (256, 2))))
+    assert isinstance(error, NotAhead)
+    assert (error.own, error.theirs, error.member) == ((256, 4), (256, 7), 2)
+
+
+def test_catch_up_fetches_what_the_one_ahead_has():
+    promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, member(1, ends(9, (0, 0))))
+    promotion.on_answer(member(2, LOG))
+    assert stored(promotion, 2) == [Fetch(0, 2, 2, EpochEnd(256, 4))], "9 records of an older epoch are behind 4"
+    assert promotion.on_fetched(0) == [Lead(promotion.grant)]
+
+
+def test_catch_up_from_a_log_that_starts_above_begins_anew_with_its_epoch():
+    promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, member(1, ends(2, (0, 0))))
+    promotion.on_answer(member(2, LOG))
+    (fetch,) = stored(promotion, 2, ends(8, (256, 6), start=6))
+    assert fetch == Fetch(0, 2, 6, EpochEnd(256, 8), SetAside(6, 256))
+
+
+def test_nobody_cuts_below_its_own_watermark_to_lead():
+    promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, member(1, ends(9, (0, 0)), watermark=3))
+    promotion.on_answer(member(2, LOG))
+    assert isinstance(refusal(stored(promotion, 2)), LogNotFit)
+
+
+@pytest.mark.parametrize("unfit", [{"is_damaged": True}, {"watermark": 5}], ids=["damaged", "below its checkpoint"])
+def test_an_unfit_member_neither_leads_nor_counts(unfit):
+    broken = Candidate(0, Purpose.OPEN, member(0, LOG, **unfit))
+    assert isinstance(refusal(broken.start()), LogNotFit)
+    opening = candidate()
+    assert opening.on_answer(member(1, LOG, **unfit)) == []
+    assert isinstance(refusal(opening.on_deadline()), TooFewMembers)
+
+
+def test_a_newer_grant_of_another_ends_the_attempt():
+    opening = candidate()
+    opening.on_answer(member(1, LOG))
+    assert isinstance(refusal(opening.on_answer(member(1, LOG, grant(epoch=513)))), NotLeader)
+
+
+def test_what_was_not_granted_becomes_granted_by_the_next_own_grant():
+    own = member(0, ends(6, (0, 0), (256, 2), (512, 4)), ungranted=Ungranted(4, EpochEnd(256, 4)), seen=512)
+    opening = candidate(own=own)
+    opening.on_answer(member(1, LOG))
+    assert stored(opening, 1) == [Lead(opening.grant)]
+
+
+def test_what_was_not_granted_is_set_aside_if_another_led_since():
+    own = member(0, ends(6, (0, 0), (256, 2), (512, 4)), ungranted=Ungranted(4, EpochEnd(256, 4)), seen=512)
+    promotion = candidate(purpose=Purpose.PROMOTE, own=own)
+    promotion.on_answer(member(1, LOG, grant(epoch=513), seen=513))
+    assert stored(promotion, 1) == [Fetch(0, 0, 4, EpochEnd(256, 4))]
+
+
+def test_a_candidate_goes_by_the_newest_list_that_anybody_shows():
+    joint = grant(epoch=512).with_members(512, tuple(Member(index) for index in range(4)))
+    opening = candidate()
+    effects = opening.on_answer(member(1, LOG, joint, seen=512))
+    assert effects[0] == Look((3,))
+    assert opening.grant.quorums == joint.quorums
+    assert opening.grant.members_epoch == 512
+
+
+def test_a_removed_member_leads_no_more():
+    removed = grant(epoch=257, members=3).with_members(513, (Member(1), Member(2)))
+    error = refusal(candidate(0, Purpose.PROMOTE).on_answer(member(1, LOG, removed, seen=513)))
+    assert isinstance(error, NotAMember)
+
+
+def test_the_first_grant_of_an_outbox():
+    own = MemberAnswer(index=0, grant=None, highest_epoch=-1, logs={0: PartitionLog(log=ends(0), high_watermark=0)})
+    opening = Candidate(0, Purpose.OPEN, own, first=grant(epoch=0))
+    opening.start()
+    opening.on_answer(MemberAnswer(index=1, grant=None, highest_epoch=-1))
+    assert (opening.grant.epoch, opening.grant.members_epoch) == (0, 0)
+    assert opening.on_answer(MemberAnswer(index=1, grant=opening.grant, highest_epoch=0)) == [Lead(opening.grant)]
