@@ -26,8 +26,7 @@ from spark_jobs.jobs.reporting import one_line
 from spark_jobs.marks import LocalMarks
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import FRESH_QUERY, BadSink, IdempotentSink
-from spark_jobs.sources.arrow import source_schema
-from spark_jobs.sources.datasource import resolve_starts
+from spark_jobs.sources.datasource import own_schema, resolve_starts
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions
 from spark_jobs.values import BadValueFormat
@@ -48,7 +47,7 @@ def before_spark(options: ApplyOptions) -> None:
         finally:
             logs.close()
         if not options.decoder().needs_spark():
-            _columns(options, source_schema(include_headers=source.include_headers))
+            _columns(options, own_schema(source))
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has its JVM already
         require_java()
 

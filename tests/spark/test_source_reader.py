@@ -4,13 +4,9 @@ Any order of appends, new partitions, limits, restarts and deaths before a commi
 batch that is run again is the same batch.
 """
 
-import json
-import pickle
-import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,89 +16,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import Codec
-from spark_jobs.sources import arrow
-from spark_jobs.sources.datasource import PushrepDataSource, PushrepStreamReader
+from spark_jobs.errors import SparkJobError
+from spark_jobs.sources.datasource import PushrepDataSource
 from spark_jobs.sources.logs import EndUnknown, TopicNotFound
 from spark_jobs.sources.planning import DataLoss
-from spark_jobs.sources.tasks import LogRange, read_range
-
-Rows = list[tuple[int, int, bytes]]
-
-
-class Engine:
-    """What MicroBatchExecution does with a source: the offset log before a batch, the commit log after it."""
-
-    def __init__(self, directory: Path, **options: str) -> None:
-        self.directory, self.options = directory, options
-        self.offsets: list[str] = []
-        self.committed = 0
-        self.restart()
-
-    def restart(self, *, available_now: bool = False, **options: str) -> None:
-        self.options |= options
-        source = PushrepDataSource({"path": str(self.directory), "topic": "orders"} | self.options)
-        self.reader: PushrepStreamReader = source.streamReader(source.schema())
-        self.limit = self.reader.getDefaultReadLimit()
-        if available_now:
-            self.reader.prepareForTriggerAvailableNow()
-
-    def start(self) -> dict[str, Any]:
-        return json.loads(self.offsets[self.committed - 1]) if self.committed else self.reader.initialOffset()
-
-    def plan(self) -> bool:
-        """Log the next batch's end, unless one is logged and not committed; False if there is nothing to do."""
-        if len(self.offsets) > self.committed:
-            return True
-        end = json.dumps(self.reader.latestOffset(self.start(), self.limit))
-        if self.committed and end == self.offsets[-1]:
-            return False
-        self.offsets.append(end)
-        return True
-
-    def rows(self) -> list[Rows]:
-        """The planned batch, task by task."""
-        return [self.read(task) for task in self.tasks()]
-
-    def tasks(self) -> list[LogRange]:
-        return self.reader.partitions(self.start(), json.loads(self.offsets[self.committed]))
-
-    def read(self, task: LogRange) -> Rows:
-        """By a reader that travelled as Spark sends it."""
-        source = PushrepDataSource({"path": str(self.directory), "topic": "orders"} | self.options)
-        executor = pickle.loads(pickle.dumps(source)).streamReader(source.schema())
-        return [
-            (row["partition"], row["offset"], row["value"])
-            for batch in executor.read(pickle.loads(pickle.dumps(task)))
-            for row in batch.to_pylist()
-        ]
-
-    def commit(self) -> None:
-        self.committed += 1
-
-    def run(self) -> list[Rows]:
-        """Every batch until there is nothing to do."""
-        batches = []
-        while self.plan():
-            batches.append([row for task in self.rows() for row in task])
-            self.commit()
-        return batches
-
-
-def append(directory: Path, partition: int, count: int, **kwargs: Any) -> None:
-    with SegmentLog.open(directory / f"orders-{partition}", config=LogConfig(segment_bytes=4096, **kwargs)) as log:
-        first = log.log_end_offset
-        log.append([f"{partition}:{offset}".encode() for offset in range(first, first + count)])
-
-
-def fill(directory: Path, partition: int, batches: int, per_batch: int = 10) -> None:
-    """As so many calls of `append`, by one writer."""
-    with SegmentLog.open(directory / f"orders-{partition}", config=LogConfig(segment_bytes=4096)) as log:
-        for first in range(0, batches * per_batch, per_batch):
-            log.append([f"{partition}:{offset}".encode() for offset in range(first, first + per_batch)])
-
-
-def records(partition: int, start: int, end: int) -> Rows:
-    return [(partition, offset, f"{partition}:{offset}".encode()) for offset in range(start, end)]
+from tests.spark.source_engine import Engine, Rows, append, fill, records
 
 
 class SourceMachine(RuleBasedStateMachine):
@@ -269,142 +187,6 @@ def test_what_is_buffered_is_not_read_before_it_is_on_disk(tmp_path):
         assert engine.run() == [records(0, 2, 3)]
 
 
-def cut(directory: Path) -> None:
-    with SegmentLog.open(directory / "orders-0") as log:
-        log.truncate_to(20, force=True)
-
-
-def make_anew(directory: Path) -> None:
-    shutil.rmtree(directory / "orders-0")
-    append(directory, 0, 8)
-
-
-def remove(directory: Path) -> None:
-    shutil.rmtree(directory / "orders-0")
-
-
-@pytest.mark.parametrize(
-    ("lose", "told", "then"),
-    [
-        (cut, r"orders-0: offsets \[20, 30\) are gone: the log ends at 20", [[], records(0, 20, 26)]),
-        (make_anew, r"orders-0: .* the log was made anew", [records(0, 0, 8), records(0, 8, 14)]),
-        (remove, "orders-0: .* the log is not there any more", [[], records(0, 0, 6)]),
-    ],
-)
-def test_a_loss_stops_the_query_or_is_stepped_over(tmp_path, caplog, lose, told, then):
-    for _ in range(3):
-        append(tmp_path, 0, 10)
-    append(tmp_path, 1, 1)
-    engine = Engine(tmp_path)
-    engine.run()
-    lose(tmp_path)
-    engine.restart()
-    with pytest.raises(DataLoss, match=told):
-        engine.plan()
-    engine.restart(failOnDataLoss="false")
-    assert [row for batch in engine.run() for row in batch] == then[0]
-    assert "orders-0" in caplog.text
-    append(tmp_path, 0, 6)
-    assert [row for batch in engine.run() for row in batch] == then[1]
-
-
-def retire(directory: Path) -> None:
-    """What retention or the command purge does."""
-    with SegmentLog.open(directory / "orders-0", config=LogConfig(segment_bytes=4096)) as log:
-        assert log.delete_records(75) == 75
-
-
-LIMITS = [{"maxBytesPerTrigger": "800"}, {"maxRecordsPerTrigger": "30"}]
-
-
-@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: next(iter(limit)))
-@pytest.mark.parametrize("available_now", [False, True], ids=["", "AvailableNow"])
-@pytest.mark.parametrize("fail", ["true", "false"])
-@pytest.mark.parametrize(
-    ("lose", "told", "then"),
-    [
-        (retire, r"orders-0: offsets \[\d+, 75\) are gone: the log starts at 75", records(0, 75, 100)),
-        (cut, r"orders-0: offsets \[20, \d+\) are gone: the log ends at 20", []),
-        (make_anew, r"orders-0: .* the log was made anew", records(0, 0, 8)),
-        (remove, r"orders-0: .* the log is not there any more", []),
-    ],
-)
-def test_a_loss_between_two_batches_is_named_or_stepped_over(
-    tmp_path, caplog, lose, told, then, available_now, limit, fail
-):
-    """With AvailableNow too, whose end was fixed before the loss."""
-    fill(tmp_path, 0, 10)
-    append(tmp_path, 1, 1)
-    engine = Engine(tmp_path, failOnDataLoss=fail, **limit)
-    engine.restart(available_now=available_now)
-    assert engine.plan()
-    engine.rows()
-    engine.commit()
-    assert 20 < engine.start()["partitions"]["0"]["offset"] < 75
-    lose(tmp_path)
-    if fail == "true":
-        with pytest.raises(DataLoss, match=told):
-            engine.run()
-    else:
-        assert [row for batch in engine.run() for row in batch if row[0] == 0] == then
-        assert re.search(told, caplog.text)
-
-
-@pytest.mark.parametrize(
-    ("lose", "told", "then"),
-    [
-        (retire, r"orders-0: offsets \[0, 75\) are gone: the log starts at 75", records(0, 75, 100)),
-        (cut, r"orders-0: offsets \[20, 100\) are gone: the log ends at 20", records(0, 0, 20)),
-        (make_anew, r"orders-0: offsets \[0, 100\) are gone: the log was made anew", []),
-        (remove, r"orders-0: offsets \[0, 100\) are gone: the log is not there any more", []),
-    ],
-)
-@pytest.mark.parametrize("when", ["before it is cut into tasks", "before the tasks run"])
-def test_a_planned_batch_whose_records_are_gone_is_a_loss(tmp_path, caplog, lose, told, then, when):
-    fill(tmp_path, 0, 10)
-    append(tmp_path, 1, 1)
-    tasks: dict[str, list[LogRange]] = {}
-    engines = {fail: Engine(tmp_path, failOnDataLoss=fail) for fail in ("true", "false")}
-    for fail, engine in engines.items():
-        assert engine.plan()
-        tasks[fail] = engine.tasks()
-    lose(tmp_path)
-    for engine in engines.values():
-        engine.restart()
-
-    def rows(fail: str) -> Rows:
-        engine = engines[fail]
-        return [row for task in (engine.tasks() if "cut" in when else tasks[fail]) for row in engine.read(task)]
-
-    with pytest.raises(DataLoss, match=told):
-        rows("true")
-    assert sorted(rows("false")) == sorted(then + records(1, 0, 1))
-    assert re.search(told, caplog.text)
-
-
-def test_retention_that_overtakes_a_running_task_is_a_loss(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(arrow, "ROWS_MAX", 100)
-    fill(tmp_path, 0, 100, 40)
-    for fail in ("false", "true"):
-        engine = Engine(tmp_path, failOnDataLoss=fail)
-        assert engine.plan()
-        (task,) = engine.tasks()
-        reading = read_range(engine.reader._options, engine.reader._schema, task)
-        first = next(reading)["offset"].to_pylist()
-        with SegmentLog.open(tmp_path / "orders-0", config=LogConfig(segment_bytes=4096)) as log:
-            start = log.delete_records(first[-1] + 1010)
-        if fail == "true":
-            with pytest.raises(DataLoss, match=f"gone: the log starts at {start}"):
-                list(reading)
-        else:
-            rest = [offset for batch in reading for offset in batch["offset"].to_pylist()]
-            assert rest[-(4000 - start) :] == list(range(start, 4000))
-            before = first + rest[: -(4000 - start)]
-            assert before == list(range(len(before))), "what was read before it was gone, without a hole"
-            assert len(before) < start
-    assert "orders-0" in caplog.text
-
-
 def without_published_state(directory: Path) -> None:
     """As after a restart of the machine, before the writer is back: what it published counts no more."""
     (directory / ".pushrep_published").unlink()
@@ -454,3 +236,39 @@ def test_a_path_without_the_topic_is_refused(tmp_path, path, why):
     engine = Engine(tmp_path / path)
     with pytest.raises(TopicNotFound, match=why):
         engine.plan()
+
+
+REFUSED_READS = {
+    "a topic that is not there": ({"topic": "Orders"}, ["'Orders'", "orders, other"]),
+    "a path that is not there": ({"path": "/no/such/directory"}, ["/no/such/directory"]),
+    "a partition that is not there": ({"partitions": "1,7"}, ["partitions", "7"]),
+    "an unknown option": ({"subscribe": "orders"}, ["subscribe", "no such option"]),
+    "a malformed option": ({"includeHeaders": "maybe"}, ["includeHeaders", "maybe"]),
+    "a start beyond the end": (
+        {"partitions": "0", "startingOffsets": '{"orders": {"0": 901}}'},
+        ["startingOffsets", "partition 0", "901", "beyond the end", "[0, 900)"],
+    ),
+    "an end beyond the end": (
+        {"partitions": "0", "endingOffsets": '{"orders": {"0": 901}}'},
+        ["endingOffsets", "partition 0", "beyond the end"],
+    ),
+    "an end before the start": (
+        {"partitions": "0", "startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
+        ["endingOffsets", "partition 0", "4", "5"],
+    ),
+    "a trigger's limit": ({"maxRecordsPerTrigger": "5"}, ["maxRecordsPerTrigger", "readStream"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_READS)
+def test_a_batch_read_refuses_by_name(tmp_path, case):
+    fill(tmp_path, 0, 90)
+    append(tmp_path, 1, 4)
+    with SegmentLog.open(tmp_path / "other-0") as log:
+        log.append(b"elsewhere")
+    options, named = REFUSED_READS[case]
+    source = PushrepDataSource({"path": str(tmp_path), "topic": "orders"} | options)
+    with pytest.raises(SparkJobError) as refusal:
+        source.reader(source.schema()).partitions()
+    for words in named:
+        assert words in str(refusal.value)
