@@ -4,7 +4,7 @@ ApiVersions is the connection's own; the calls of replay are refused with UNSUPP
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -18,8 +18,17 @@ from pushrep.protocol.calls import CALLS, PLACE_OF
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.frames import Kind
 from pushrep.protocol.values import Struct
-from pushrep.push.wire import epochs_to_wire, request_from_wire, result_to_wire
-from pushrep.replication.epochs import LogEnds
+from pushrep.push.sockets import Address
+from pushrep.push.wire import (
+    CODE_OF,
+    epochs_to_wire,
+    grant_from_wire,
+    grant_to_wire,
+    request_from_wire,
+    result_to_wire,
+)
+from pushrep.replication.epochs import LogEnds, granted_end
+from pushrep.replication.errors import BadGrant
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
@@ -29,13 +38,14 @@ FETCH_BYTES_MAX = 8 << 20
 class Answers:
     """The calls of one node. Thread-safe."""
 
-    def __init__(self, store: NodeStore) -> None:
-        self._store = store
+    def __init__(self, store: NodeStore, address: Address) -> None:
+        self._store, self._address = store, str(address)
         self._calls: Mapping[type[Struct], Callable[[Any, str], Struct]] = {
             wire.AppendRecordsRequest: self._append_records,
             wire.DescribeLogRequest: self._describe_log,
             wire.EndOffsetForEpochRequest: self._end_offset_for_epoch,
             wire.FetchRecordsRequest: self._fetch_records,
+            wire.GrantRequest: self._grant,
             wire.ListLogsRequest: self._list_logs,
         }
 
@@ -53,44 +63,71 @@ class Answers:
             return _refusal(request, ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _append_records(self, request: wire.AppendRecordsRequest, _sender: str) -> Struct:
-        results = []
+        results, grants = [], {}
         for part in request.partitions:
             replica = self._store.described(part.tp)
             if replica is None:
                 # It was described to this leader before the node started again, or it never was.
                 results.append(wire.AppendRecordsResult(error_code=ErrorCode.STALE_SESSION))
-            else:
-                results.append(result_to_wire(replica.follow(request_from_wire(part))))
-        return wire.AppendRecordsResponse(results=tuple(results))
+                continue
+            result = replica.follow(request_from_wire(part))
+            results.append(result_to_wire(result))
+            if result.grant_epoch > part.leader_epoch and (kept := self._store.owner_of(part.tp)) is not None:
+                grants[kept.outbox_id] = _grants(kept)
+        return wire.AppendRecordsResponse(
+            results=tuple(results), grants=tuple(grant for of_outbox in grants.values() for grant in of_outbox)
+        )
 
     def _describe_log(self, request: wire.DescribeLogRequest, sender: str) -> Struct:
         kept = self._store.outbox(request.outbox_id)
         create = request.create and self._may_create(request.outbox_id, sender)
+        logs = self._descriptions(kept, request.partitions or tuple(kept.partitions()), create=create)
+        return wire.DescribeLogResponse(
+            replica_epoch=self._store.replica_epoch,
+            member=self._index_in(kept),
+            highest_epoch=kept.promises.newest_epoch,
+            grants=_grants(kept),
+            logs=logs,
+            last_contact_ms=kept.last_contact_ms,
+        )
+
+    def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
+        try:
+            offered = grant_from_wire(request.grant)
+        except BadGrant as error:
+            return wire.GrantResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=str(error))
+        kept = self._store.outbox(offered.outbox_id)
+        if kept.promises.grant is None and not self._may_create(offered.outbox_id, sender):
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{offered.outbox_id} may not be created here")
+        outcome = kept.offer_grant(offered, request.sender)
+        return wire.GrantResponse(
+            error_code=CODE_OF[outcome],
+            member=self._index_in(kept),
+            highest_epoch=kept.promises.newest_epoch,
+            grants=_grants(kept),
+            logs=self._descriptions(kept, request.partitions, create=False),
+        )
+
+    def _descriptions(
+        self, kept: KeptOutbox, tps: Iterable[TopicIdPartition], *, create: bool
+    ) -> tuple[wire.LogDescription, ...]:
         described = []
-        for tp in request.partitions or tuple(kept.partitions()):
+        for tp in tps:
             try:
-                described.append(self._description(self._store.describe(kept, tp, create=create)))
+                described.append(_description(self._store.describe(kept, tp, create=create)))
             except Refusal as error:
                 described.append(wire.LogDescription(tp=tp, error_code=error.code))
-        return wire.DescribeLogResponse(replica_epoch=self._store.replica_epoch, logs=tuple(described))
+        return tuple(described)
+
+    def _index_in(self, kept: KeptOutbox) -> int:
+        """Which member this node is, by where it listens; -1 if no grant names that."""
+        grant = kept.promises.grant
+        members = (*grant.members, *grant.previous_members) if grant is not None else ()
+        return next((member.index for member in members if member.address == self._address), -1)
 
     def _may_create(self, outbox_id: UUID, sender: str) -> bool:
         allow = self._store.settings.allow
         return ANYBODY in allow or str(outbox_id) in allow or (sender != "" and sender in allow)
-
-    @staticmethod
-    def _description(replica: Replica) -> wire.LogDescription:
-        log = replica.log
-        return wire.LogDescription(
-            tp=replica.tp,
-            error_code=ErrorCode.LOG_OFFLINE if replica.finding is not None else ErrorCode.NONE,
-            log_end_offset=log.log_end_offset,
-            log_start_offset=log.log_start_offset,
-            high_watermark=log.high_watermark,
-            flushed_offset=log.flushed_offset,
-            leader_epochs=epochs_to_wire(log.leader_epochs),
-            damaged_from=-1 if log.damaged_from is None else log.damaged_from,
-        )
 
     def _end_offset_for_epoch(self, request: wire.EndOffsetForEpochRequest, _sender: str) -> Struct:
         results = []
@@ -149,6 +186,28 @@ class Answers:
 
 def _ends(replica: Replica) -> LogEnds:
     return replica.state().log
+
+
+def _grants(kept: KeptOutbox) -> tuple[wire.Grant, ...]:
+    grant = kept.promises.grant
+    return (grant_to_wire(grant),) if grant is not None else ()
+
+
+def _description(replica: Replica) -> wire.LogDescription:
+    log, ends = replica.log, _ends(replica)
+    granted = granted_end(ends, None)
+    return wire.LogDescription(
+        tp=replica.tp,
+        error_code=ErrorCode.LOG_OFFLINE if replica.finding is not None else ErrorCode.NONE,
+        log_end_offset=ends.log_end_offset,
+        log_start_offset=ends.log_start_offset,
+        high_watermark=log.high_watermark,
+        flushed_offset=log.flushed_offset,
+        leader_epochs=epochs_to_wire(ends.leader_epochs),
+        granted_epoch=granted.epoch,
+        granted_end_offset=granted.end_offset,
+        damaged_from=-1 if log.damaged_from is None else log.damaged_from,
+    )
 
 
 def _refusal(request: Struct, code: ErrorCode) -> Struct:

@@ -44,7 +44,7 @@ class ReplicaNode:
         self.address = Address(host, port)
         """Where it listens."""
         self.replica_epoch = self._store.replica_epoch
-        self._connections = Connections(listener, settings, Answers(self._store).answer)
+        self._connections = Connections(listener, settings, Answers(self._store, self.address).answer)
         self._is_stopped = False
         self._connections.start()
 

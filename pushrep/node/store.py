@@ -22,7 +22,8 @@ from pushrep.node.promises import Promises, raise_replica_epoch, read_promises, 
 from pushrep.node.replica import Replica
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.error_codes import ErrorCode
-from pushrep.replication.grants import Grant
+from pushrep.replication.grants import Grant, OfferedGrant, judge_grant
+from pushrep.replication.outcome import Outcome
 from pushrep.seams import Clock, Filesystem, LockHeld
 from pushrep.topic_id_partition import TopicIdPartition
 
@@ -53,16 +54,25 @@ class KeptOutbox:
         """The newest grant and leader epoch, as they stand on disk."""
         return self._promises
 
+    @property
+    def last_contact_ms(self) -> int:
+        """When a leader last pushed to any log here, wall clock; -1 for never since the node started."""
+        return max((replica.last_contact_ms for replica in list(self._replicas.values())), default=-1)
+
     def take_epoch(self, leader_epoch: int) -> None:
         """Nothing of an older leader from now on, durably. Raises OSError."""
         with self._lock:
             if leader_epoch > self._promises.leader_epoch:
                 self._keep(self._promises._replace(leader_epoch=leader_epoch))
 
-    def store_grant(self, grant: Grant) -> None:
-        """Durably. Raises OSError."""
+    def offer_grant(self, offered: Grant, sender: int) -> Outcome:
+        """Store it, on disk when this returns, if the rules let it; else why not. Raises OSError."""
         with self._lock:
-            self._keep(self._promises._replace(grant=grant))
+            kept = self._promises
+            outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
+            if outcome is Outcome.NONE and offered != kept.grant:
+                self._keep(kept._replace(grant=offered))
+            return outcome
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> Replica:
         """The open log of `tp`; one that failed is tried again here. Raises Refusal."""

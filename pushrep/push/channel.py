@@ -73,6 +73,7 @@ class Channel:
         self._linger_until_ms: int | None = None
         self._opened: OpenConnection | None = None
         self._connecting: threading.Thread | None = None
+        self._fruitless = 0  # connections in a row that gave no answer
         self._stop = threading.Event()
 
     @property
@@ -100,14 +101,13 @@ class Channel:
         self._worker.wake()
 
     def can_send(self) -> bool:
-        """Whether `pump` would send something now."""
-        return bool(
-            self._ready
-            and self._sock is not None
-            and not self._outgoing
-            and self._linger_until_ms is None
-            and len(self._in_flight) < self._settings.requests_in_flight_max
-        ) or bool(self._later or self._opened)
+        """Whether `pump` would do something now."""
+        if self._later or self._opened is not None:
+            return True
+        if self._sock is None:
+            return self._connecting is None and not self._stop.is_set()
+        has_room = not self._outgoing and len(self._in_flight) < self._settings.requests_in_flight_max
+        return bool(self._ready) and has_room and self._linger_until_ms is None
 
     def pump(self, now_ms: int) -> int | None:
         """Send what can be sent; when to be called again without any event, None for never."""
@@ -159,6 +159,9 @@ class Channel:
         self._lose(None)
 
     def _keep_connected(self, now_ms: int) -> None:
+        oldest = next(iter(self._in_flight.values()), None)
+        if oldest is not None and now_ms - oldest.sent_ms >= self._settings.request_timeout_ms:
+            self._lose(TimeoutError(f"no answer within {self._settings.request_timeout_ms} ms"))
         if self._opened is not None:
             opened, self._opened, self._connecting = self._opened, None, None
             opened.sock.setblocking(False)
@@ -166,19 +169,16 @@ class Channel:
             self._events = selectors.EVENT_READ
             self._worker.selector.register(self._sock, self._events, self)
             _LOG.info("%s is connected", self.replica)
-        if self._sock is None:
-            if self._connecting is None and not self._stop.is_set():
-                self._connecting = threading.Thread(
-                    target=self._connect, name=f"pushrep-connect-{self.replica.index}", daemon=True
-                )
-                self._connecting.start()
-            return
-        oldest = next(iter(self._in_flight.values()), None)
-        if oldest is not None and now_ms - oldest.sent_ms >= self._settings.request_timeout_ms:
-            self._lose(TimeoutError(f"no answer within {self._settings.request_timeout_ms} ms"))
+        if self._sock is None and self._connecting is None and not self._stop.is_set():
+            name = f"pushrep-connect-{self.replica.index}"
+            self._connecting = threading.Thread(target=self._connect, name=name, daemon=True)
+            self._connecting.start()
 
     def _connect(self) -> None:
         """In a thread of its own, until it succeeds."""
+        if self._fruitless and self._stop.wait(pause_s(self._settings, self._fruitless)):
+            return
+        self._fruitless += 1
         last = ""
 
         def failed(error: BaseException) -> None:
@@ -286,6 +286,7 @@ class Channel:
             results = [AppendRecordsResult(outcome_of(response.error_code))] * len(request.parts)
         else:
             results = [result_from_wire(result) for result in response.results]
+            self._fruitless = 0
         for sent, result in zip(request.parts, results, strict=True):
             sent.pusher.on_result(sent, result)
             if sent.pusher.has_something():

@@ -11,8 +11,9 @@ from typing import NamedTuple, TypeVar
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set
 from tenacity import wait_random_exponential as random_exponential
 
+from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.client import Answer, ClientConnection, first_request
-from pushrep.protocol.errors import ProtocolError
+from pushrep.protocol.errors import NoCommonVersion, ProtocolError
 from pushrep.protocol.push_messages import ApiVersionsResponse
 from pushrep.protocol.values import Struct
 from pushrep.push.errors import ReplicaUnreachable
@@ -41,10 +42,12 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         opened = OpenConnection(sock, ClientConnection(in_flight_max=settings.requests_in_flight_max + 1))
         answer = call(opened, first_request(_NAME, version("pushrep")))
         assert isinstance(answer, ApiVersionsResponse), "the protocol takes no other answer"
+        assert opened.protocol.versions is not None, "they were just agreed on"
+        opened.protocol.versions.version_of(ApiKey.APPEND_RECORDS)
     except ssl.SSLCertVerificationError as error:
         _close(sock)
         raise ReplicaUnreachable(str(address), f"its certificate is refused: {error.verify_message}") from error
-    except (OSError, ProtocolError) as error:
+    except (OSError, ProtocolError, NoCommonVersion) as error:
         _close(sock)
         raise ReplicaUnreachable(str(address), str(error) or type(error).__name__) from error
     except BaseException:

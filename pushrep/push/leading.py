@@ -18,6 +18,7 @@ from itertools import count
 from uuid import UUID
 
 from pushrep.log import Durability, SegmentLog
+from pushrep.protocol import push_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse, LogDescription
 from pushrep.push.connecting import patiently, pause_s
@@ -100,6 +101,10 @@ class Leading:
         """Everything below is on this disk."""
         self.partitions[partition].on_flush(flushed_offset)
 
+    def on_log_start(self, partition: int, log_start_offset: int) -> None:
+        """Records below were removed from this log; the replicas are told."""
+        self.partitions[partition].on_log_start(log_start_offset)
+
     def when_replicated(self, partition: int, end_offset: int, callback: OnReplicated) -> None:
         """Call back once `min_insync_replicas` members hold everything below `end_offset`, or it is known that they
         may never: NotLeader, MayStillBeDelivered. From any thread, perhaps this one; it must not wait.
@@ -123,6 +128,13 @@ class Leading:
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._stop.is_set()
+
+    def hear_of(self, grants: Iterable[wire.Grant]) -> None:
+        """A member showed these; one that is newer than ours ends our lead."""
+        for grant in grants:
+            if grant.epoch > self.grant.epoch:
+                for led in self.partitions.values():
+                    led.resign(grant.epoch, grant.leader)
 
     def start_session(self, replica: Replica, replica_epoch: int, description: LogDescription) -> None:
         """Push to the log that the replica described."""
@@ -199,6 +211,7 @@ class _Driver:
                 answer = client.ask(request, DescribeLogResponse)
                 if answer.error_code is not ErrorCode.NONE:
                     raise ReplicaUnreachable(str(self.replica.address), answer.error_code.meaning)
+                self._leading.hear_of(answer.grants)
                 for description in answer.logs:
                     self._take(answer.replica_epoch, description)
 

@@ -108,6 +108,12 @@ class LedPartition:
                 effects = self.leader.on_flush(flushed_offset)
             self._apply(effects)
 
+    def on_log_start(self, log_start_offset: int) -> None:
+        """Records below were removed here; the replicas are told."""
+        with self.lock:
+            effects = self.leader.on_log_start(log_start_offset)
+        self._apply(effects)
+
     def on_tick(self, now_ms: int) -> None:
         """Time passed: who lags for too long leaves the in-sync set."""
         with self.lock:
@@ -149,6 +155,12 @@ class LedPartition:
             if progress is None or progress.id != session.id:
                 return
             effects = self.leader.end_session(session.replica.index, reason)
+        self._apply(effects)
+
+    def resign(self, epoch: int, leader: int) -> None:
+        """Member `leader` has a newer grant."""
+        with self.lock:
+            effects = self.leader.resign(epoch, leader)
         self._apply(effects)
 
     def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:

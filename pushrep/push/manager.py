@@ -25,6 +25,7 @@ from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.worker import Worker
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
+from pushrep.replication.sessions import BEGINS_ANEW
 from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.topic_id_partition import TopicIdPartition
 
@@ -217,7 +218,8 @@ class PushManager:
         key = (lane.channel.replica, self._line_of(tp))
         with self._lock:
             self._users[key] -= 1
-            if not self._users[key] and self._channels.get(key) is lane.channel:
+            is_last = not self._users[key] and reason not in BEGINS_ANEW  # else the next session comes soon
+            if is_last and self._channels.get(key) is lane.channel:
                 del self._channels[key]
                 lane.channel.close()
         return lane.pusher.farewell_sent

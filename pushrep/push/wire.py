@@ -3,6 +3,7 @@
 protocol.AppendRecordsPartition  ◀──▶  replication.AppendRecords        leader writes, replica reads
 protocol.AppendRecordsResult     ◀──▶  replication.AppendRecordsResult  replica writes, leader reads
 protocol.LogDescription          ──▶   replication.LogEnds
+protocol.Grant                   ◀──▶  replication.Grant
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.values import Records
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.epochs import LogEnds
+from pushrep.replication.grants import Grant, Member
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult, batches_of
 from pushrep.replication.outcome import Outcome
 from pushrep.topic_id_partition import TopicIdPartition
@@ -102,3 +104,53 @@ def log_ends_of(description: wire.LogDescription) -> LogEnds:
 def epochs_to_wire(epochs: LeaderEpochs) -> tuple[wire.EpochStart, ...]:
     """A log's list of epochs."""
     return tuple(wire.EpochStart(epoch=epoch, start_offset=start) for epoch, start in epochs.entries)
+
+
+def grant_to_wire(grant: Grant) -> wire.Grant:
+    """A grant as it travels."""
+    return wire.Grant(
+        outbox_id=grant.outbox_id,
+        epoch=grant.epoch,
+        leader=grant.leader,
+        members=_members_to_wire(grant.members),
+        min_insync_replicas=grant.min_insync_replicas,
+        members_epoch=grant.members_epoch,
+        pid_epoch=grant.pid_epoch,
+        topic_id=grant.topic_id,
+        topic=grant.topic,
+        partitions=grant.partitions,
+        carrier=grant.carrier,
+        destinations=tuple(wire.Destination(topic_id=id_, partitions=count) for id_, count in grant.destinations),
+        accepted_loss=grant.accepted_loss,
+        previous_members=_members_to_wire(grant.previous_members),
+        previous_min_insync_replicas=grant.previous_min_insync_replicas,
+    )
+
+
+def grant_from_wire(grant: wire.Grant) -> Grant:
+    """The same for the rules. Raises BadGrant if it contradicts itself."""
+    return Grant(
+        outbox_id=grant.outbox_id,
+        epoch=grant.epoch,
+        leader=grant.leader,
+        members=_members_from_wire(grant.members),
+        min_insync_replicas=grant.min_insync_replicas,
+        members_epoch=grant.members_epoch,
+        pid_epoch=grant.pid_epoch,
+        topic_id=grant.topic_id,
+        topic=grant.topic,
+        partitions=grant.partitions,
+        carrier=grant.carrier,
+        destinations=tuple((one.topic_id, one.partitions) for one in grant.destinations),
+        accepted_loss=grant.accepted_loss,
+        previous_members=_members_from_wire(grant.previous_members),
+        previous_min_insync_replicas=grant.previous_min_insync_replicas,
+    )
+
+
+def _members_to_wire(members: tuple[Member, ...]) -> tuple[wire.Member, ...]:
+    return tuple(wire.Member(index=member.index, address=member.address) for member in members)
+
+
+def _members_from_wire(members: tuple[wire.Member, ...]) -> tuple[Member, ...]:
+    return tuple(Member(member.index, member.address) for member in members)

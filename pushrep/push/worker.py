@@ -53,7 +53,7 @@ class Worker(Waker):
         self.selector.close()
 
     def _run(self) -> None:
-        wake_ms: int | None = None
+        wake_ms = self._pump()  # what was asked for before the start
         while not self._is_over():
             self._is_asleep = True  # from here on whoever has something to say writes into the pipe
             can_send = any(channel.can_send() for channel in self._channels)

@@ -1,5 +1,6 @@
 """Leaders and nodes on sockets of this machine: in this process where a test looks inside, else processes."""
 
+import socket
 import threading
 from uuid import UUID, uuid4
 
@@ -7,11 +8,14 @@ import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.node.connections import Connections
+from pushrep.protocol import push_messages as wire
 from pushrep.push.leading import Leading
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
 from pushrep.replication.grants import Grant, Member
+from pushrep.replication.messages import batches_of
 
 WAIT_S = 20
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
@@ -152,3 +156,78 @@ def world(tmp_path):
     made = World(tmp_path)
     yield made
     made.close()
+
+
+class ScriptedReplica:
+    """A replica at the level of messages, behind the node's own sockets: the test says what is answered.
+
+    It describes empty logs. `answer(part)` gives a partition's result, by default a success up to the part's end;
+    `requests` holds what came, each partition's part for itself; `gate` cleared holds every answer back.
+    """
+
+    def __init__(self, index=1):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.replica = Replica(index, Address(*self.listener.getsockname()))
+        self.requests, self.frames = [], 0
+        self.changed = threading.Condition()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.answer = succeed
+        self.replica_epoch = 7
+        settings = NodeSettings(address=self.replica.address, allow=frozenset({"any"}), stop_timeout_s=1)
+        self._connections = Connections(self.listener, settings, self._call)
+        self._connections.start()
+
+    def _call(self, request, _sender):
+        if isinstance(request, wire.DescribeLogRequest):
+            logs = tuple(wire.LogDescription(tp=tp) for tp in request.partitions)
+            return wire.DescribeLogResponse(replica_epoch=self.replica_epoch, logs=logs)
+        with self.changed:
+            self.frames += 1
+            self.requests += request.partitions
+            self.changed.notify_all()
+        self.gate.wait(WAIT_S)
+        return wire.AppendRecordsResponse(results=tuple(self.answer(part) for part in request.partitions))
+
+    def wait_for(self, what):
+        """Until `what(requests)` holds; the requests."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: what(self.requests), WAIT_S), f"never so: {self.requests}"
+            return list(self.requests)
+
+    def records(self, tp=None):
+        """The bytes that came, in order."""
+        return b"".join(bytes(r) for part in self.requests if tp in {None, part.tp} for r in part.records)
+
+    def cut(self):
+        """Every connection goes, as by a cable that was pulled."""
+        for peer in list(self._connections._peers):
+            peer.cut()
+
+    def stop(self):
+        self.gate.set()
+        self._connections.stop()
+
+
+def end_of(part):
+    """The offset behind a part's last record."""
+    batches, _ = batches_of(part.records[0]) if part.records else ((), True)
+    return batches[-1].next_offset if batches else part.append_offset
+
+
+def succeed(part):
+    return wire.AppendRecordsResult(log_end_offset=end_of(part), flushed_offset=end_of(part))
+
+
+@pytest.fixture
+def scripted():
+    """Make scripted replicas: `scripted(index)`."""
+    made = []
+
+    def make(index=1):
+        made.append(ScriptedReplica(index))
+        return made[-1]
+
+    yield make
+    for replica in made:
+        replica.stop()

@@ -49,7 +49,7 @@ def test_a_node_that_flushes_always_says_so(world):
     service.wait_for(lambda leader: leader.sessions[1].flushed == end)
 
 
-@pytest.mark.parametrize("partitions", [40])
+@pytest.mark.parametrize("partitions", [8])
 def test_many_partitions_share_one_connection(world, partitions):
     service = world.service([world.node(1)], partitions=partitions).start()
     for n in range(partitions):
