@@ -97,9 +97,11 @@ class Connections:
                 full = len(self._peers) >= self._settings.connections_max
                 if not full or silent:
                     self._peers.add(peer)
-            if full and silent:
-                min(silent, key=lambda other: other.opened_s).cut()
-            elif full:
+                if full and silent:
+                    oldest = min(silent, key=lambda other: other.opened_s)
+                    self._peers.discard(oldest)
+                    oldest.cut()
+            if full and not silent:
                 _LOG.warning("%s is refused: %d connections are open", peer.name, self._settings.connections_max)
                 sock.close()
                 continue

@@ -68,17 +68,19 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     own bytes: every `pushrep log` and `pushrep read` command works on it.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
-    try:
-        settings = NodeSettings(
-            address=listen,
-            allow=frozenset(allow),
-            flush=flush,
-            tls=_server_tls(cert, key, ca),
-            plain_off_loopback=plain,
-            connections_max=max_connections,
+    tls = _server_tls(cert, key, ca)
+    if not listen.is_loopback and tls is None and not plain:
+        raise click.UsageError(
+            f"{listen} is reached from other machines: give --cert, --key and --ca, or say --plain if that is meant"
         )
-    except BadArgument as error:
-        raise click.UsageError(str(error)) from error
+    settings = NodeSettings(
+        address=listen,
+        allow=frozenset(allow),
+        flush=flush,
+        tls=tls,
+        plain_off_loopback=plain,
+        connections_max=max_connections,
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,0 +1,89 @@
+"""Mutual TLS between a leader and its replica: who shows the right certificate is let in, and by its name."""
+
+import os
+import shutil
+import ssl
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from pushrep.push.errors import ReplicaUnreachable
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import PushSettings
+
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, connect_timeout_ms=2000)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """Paths of `ca`, `other-ca`, `node`, `billing`, `stranger` (signed by the other), `expired`; keys beside them."""
+    if shutil.which("openssl") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl makes the certificates; it is not installed")
+    root = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=root, check=True, capture_output=True)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for ca in ("ca", "other-ca"):
+        openssl("req", "-x509", *curve, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}", "-days", "2")
+    (root / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+    for name, ca, days in (
+        ("node", "ca", "2"),
+        ("billing", "ca", "2"),
+        ("stranger", "other-ca", "2"),
+        ("expired", "ca", "-1"),
+    ):
+        openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        signer = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", "names")
+        openssl("x509", "-req", "-in", f"{name}.csr", *signer, "-out", f"{name}.pem", "-days", days)
+    return root
+
+
+def server_side(certificates, name="node"):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+    context.load_verify_locations(certificates / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_side(certificates, name="billing", ca="ca"):
+    context = ssl.create_default_context(cafile=certificates / f"{ca}.pem")
+    if name is not None:
+        context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+    return replace(QUICK, tls=context)
+
+
+def test_records_are_pushed_over_tls_by_whom_the_certificate_names(world, certificates):
+    replica = world.node(1, tls=server_side(certificates), allow=frozenset({"billing"}))
+    service = world.service([replica], settings=client_side(certificates)).start()
+    for number in range(200):
+        service.append(bytes(number * 50))
+    assert service.wait() is None
+    assert world.replica(1).log.log_end_offset == 200
+
+
+def test_another_name_may_not_create(world, certificates):
+    replica = world.node(1, tls=server_side(certificates), allow=frozenset({"shipping"}))
+    service = world.service([replica], settings=client_side(certificates)).start()
+    service.wait_for(lambda _: service.leading._drivers[0]._failures > 0)
+    assert not service.leading.partitions[0].leader.sessions
+
+
+@pytest.mark.parametrize(
+    ("client", "ca", "server"),
+    [("stranger", "ca", "node"), (None, "ca", "node"), ("billing", "other-ca", "node"), ("billing", "ca", "expired")],
+    ids=["signed by another", "none shown", "an unknown server", "an expired server"],
+)
+def test_wrong_missing_and_expired_certificates_are_refused(world, certificates, client, ca, server):
+    replica = world.node(1, tls=server_side(certificates, server))
+    with pytest.raises(ReplicaUnreachable, match=r"certificate|closed|reset|alert|EOF|Broken pipe"):
+        ReplicaClient(replica.address, client_side(certificates, client, ca))
+
+
+def test_plain_text_to_a_listener_with_tls_is_refused(world, certificates):
+    replica = world.node(1, tls=server_side(certificates))
+    with pytest.raises(ReplicaUnreachable):
+        ReplicaClient(replica.address, QUICK)

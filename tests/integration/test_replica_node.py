@@ -1,0 +1,384 @@
+"""A node and its peers: what it refuses, what it survives, what it promises on disk."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from uuid import uuid4
+
+import pytest
+
+from pushrep.errors import BadArgument
+from pushrep.node import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
+from pushrep.protocol.client import ClientConnection, first_request
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.frames import FrameLimits
+from pushrep.protocol.push_messages import (
+    AppendRecordsPartition,
+    AppendRecordsRequest,
+    AppendRecordsResponse,
+    DescribeLogRequest,
+    DescribeLogResponse,
+    EndOffsetForEpochRequest,
+    EndOffsetForEpochResponse,
+    EpochQuestion,
+    FetchRecordsRequest,
+    FetchRecordsResponse,
+    GrantRequest,
+    GrantResponse,
+    ListLogsRequest,
+    ListLogsResponse,
+)
+from pushrep.protocol.replay_messages import StartReplayRequest, StartReplayResponse
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.sockets import Address
+from pushrep.push.wire import grant_to_wire
+from pushrep.records import encode_batch
+from pushrep.replication.grants import Grant, Member
+from pushrep.seams.filesystem import RealFilesystem
+from pushrep.topic_id_partition import TopicIdPartition
+
+HERE = Address("127.0.0.1", 0)
+OUTBOX = uuid4()
+TP = TopicIdPartition(uuid4(), "orders", 0)
+
+
+@pytest.fixture
+def start(tmp_path):
+    nodes = []
+
+    def make(directory="node", filesystem=None, **settings):
+        settings = {"address": HERE, "allow": frozenset({"any"}), **settings}
+        more = {"filesystem": filesystem} if filesystem is not None else {}
+        nodes.append(ReplicaNode(tmp_path / directory, NodeSettings(**settings), **more))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.stop()
+
+
+def describe(client, *tps, create=True, outbox=OUTBOX):
+    return client.ask(DescribeLogRequest(outbox_id=outbox, create=create, partitions=tps or (TP,)), DescribeLogResponse)
+
+
+def part(replica_epoch, base_offset, *values, tp=TP, epoch=256, flush=False):
+    records = ()
+    if values:
+        batch = encode_batch(list(values), timestamps_ms=1)
+        batch.stamp(base_offset, epoch)
+        records = (bytes(batch.data),)
+    return AppendRecordsPartition(
+        tp=tp,
+        leader_epoch=epoch,
+        replica_epoch=replica_epoch,
+        session_id=1,
+        append_offset=base_offset,
+        previous_epoch=-1 if base_offset == 0 else epoch,
+        epoch_start_offset=0,
+        high_watermark=0,
+        log_start_offset=0,
+        flush_wanted=flush,
+        records=records,
+    )
+
+
+def push(client, *parts):
+    return client.ask(AppendRecordsRequest(partitions=parts), AppendRecordsResponse).results
+
+
+def grant_of(epoch, leader=None, **more):
+    leader = epoch % 256 if leader is None else leader
+    fields = {"members": (Member(0), Member(1), Member(2)), "min_insync_replicas": 2, "members_epoch": epoch, **more}
+    fixed = {"pid_epoch": 0, "topic_id": TP.topic_id, "topic": "orders", "partitions": 1, "carrier": "key"}
+    return Grant(outbox_id=OUTBOX, epoch=epoch, leader=leader, **fields, **fixed)
+
+
+def offer(client, grant, sender=None):
+    sender = grant.leader if sender is None else sender
+    return client.ask(GrantRequest(grant=grant_to_wire(grant), sender=sender, partitions=(TP,)), GrantResponse)
+
+
+def test_what_is_pushed_is_there_after_a_restart_under_a_higher_replica_epoch(start):
+    node = start()
+    with ReplicaClient(node.address) as client:
+        first = describe(client)
+        assert [result.log_end_offset for result in push(client, part(first.replica_epoch, 0, b"a", b"b"))] == [2]
+    node.stop()
+    with ReplicaClient(start().address) as client:
+        again = describe(client, create=False)
+        assert (again.replica_epoch, again.logs[0].log_end_offset) == (first.replica_epoch + 1, 2)
+        (stale,) = push(client, part(first.replica_epoch, 2, b"c"))
+        assert stale.error_code is ErrorCode.STALE_SESSION, "the session was with the process before"
+
+
+def test_a_log_that_was_not_described_since_the_start_has_no_session(start):
+    with ReplicaClient(start().address) as client:
+        assert push(client, part(1, 0, b"a"))[0].error_code is ErrorCode.STALE_SESSION
+
+
+@pytest.mark.parametrize(
+    ("allow", "code"),
+    [
+        (frozenset(), ErrorCode.UNKNOWN_TOPIC_ID),
+        (frozenset({str(uuid4())}), ErrorCode.UNKNOWN_TOPIC_ID),
+        (frozenset({str(OUTBOX)}), ErrorCode.NONE),
+        (frozenset({"any"}), ErrorCode.NONE),
+    ],
+)
+def test_only_who_is_allowed_creates_logs(start, tmp_path, allow, code):
+    with ReplicaClient(start(allow=allow).address) as client:
+        assert describe(client).logs[0].error_code is code
+        assert offer(client, grant_of(256)).error_code is code
+    assert (tmp_path / "node" / str(OUTBOX)).exists() is (code is ErrorCode.NONE)
+
+
+def test_another_topic_id_under_the_same_name_is_refused(start):
+    with ReplicaClient(start().address) as client:
+        describe(client)
+        other = describe(client, TopicIdPartition(uuid4(), "orders", 0))
+        assert other.logs[0].error_code is ErrorCode.INCONSISTENT_TOPIC_ID
+
+
+def test_grants_are_on_disk_and_older_leaders_fenced(start):
+    node = start()
+    with ReplicaClient(node.address) as client:
+        epoch = describe(client).replica_epoch
+        assert push(client, part(epoch, 0, b"a"))[0].error_code is ErrorCode.NONE
+        stored = offer(client, grant_of(513))
+        assert stored.error_code is ErrorCode.NONE
+        assert (stored.logs[0].granted_epoch, stored.logs[0].granted_end_offset) == (256, 1)
+        (fenced,) = push(client, part(epoch, 1, b"b"))
+        assert (fenced.error_code, fenced.grant_epoch, fenced.grant_leader) == (ErrorCode.FENCED_LEADER_EPOCH, 513, 1)
+        assert offer(client, grant_of(258)).error_code is ErrorCode.FENCED_LEADER_EPOCH
+    node.stop()
+    with ReplicaClient(start().address) as client:
+        shown = describe(client)
+        assert [grant.epoch for grant in shown.grants] == [513]
+        assert shown.highest_epoch == 513
+        assert offer(client, grant_of(258)).error_code is ErrorCode.FENCED_LEADER_EPOCH
+
+
+def test_a_leader_epoch_is_on_disk_before_it_is_followed(start):
+    node = start()
+    with ReplicaClient(node.address) as client:
+        push(client, part(describe(client).replica_epoch, 0, b"a", epoch=512))
+    node.stop()
+    with ReplicaClient(start().address) as client:
+        (fenced,) = push(client, part(describe(client).replica_epoch, 1, b"b", epoch=256))
+        assert fenced.error_code is ErrorCode.FENCED_LEADER_EPOCH
+
+
+def test_promises_that_cant_be_believed_stop_that_outbox_and_no_other(start, tmp_path):
+    node = start()
+    with ReplicaClient(node.address) as client:
+        describe(client)
+        offer(client, grant_of(256))
+    node.stop()
+    path = tmp_path / "node" / str(OUTBOX) / "promises.json"
+    path.write_bytes(path.read_bytes().replace(b'"epoch": 256', b'"epoch": 512'))
+    with ReplicaClient(start().address) as client:
+        assert describe(client).error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        other = TopicIdPartition(uuid4(), "orders", 0)
+        assert describe(client, other, outbox=uuid4()).logs[0].error_code is ErrorCode.NONE
+
+
+def test_a_replica_epoch_that_cant_be_believed_stops_the_start(start, tmp_path):
+    start().stop()
+    path = tmp_path / "node" / "replica-epoch.json"
+    path.write_text(path.read_text().replace('"replica_epoch": 1', '"replica_epoch": 0'))
+    with pytest.raises(CorruptNodeFile, match="crc32c"):
+        start()
+
+
+class _OneBadLog(RealFilesystem):
+    """The disk below one partition's log fails, the rest of it works."""
+
+    is_broken = False
+
+    def open(self, path, **more):
+        file = super().open(path, **more)
+        is_it = path.parent.name == "orders-0" and path.suffix == ".log"
+        return _BadFile(file, self) if is_it else file
+
+
+class _BadFile:
+    def __init__(self, file, disk):
+        self._file, self._disk = file, disk
+
+    def __getattr__(self, name):
+        if self._disk.is_broken and name in {"write_at", "sync", "truncate"}:
+            raise OSError(errno.EIO, "the disk is gone")
+        return getattr(self._file, name)
+
+
+def test_a_disk_error_takes_one_log_offline_and_it_comes_back(start):
+    disk = _OneBadLog()
+    other = TopicIdPartition(uuid4(), "orders", 1)
+    with ReplicaClient(start(filesystem=disk).address) as client:
+        epoch = describe(client, TP, other).replica_epoch
+        disk.is_broken = True
+        bad, good = push(client, part(epoch, 0, b"a"), part(epoch, 0, b"a", tp=other))
+        assert (bad.error_code, good.error_code) == (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NONE)
+        assert good.log_end_offset == 1
+        disk.is_broken = False
+        assert describe(client, TP).logs[0].error_code is ErrorCode.NONE
+        assert push(client, part(epoch, 0, b"a"))[0].log_end_offset == 1
+
+
+def test_whole_batches_are_fetched_ends_are_told_and_logs_listed(start):
+    with ReplicaClient(start().address) as client:
+        epoch = describe(client).replica_epoch
+        sent = part(epoch, 0, b"a", b"b")
+        push(client, sent)
+        fetched = client.ask(FetchRecordsRequest(tp=TP, grant_epoch=256, offset=0, max_bytes=1), FetchRecordsResponse)
+        assert b"".join(map(bytes, fetched.records)) == sent.records[0]
+        for offset, grant_epoch, code in (
+            (9, 256, ErrorCode.OFFSET_OUT_OF_RANGE),
+            (0, 5, ErrorCode.FENCED_LEADER_EPOCH),
+        ):
+            request = FetchRecordsRequest(tp=TP, grant_epoch=grant_epoch, offset=offset, max_bytes=1)
+            assert client.ask(request, FetchRecordsResponse).error_code is code
+        questions = tuple(EpochQuestion(tp=TP, leader_epoch=300, epoch=at) for at in (300, 255))
+        ends = client.ask(EndOffsetForEpochRequest(partitions=questions), EndOffsetForEpochResponse).results
+        assert [(end.epoch, end.end_offset) for end in ends] == [(256, 2), (-1, 0)]
+        (listed,) = client.ask(ListLogsRequest(), ListLogsResponse).logs
+        assert (listed.outbox_id, listed.tp, listed.log_end_offset, listed.leader_epoch) == (OUTBOX, TP, 2, 256)
+
+
+def test_calls_that_it_does_not_serve_are_refused_by_name(start):
+    with ReplicaClient(start().address) as client:
+        answer = client.ask(StartReplayRequest(recording_id=1), StartReplayResponse)
+        assert answer.error_code is ErrorCode.UNSUPPORTED
+
+
+GARBAGE = {
+    "text": b"GET / HTTP/1.1\r\n\r\n",
+    "a size of 2 GiB": b"\x7f\xff\xff\xff" + bytes(16),
+    "zeros": bytes(64),
+    "an unknown call": bytes.fromhex("00000010 4242 0000 00000001 00000000 00000000"),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_is_cut_off_and_others_are_served(start, garbage):
+    node = start()
+    with ReplicaClient(node.address) as good, socket.create_connection(node.address) as bad:
+        bad.settimeout(10)
+        bad.sendall(garbage)
+        with suppress(ConnectionResetError):
+            assert bad.recv(1) == b"", "cut off without an answer"
+        assert describe(good).logs[0].error_code is ErrorCode.NONE
+
+
+def test_a_valid_frame_with_a_flipped_bit_anywhere_never_stops_the_node(start, torture):
+    node = start()
+    random = torture.random("flipped bits")
+    protocol = ClientConnection()
+    frame = b"".join(map(bytes, protocol.ask(first_request("test", "1"))[1]))
+    for _ in range(torture.count(40, 4000)):
+        bit = random.randrange(8 * len(frame))
+        bad = bytearray(frame)
+        bad[bit // 8] ^= 1 << bit % 8
+        with socket.create_connection(node.address) as sock:
+            sock.sendall(bytes(bad))
+    with ReplicaClient(node.address) as client:
+        assert describe(client).logs[0].error_code is ErrorCode.NONE
+
+
+def test_a_frame_above_the_limit_is_refused_before_it_is_kept(start):
+    node = start(limits=FrameLimits(frame_bytes_max=100_000, header_bytes_max=10_000))
+    with ReplicaClient(node.address) as client:
+        epoch = describe(client).replica_epoch
+        with pytest.raises(Exception, match=r"closed the connection|reset|Broken pipe"):
+            push(client, part(epoch, 0, bytes(200_000)))
+    with ReplicaClient(node.address) as client:
+        assert describe(client).logs[0].log_end_offset == 0
+
+
+def test_silent_connections_make_room_for_those_that_speak(start):
+    node = start(connections_max=8)
+    with ReplicaClient(node.address) as first:
+        silent = [socket.create_connection(node.address) for _ in range(30)]
+        try:
+            with ReplicaClient(node.address) as second:
+                assert describe(second).logs[0].error_code is ErrorCode.NONE
+            assert describe(first).logs[0].error_code is ErrorCode.NONE, "who has spoken stays"
+            assert node.connections <= 9
+        finally:
+            for sock in silent:
+                sock.close()
+
+
+def test_a_connection_that_never_speaks_is_given_up(start):
+    node = start(handshake_timeout_s=0.05)
+    with socket.create_connection(node.address) as sock:
+        sock.settimeout(10)
+        assert sock.recv(1) == b""
+
+
+def test_stop_answers_what_is_being_carried_out_and_leaves_nothing_running(start):
+    node = start()
+    with ReplicaClient(node.address) as client:
+        epoch = describe(client).replica_epoch
+        for number in range(20):
+            push(client, part(epoch, number, b"x"))
+        node.stop()
+        node.stop()
+        left = [thread.name for thread in threading.enumerate() if thread.name.startswith("pushrep-node")]
+        assert not left
+    with pytest.raises(Exception, match=r"refused"):
+        ReplicaClient(node.address)
+    with ReplicaClient(start().address) as client:
+        assert describe(client).logs[0].log_end_offset == 20
+
+
+def test_two_nodes_never_share_a_directory_or_a_port(start):
+    node = start()
+    with pytest.raises(NodeInUse):
+        start()
+    with pytest.raises(CantListen):
+        start("other", address=node.address)
+
+
+def test_off_loopback_without_tls_is_refused_unless_told():
+    with pytest.raises(BadArgument, match="plain_off_loopback"):
+        NodeSettings(address=Address("0.0.0.0", 0))
+    assert NodeSettings(address=Address("0.0.0.0", 0), plain_off_loopback=True)
+
+
+@pytest.mark.parametrize("text", ["nowhere", ":1", "host:", "host:99999", "host:x"])
+def test_an_address_is_host_and_port(text):
+    with pytest.raises(BadArgument):
+        Address.parse(text)
+
+
+def test_addresses_of_both_families():
+    assert Address.parse("[::1]:7400") == Address("::1", 7400)
+    assert str(Address("::1", 7400)) == "[::1]:7400"
+    assert Address.parse("::1:7400").is_loopback
+    assert not Address.parse("10.0.0.1:1").is_loopback
+
+
+def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
+    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", str(tmp_path / "copies")]
+    process = subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0", "--allow", "any"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        line = process.stdout.readline()
+        address = Address.parse(line.split()[2].rstrip(","))
+        with ReplicaClient(address) as client:
+            push(client, part(describe(client).replica_epoch, 0, b"a"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+    refused = subprocess.run([*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, env=os.environ)
+    assert refused.returncode == 2
+    assert "--plain" in refused.stderr
