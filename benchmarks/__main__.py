@@ -26,6 +26,8 @@ ROWS = {
     "g4": "append_durably",
     "g5": "append_durably",
     "g6": "append_lists",
+    "g7": "push",
+    "g9": "push",
     "g12": "log_open",
     "g13": "log_open",
     "g14": "verify",
