@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
     from pushrep.outbox import Acks, Outbox, Receipt
     from pushrep.records import Codec, Record
+    from pushrep.replay import ReplayClient, ReplayRequest
     from pushrep.startpoints import Startpoint, StartpointStore
 
 _HOME = {
@@ -24,6 +25,8 @@ _HOME = {
     "PushrepError": "pushrep.errors",
     "Receipt": "pushrep.outbox",
     "Record": "pushrep.records",
+    "ReplayClient": "pushrep.replay",
+    "ReplayRequest": "pushrep.replay",
     "SegmentLog": "pushrep.log",
     "Startpoint": "pushrep.startpoints",
     "StartpointStore": "pushrep.startpoints",
@@ -40,6 +43,8 @@ __all__ = [
     "PushrepError",
     "Receipt",
     "Record",
+    "ReplayClient",
+    "ReplayRequest",
     "SegmentLog",
     "Startpoint",
     "StartpointStore",

@@ -2,5 +2,47 @@
 
     ReplayRequest ──▶ plan_replay ──▶ ReplaySession (events in, effects out) ──▶ blocks of whole batches ──▶ subscriber
 
+    ReplayClient(directory).replay(ReplayRequest("orders-0", position=AtTime(ms), length=TO_END))
+
 The table of states is states.py, the refusals plan.py, the arithmetic limits.py; docs/replay.md tells all of it.
 """
+
+from pushrep.protocol.replay_messages import RecordingState, ReplayEndReason
+from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog, read_catalogue
+from pushrep.replay.client import RecordingInfo, ReplayClient
+from pushrep.replay.errors import (
+    CorruptCatalogue,
+    ReplayBusy,
+    ReplayFailed,
+    ReplayRefused,
+    ReplayTruncated,
+    UnknownRecording,
+)
+from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, ReplayRequest, ReplaySettings
+from pushrep.replay.replay import Replay, ReplayBatches, ReplayedBatch
+
+__all__ = [
+    "FOLLOW",
+    "TO_END",
+    "AtTime",
+    "Catalogue",
+    "CatalogueEntry",
+    "CorruptCatalogue",
+    "FoundLog",
+    "Length",
+    "RecordingInfo",
+    "RecordingState",
+    "Replay",
+    "ReplayBatches",
+    "ReplayBusy",
+    "ReplayClient",
+    "ReplayEndReason",
+    "ReplayFailed",
+    "ReplayRefused",
+    "ReplayRequest",
+    "ReplaySettings",
+    "ReplayTruncated",
+    "ReplayedBatch",
+    "UnknownRecording",
+    "read_catalogue",
+]

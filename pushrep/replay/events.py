@@ -65,10 +65,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """The answer to ReadBlock: batches in order, the first one holds its position or, above a hole, follows it."""
+    """The answer to ReadBlock: batches in order, the first one holds its position or, above a hole, follows it.
+
+    `read_to`: without spans there is nothing from its position up to this offset, a hole; None: up to its limit.
+    """
 
     kind: ClassVar[EventKind] = EventKind.BLOCK_READ
     spans: tuple[Span, ...]
+    read_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,8 @@ class ReplaySession:
             bound=self._reading_bound,
             budget_bytes=reading.max_bytes,
         )
+        if not event.spans and event.read_to is not None:
+            part.end = max(self.position, min(part.end, event.read_to))
         self._held_until = part.held_until or 0
         self.position = part.end
         if not part.spans:

@@ -1,5 +1,8 @@
 """Position, length and bound, exact: whatever the batches, blocks, credit and bounds, just what a plain loop picks."""
 
+import itertools
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,18 +80,54 @@ def at_rest(end, *, is_live):
     return LogFacts(start=0, written=end, flushed=end, high_watermark=end, is_live=is_live)
 
 
+def picked(batches, position, stop, count):
+    """The answer, by looking at every record."""
+    offsets = [offset for batch in batches for offset in batch[3] if offset >= position]
+    return [offset for offset in offsets if stop is None or offset < stop][:count]
+
+
+ONE_LOG = [
+    (2, 7, 50, [2, 3, 4, 5, 6]),
+    (7, 8, 30, [7]),
+    (8, 11, 40, []),
+    (12, 18, 90, [12, 14, 15, 17]),
+    (18, 22, 70, [18, 19, 20, 21]),
+]
+
+
+def test_every_position_and_length_of_one_log():
+    chosen = random.Random(3)
+    for position, length in itertools.product(range(23), [*range(16), "follow", *(f"<{end}" for end in range(23))]):
+        count = length if isinstance(length, int) else None
+        stop = int(length[1:]) if isinstance(length, str) and length != "follow" else None
+        if stop is not None and stop < position:
+            continue
+        plan = ReplayPlan(recording=1, position=position, end=stop, records=count)
+        run = Run(ONE_LOG, plan, ReplaySettings(block_bytes=chosen.choice([1, 100, 1000])), AnyOf(chosen))
+        run.exhaust(at_rest(22, is_live=False))
+        assert run.got == picked(ONE_LOG, position, stop, count), f"from {position}, length {length}"
+
+
+class AnyOf:
+    """Draws as hypothesis does, from a plain source: of these strategies only integers(low, high) is used here."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __call__(self, _strategy):
+        return self.source.randint(1, 3)
+
+
 @given(compacted_logs(), st.data())
 def test_length_and_position_give_what_a_plain_loop_picks(log, data):
     batches, end = log
-    position = data.draw(st.integers(0, end))
-    count = data.draw(st.none() | st.integers(0, 20))
+    position = data.draw(st.sampled_from(range(end + 1)))
+    count = data.draw(st.none() | st.sampled_from(range(15)))
     stop = None if count is not None else data.draw(st.none() | st.integers(position, end))
     plan = ReplayPlan(recording=1, position=position, end=stop, records=count)
     run = Run(batches, plan, ReplaySettings(block_bytes=data.draw(st.integers(1, 250))), data.draw)
     run.exhaust(at_rest(end, is_live=False))
-
-    wanted = [offset for _, _, _, offsets in batches for offset in offsets if offset >= position]
-    wanted = [offset for offset in wanted if stop is None or offset < stop][:count]
+    wanted = picked(batches, position, stop, count)
     assert run.got == wanted
     if plan.follows:
         assert run.session.state is ReplayState.REPLAY, "it waits at the tip"

@@ -199,7 +199,7 @@ def test_turns_are_fair_to_200_sessions_with_unequal_batches():
         many.handle(session, e.Attached(1 << 50), 0)
         sizes[session.id] = chosen.choice([1_000, 9_000, 30_000])
     endless = LogFacts(start=10, written=1 << 40, flushed=1 << 40, high_watermark=1 << 40)
-    budget = 200 * 50 * (1 << 16)  # what the link takes in this test
+    budget = 200 * 15 * (1 << 16)  # what the link takes in this test
     while budget > 0:
         for session in many.turns():
             for effect in many.handle(session, e.Turn(endless), 0):

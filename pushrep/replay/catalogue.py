@@ -1,0 +1,274 @@
+"""The catalogue of recordings: which log has which id. An id is given once, whatever happens to its log or to the file.
+
+    <directory>/.pushrep_recordings     one line a fact:  crc32c, 8 hex digits | space | JSON | newline
+        line 1       {"format": "pushrep.recordings", "version": 1, "next_id": 1}
+        add          {"add": 3, "outbox": uuid, "topic": "orders", "topic_id": uuid, "partition": 0, "start": 0,
+                      "created_ms": 1700000000000}
+        change       {"id": 3, "stop": 1042}    {"id": 3, "stop": null}: live    {"id": 3, "state": "DELETED"}
+
+A line is on disk before its id is told. A torn end was told to nobody; it is cut, and as many ids as it has bytes are
+passed over, so that even an end that was whole once and rotted frees none. A bad line with others behind it is refused.
+For the process that holds the lock of the directory; others use `read_catalogue`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+import google_crc32c
+
+from pushrep.protocol.replay_messages import RecordingState
+from pushrep.replay.errors import CorruptCatalogue, UnknownRecording
+from pushrep.seams import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
+from pushrep.topic_id_partition import TopicIdPartition
+
+CATALOGUE_NAME = ".pushrep_recordings"
+FORMAT, VERSION = "pushrep.recordings", 1
+_BYTES_MAX = 1 << 30
+_SPARE_LINES = 1_000
+_NO_OUTBOX = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """One recording. `stop_offset` None: it is live, as far as anybody has said."""
+
+    recording_id: int
+    tp: TopicIdPartition
+    start_offset: int
+    created_ms: int
+    outbox_id: UUID = _NO_OUTBOX
+    stop_offset: int | None = None
+    state: RecordingState = RecordingState.VALID
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLog:
+    """A log as it lies in the directory now; `is_readable` False where its files can't be read."""
+
+    tp: TopicIdPartition
+    start_offset: int
+    is_readable: bool = True
+
+
+class Catalogue:
+    """The recordings of one directory. Made by `open`; not thread-safe. Every change is on disk when it returns."""
+
+    def __init__(self, path: Path, filesystem: Filesystem, facts: "_Facts") -> None:
+        """Use `Catalogue.open`."""
+        self._path, self._filesystem, self._facts = path, filesystem, facts
+
+    @classmethod
+    def open(cls, directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Self:
+        """The catalogue of `directory`, made if there is none. Raises CorruptCatalogue, OSError."""
+        path = Path(directory) / CATALOGUE_NAME
+        facts = _load(path, filesystem)
+        catalogue = cls(path, filesystem, facts if facts is not None else _Facts())
+        if facts is None or facts.torn_bytes or facts.lines > 4 * len(facts.entries) + _SPARE_LINES:
+            catalogue._rewrite()
+        return catalogue
+
+    def __iter__(self) -> Iterator[CatalogueEntry]:
+        """By rising id, deleted ones too."""
+        return iter(sorted(self._facts.entries.values(), key=lambda entry: entry.recording_id))
+
+    def get(self, recording_id: int) -> CatalogueEntry:
+        """Raises UnknownRecording."""
+        try:
+            return self._facts.entries[recording_id]
+        except KeyError:
+            raise UnknownRecording(recording_id) from None
+
+    def find(self, tp: TopicIdPartition) -> CatalogueEntry | None:
+        """The recording of this very log, which is not deleted; None if there is none."""
+        return self._facts.find(tp)
+
+    def add(
+        self, tp: TopicIdPartition, *, start_offset: int, created_ms: int, outbox_id: UUID = _NO_OUTBOX
+    ) -> CatalogueEntry:
+        """A new recording under a new id; the one that is there if the log has one."""
+        known = self.find(tp)
+        return known if known is not None else self._add_all([(tp, start_offset)], created_ms, outbox_id)[0]
+
+    def stopped(self, recording_id: int, stop_offset: int) -> None:
+        """Its writer has closed it there."""
+        self._change(recording_id, {"stop": stop_offset})
+
+    def resumed(self, recording_id: int) -> None:
+        """A writer goes on with it."""
+        self._change(recording_id, {"stop": None})
+
+    def deleted(self, recording_id: int) -> None:
+        """Said before a file goes; the id is never given again."""
+        self._change(recording_id, {"state": RecordingState.DELETED.name})
+
+    def reconcile(self, found: Iterable[FoundLog], created_ms: int) -> list[CatalogueEntry]:
+        """Meet what lies in the directory: new logs get ids, unreadable ones are INVALID, vanished ones DELETED.
+
+        A log that was made anew under its name has another topic id and so is another recording. The new entries.
+        """
+        logs = {log.tp: log for log in found}
+        for entry in list(self):
+            log = logs.get(entry.tp)
+            if entry.state is RecordingState.DELETED:
+                continue
+            state = (
+                RecordingState.DELETED
+                if log is None
+                else RecordingState.VALID if log.is_readable else RecordingState.INVALID
+            )  # fmt: skip
+            if state is not entry.state:
+                self._change(entry.recording_id, {"state": state.name})
+        return self._add_all(
+            [(tp, log.start_offset) for tp, log in logs.items() if self.find(tp) is None], created_ms, _NO_OUTBOX
+        )
+
+    # ---- inside
+
+    def _add_all(
+        self, logs: list[tuple[TopicIdPartition, int]], created_ms: int, outbox_id: UUID
+    ) -> list[CatalogueEntry]:
+        added = [
+            CatalogueEntry(
+                recording_id=self._facts.next_id + number,
+                tp=tp,
+                start_offset=start,
+                created_ms=created_ms,
+                outbox_id=outbox_id,
+            )
+            for number, (tp, start) in enumerate(logs)
+        ]
+        if added:
+            self._append([_added(entry) for entry in added])
+        return added
+
+    def _change(self, recording_id: int, change: dict[str, Any]) -> None:
+        self.get(recording_id)
+        self._append([{"id": recording_id} | change])
+
+    def _append(self, facts: list[dict[str, Any]]) -> None:
+        data = b"".join(map(_line, facts))
+        with closing(self._filesystem.open(self._path)) as file:
+            file.write_at(data, self._facts.size_bytes)  # over whatever a write that failed has left
+            file.sync()
+            file.truncate(self._facts.size_bytes + len(data))
+        self._facts.size_bytes += len(data)
+        for fact in facts:
+            self._facts.take(fact)
+
+    def _rewrite(self) -> None:
+        """The same facts in as few lines as they need, in place of the file."""
+        lines = [_line({"format": FORMAT, "version": VERSION, "next_id": self._facts.next_id})]
+        for entry in self:
+            lines.append(_line(_added(entry)))
+            if entry.stop_offset is not None:
+                lines.append(_line({"id": entry.recording_id, "stop": entry.stop_offset}))
+            if entry.state is not RecordingState.VALID:
+                lines.append(_line({"id": entry.recording_id, "state": entry.state.name}))
+        write_atomic(self._filesystem, self._path, lines)
+        self._facts.size_bytes, self._facts.lines, self._facts.torn_bytes = sum(map(len, lines)), len(lines), 0
+
+
+def read_catalogue(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[CatalogueEntry]:
+    """The recordings of a directory by rising id, beside whoever keeps it; empty without a catalogue.
+
+    Raises CorruptCatalogue.
+    """
+    facts = _load(Path(directory) / CATALOGUE_NAME, filesystem)
+    return [] if facts is None else [facts.entries[one] for one in sorted(facts.entries)]
+
+
+class _Facts:
+    """What the lines of a catalogue say together."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, CatalogueEntry] = {}
+        self.next_id = 1
+        self.size_bytes = self.lines = self.torn_bytes = 0
+        self._by_log: dict[TopicIdPartition, int] = {}
+
+    def find(self, tp: TopicIdPartition) -> CatalogueEntry | None:
+        entry = self.entries.get(self._by_log.get(tp, -1))
+        return entry if entry is not None and entry.state is not RecordingState.DELETED else None
+
+    def take(self, fact: dict[str, Any]) -> None:
+        """Raises KeyError, TypeError, ValueError for what is no fact."""
+        self.lines += 1
+        if "format" in fact:
+            if (fact["format"], fact["version"]) != (FORMAT, VERSION):
+                raise ValueError(f"format {fact['format']!r}, version {fact['version']!r} are not known here")
+            self.next_id = max(self.next_id, int(fact["next_id"]))
+        elif "add" in fact:
+            entry = _entry(fact)
+            self.entries[entry.recording_id] = entry
+            self._by_log[entry.tp] = entry.recording_id
+            self.next_id = max(self.next_id, entry.recording_id + 1)
+        elif "stop" in fact:
+            self.entries[fact["id"]] = replace(self.entries[fact["id"]], stop_offset=fact["stop"])
+        else:
+            self.entries[fact["id"]] = replace(self.entries[fact["id"]], state=RecordingState[fact["state"]])
+
+
+def _load(path: Path, filesystem: Filesystem) -> _Facts | None:
+    data = read_whole(filesystem, path, _BYTES_MAX)
+    if not data:
+        return None
+    facts = _Facts()
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        rest = sum(map(len, lines[number - 1 :])) + len(lines) - number
+        fact = _parsed(line) if number < len(lines) else None
+        if fact is not None and (number == 1) == ("format" in fact):
+            try:
+                facts.take(fact)
+            except (KeyError, TypeError, ValueError) as error:
+                raise CorruptCatalogue(path, number, f"it is no fact of a catalogue: {error}") from error
+            facts.size_bytes += len(line) + 1
+            continue
+        if number == 1 or any(_parsed(later) is not None for later in lines[number:]):
+            raise CorruptCatalogue(path, number, "its CRC does not match")
+        # Torn: no id has ever taken less than a byte of it.
+        facts.torn_bytes = rest
+        facts.next_id += rest
+        break
+    return facts
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The fact of a line; None if the line is not what was written."""
+    crc, _, body = line.partition(b" ")
+    if crc != b"%08x" % google_crc32c.value(body):
+        return None
+    fact = json.loads(body)
+    return fact if isinstance(fact, dict) else None
+
+
+def _line(fact: dict[str, Any]) -> bytes:
+    body = json.dumps(fact, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (google_crc32c.value(body), body)
+
+
+def _added(entry: CatalogueEntry) -> dict[str, Any]:
+    return {
+        "add": entry.recording_id,
+        "outbox": str(entry.outbox_id),
+        "topic": entry.tp.topic,
+        "topic_id": str(entry.tp.topic_id),
+        "partition": entry.tp.partition,
+        "start": entry.start_offset,
+        "created_ms": entry.created_ms,
+    }
+
+
+def _entry(fact: dict[str, Any]) -> CatalogueEntry:
+    return CatalogueEntry(
+        recording_id=int(fact["add"]),
+        tp=TopicIdPartition(UUID(fact["topic_id"]), fact["topic"], int(fact["partition"])),
+        start_offset=int(fact["start"]),
+        created_ms=int(fact["created_ms"]),
+        outbox_id=UUID(fact["outbox"]),
+    )

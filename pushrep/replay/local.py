@@ -1,0 +1,239 @@
+"""LocalSession: a ReplaySession driven over a log of this machine; one `step` is one turn.
+
+    step:  Turn ─▶ ReadBlock ─▶ batches from the walk ─▶ BlockRead ─▶ SendBlock ─▶ ReplayedBlock
+
+The walk over the files goes on from block to block. When it is begun anew - at the tip, after a pause - it begins one
+batch early and looks whether the last one given still stands there: a log that was cut and grew again is found out.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias
+
+from pushrep.log import Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
+from pushrep.log.errors import CorruptBatch
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records import BatchHeader, RecordBatch
+from pushrep.records.errors import CorruptRecordBatch
+from pushrep.replay import events as e
+from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.session import ReplaySession
+from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.source import LogSource, span_of
+from pushrep.replay.states import ReplayState
+from pushrep.seams import Clock
+
+_FACTS_MS = 100
+"""So long the log's offsets are believed while there is something to read; at the tip they are read every time."""
+CREDIT_BYTES = 1 << 62
+"""Nothing is under way between a session and its subscriber in one process: who iterates takes block by block."""
+
+Counters: TypeAlias = Mapping[str, Callable[[], int | None]]
+"""Name to a function that gives its value, None once it closed. Called in any thread."""
+
+_READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
+
+
+class ReplayedBlock(NamedTuple):
+    """Whole batches, to be cut to [start, end)."""
+
+    batches: list[RecordBatch]
+    start: int
+    end: int
+
+
+class Around:
+    """What all sessions of a client share; `lock` is held while one of them takes an event."""
+
+    def __init__(self, clock: Clock, counters: Counters) -> None:
+        self.clock, self.counters = clock, counters
+        self.lock = threading.RLock()
+
+    def counter(self, bound: str) -> int | None:
+        """The value of the counter of that name; None if there is none."""
+        ask = self.counters.get(bound)
+        return ask() if ask is not None else None
+
+
+class LocalSession:
+    """One session of `many` over `source`. `step` is for one thread at a time; the rest may come from any."""
+
+    def __init__(self, many: ReplaySessions, session: ReplaySession, source: LogSource, around: Around) -> None:
+        self.session, self.source = session, source
+        self.end: e.SendEnd | None = None
+        self._many, self._around = many, around
+        self._facts, self._facts_ms = source.facts(with_liveness=False), around.clock.monotonic_ms()
+        self._lease: Lease | None = None
+        self._broken: str | None = None
+        self._walk: Iterator[RecordBatch] | None = None
+        self._walk_end = self._walked_ms = 0
+        self._pending: list[RecordBatch] = []
+        self._last: BatchHeader | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes; `end` then says why, None if it was refused or nobody attached."""
+        return self.session.state in {ReplayState.INACTIVE, ReplayState.DONE}
+
+    def open(self) -> None:
+        """Take the lease and look at what stands at the position. Raises ReplayRefused."""
+        position = self.session.position
+        try:
+            self._lease = self.source.lease(position, self._told)
+            event: e.Event = self.source.opened_at(position, self._facts)
+        except LeaseBroken as error:
+            event = e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
+        except _READ_ERRORS as error:
+            failure = self.source.failure(error, position, self.source.facts(with_liveness=False))
+            code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
+            event = e.OpenFailed(code, str(error))
+        for effect in self.tell(event):
+            if isinstance(effect, e.Refuse):
+                raise ReplayRefused(effect.code, effect.why)
+
+    def tell(self, event: e.Event) -> list[e.Effect]:
+        """Hand an event to the session and do what needs no reading; the effects, for whoever reads."""
+        with self._around.lock:
+            effects = self._many.handle(self.session, event, self._around.clock.monotonic_ms())
+            for effect in effects:
+                if isinstance(effect, e.RenewLease):
+                    self._renew(effect.offset)
+                elif isinstance(effect, e.ReleaseLease) and self._lease is not None:
+                    self._lease.release()
+                elif isinstance(effect, e.SendEnd):
+                    self.end = effect
+                    self._many.handle(self.session, e.EndSent(), self._around.clock.monotonic_ms())
+        return effects
+
+    def step(self) -> ReplayedBlock | None:
+        """One turn: a block, or None if there is nothing to give now. Never waits."""
+        if self._broken is not None:
+            self._look()  # a log that was closed breaks its leases, too, but is read on from outside
+            if self.source.has_leases:
+                self.tell(e.LeaseBroken(self._broken))
+            self._lease = self._broken = None
+        effects: list[e.Effect] = []
+        if self._around.clock.monotonic_ms() - self._facts_ms < _FACTS_MS:
+            effects = self._turn()
+        wanted = _read_wanted(effects)
+        if wanted is None and not self.is_over:
+            self._look()
+            wanted = _read_wanted(self._turn()) if not self.is_over else None
+        return self._block(wanted) if wanted is not None else None
+
+    def _turn(self) -> list[e.Effect]:
+        counter = self._around.counter(self.session.plan.bound)
+        return self.tell(e.Turn(self._facts, counter))
+
+    def _look(self) -> None:
+        """Read the log's offsets again."""
+        try:
+            self._facts = self.source.facts(with_liveness=self.session.wants_liveness)
+        except _READ_ERRORS as error:
+            self.tell(self._failure(error))
+        self._facts_ms = self._around.clock.monotonic_ms()
+
+    def _block(self, wanted: e.ReadBlock) -> ReplayedBlock | None:
+        read = self._read(wanted)
+        if not isinstance(read, e.BlockRead):
+            if read is not None:
+                self.tell(read)
+            return None
+        send = next((effect for effect in self.tell(read) if isinstance(effect, e.SendBlock)), None)
+        if send is None:
+            self._pending = self._pending if self.session.position == wanted.position else []
+            return None
+        batches, self._pending = self._pending[: send.spans], self._pending[send.spans :]
+        self._last = batches[-1].header
+        self.tell(e.Sent())
+        return ReplayedBlock(batches, send.start, send.end)
+
+    def _read(self, wanted: e.ReadBlock) -> e.Event | None:
+        """What reading came to; None if the session knows already."""
+        read_to = None
+        try:
+            cut = self._fill(wanted)
+            if cut is not None:
+                return cut
+            read_to = self._walk_end
+        except OffsetOutOfRange as error:
+            if not self._is_still_there(wanted.position):
+                return self._failure(error)
+            return e.BlockRead((), wanted.position)  # cut further up: the next turn knows where the log ends now
+        except _READ_ERRORS as error:
+            self._walk = None
+            if not self._pending:  # else what came before it is given first, and then it is met again
+                return self._failure(error)
+        try:
+            spans = tuple(span_of(batch, want_offsets=wanted.want_offsets) for batch in self._pending)
+        except CorruptRecordBatch as error:
+            return self._failure(error)
+        return e.BlockRead(spans, read_to)
+
+    def _fill(self, wanted: e.ReadBlock) -> e.Truncated | None:
+        """Have `wanted.max_bytes` of batches pending, or all that there are; what was found out about a cut."""
+        now_ms = self._around.clock.monotonic_ms()
+        if now_ms - self._walked_ms > _FACTS_MS:
+            self._walk, self._pending = None, []
+        self._walked_ms = now_ms
+        size = sum(batch.header.size_bytes for batch in self._pending)
+        while size < wanted.max_bytes:
+            if self._walk is None:
+                at = self._pending[-1].header.next_offset if self._pending else wanted.position
+                if at >= wanted.limit:
+                    break
+                if (cut := self._begin_walk(at, wanted.limit)) is not None:
+                    return cut
+            batch = next(self._walk, None) if self._walk is not None else None
+            if batch is None:
+                self._walk = None
+                if self._walk_end >= wanted.limit:
+                    break
+                continue  # it was begun when there was less to read
+            self._pending.append(batch)
+            size += batch.header.size_bytes
+        return None
+
+    def _begin_walk(self, at: int, limit: int) -> e.Truncated | None:
+        last, self._walk_end = self._last, limit
+        if last is None or self._pending or last.next_offset != at or at <= self._facts.start:
+            self._walk = self.source.batches(at, limit)
+            return None
+        try:
+            walk = self.source.batches(at - 1, limit)
+            found = next(walk, None)
+        except OffsetOutOfRange:  # retention took it meanwhile, which is no cut
+            self._walk = self.source.batches(at, limit)
+            return None
+        if found is None or found.header != last:
+            return self.source.cut_since(last, self._facts)
+        self._walk = walk
+        return None
+
+    def _is_still_there(self, position: int) -> bool:
+        """Whether the log holds `position`, or ends there, after all."""
+        self._walk, self._pending = None, []
+        self._look()
+        return not self.is_over and self._facts.start <= position <= self._facts.written
+
+    def _failure(self, error: Exception) -> e.Event:
+        self._walk, self._pending = None, []
+        with suppress(*_READ_ERRORS):
+            self._facts = self.source.facts(with_liveness=False)
+        return self.source.failure(error, self.session.position, self._facts)
+
+    def _told(self, reason: str) -> None:
+        self._broken = reason
+
+    def _renew(self, offset: int) -> None:
+        if self._lease is None or self._broken is not None:
+            return
+        try:
+            self._lease.renew(offset)
+        except LeaseBroken as error:
+            self._broken = error.reason
+
+
+def _read_wanted(effects: list[e.Effect]) -> e.ReadBlock | None:
+    return next((effect for effect in effects if isinstance(effect, e.ReadBlock)), None)

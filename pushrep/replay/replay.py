@@ -1,0 +1,245 @@
+"""Replay: what a subscriber holds: records or whole batches, one after the other, with or without an event loop.
+
+    for record in replay                    async for record in replay
+    for batch in replay.batches()           async for batch in replay.batches()
+
+All four go on where any of them stopped. One thread or task at a time iterates; `stop`, `pause` and `resume` may come
+from any.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.replay_messages import ReplayEndReason
+from pushrep.records import Record, RecordBatch
+from pushrep.replay import events as e
+from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayTruncated
+from pushrep.replay.local import CREDIT_BYTES, LocalSession, ReplayedBlock
+
+# Waits at the tip double from 1 ms: who follows a busy log sees a record soon, who follows an idle one costs little.
+_WAIT_FIRST_S, _WAIT_MAX_S = 0.001, 0.05
+
+
+class ReplayedBatch(NamedTuple):
+    """A whole batch as it lies in the log, of which the records with offsets in [start, end) belong to the replay."""
+
+    batch: RecordBatch
+    start: int
+    end: int
+
+    def records(self) -> list[Record]:
+        """Its records that belong to the replay, none of a control batch. Raises CorruptRecordBatch."""
+        header = self.batch.header
+        if header.is_control:
+            return []
+        records = self.batch.records()
+        if header.base_offset >= self.start and header.next_offset <= self.end:
+            return records
+        return [record for record in records if self.start <= record.offset < self.end]
+
+
+class Replay:
+    """A running replay. Made by ReplayClient; a context manager, which stops it.
+
+    Iterating raises ReplayFailed once, ReplayTruncated if the log was cut below `position`; then it is over.
+    """
+
+    def __init__(self, local: LocalSession) -> None:
+        """Use `ReplayClient.replay`."""
+        self._local = local
+        self._batches: deque[ReplayedBatch] = deque()
+        self._records: Iterator[Record] = iter(())
+        self._position = self._block_end = local.session.position
+        self._is_paused = self._has_raised = False
+        self._wake = threading.Event()
+        self._turn = threading.Lock()
+        self._local.tell(e.Attached(CREDIT_BYTES))
+
+    @property
+    def session_id(self) -> int:
+        """All 64 bits of it."""
+        return self._local.session.id
+
+    @property
+    def position(self) -> int:
+        """The next offset that it gives: where another replay would go on."""
+        return self._position
+
+    @property
+    def tip(self) -> int:
+        """How far it could read at its last look."""
+        return max(self._local.session.tip, self._position)
+
+    @property
+    def end_reason(self) -> ReplayEndReason | None:
+        """Why it is over; None while it is not, and as long as there is something left to iterate."""
+        return None if self._batches else self._local.session.end_reason
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records one by one; ends with the replay, waits at the tip where it follows."""
+        while True:
+            for record in self._records:
+                self._position = record.offset + 1
+                yield record
+            if not self._batches and not self._load():
+                return
+            self._next_records()
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """The same in an event loop; files are read in a thread."""
+        while True:
+            for record in self._records:
+                self._position = record.offset + 1
+                yield record
+            if not self._batches and not await self._load_async():
+                return
+            self._next_records()
+
+    def batches(self) -> "ReplayBatches":
+        """Whole batches, for `for` and `async for`."""
+        return ReplayBatches(self)
+
+    def poll(self) -> list[Record]:
+        """The records that are there now, of one block at most; empty if none are. Never waits. Raises as iterating."""
+        with self._one_at_a_time():
+            if not self._is_paused and not self._batches:
+                self._take(self._local.step())
+        found = list(self._records)
+        while self._batches and not self._is_paused:
+            self._next_records()
+            found += self._records
+        self._raise_if_failed()
+        self._position = self._block_end if found and not self._batches else self._position
+        return found
+
+    def pause(self) -> None:
+        """Give nothing more until `resume`: who iterates waits. Its lease is not renewed meanwhile."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self._is_paused = False
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End it; what was read and not given yet is dropped. Again is fine."""
+        self._local.tell(e.Stop())
+        self._batches.clear()
+        self._wake.set()
+
+    def close(self) -> None:
+        """`stop`, and let go of the log."""
+        self.stop()
+        self._local.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside
+
+    def next_batch(self) -> ReplayedBatch | None:
+        """For ReplayBatches: the next one, waiting for it; None when the replay is over."""
+        if not self._batches and not self._load():
+            return None
+        return self._given()
+
+    async def next_batch_async(self) -> ReplayedBatch | None:
+        """For ReplayBatches."""
+        if not self._batches and not await self._load_async():
+            return None
+        return self._given()
+
+    def _given(self) -> ReplayedBatch:
+        batch = self._batches.popleft()
+        self._records = iter(())
+        self._position = min(batch.end, batch.batch.header.next_offset)
+        return batch
+
+    def _next_records(self) -> None:
+        batch = self._batches.popleft()
+        self._position = max(batch.start, batch.batch.header.base_offset)
+        self._records = iter(batch.records())
+
+    def _load(self) -> bool:
+        """Wait for a block; False when the replay is over."""
+        self._position = self._block_end
+        wait_s = _WAIT_FIRST_S
+        with self._one_at_a_time():
+            while not self._step():
+                if self._is_over():
+                    return False
+                self._wake.wait(wait_s)
+                self._wake.clear()
+                wait_s = min(wait_s * 2, _WAIT_MAX_S)
+        return True
+
+    async def _load_async(self) -> bool:
+        self._position = self._block_end
+        wait_s = _WAIT_FIRST_S
+        with self._one_at_a_time():
+            while not await asyncio.to_thread(self._step):
+                if self._is_over():
+                    return False
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, _WAIT_MAX_S)
+        return True
+
+    def _step(self) -> bool:
+        if self._is_paused and not self._local.is_over:
+            return False
+        self._take(self._local.step())
+        return bool(self._batches)
+
+    def _take(self, block: ReplayedBlock | None) -> None:
+        if block is not None and not self._local.is_over:
+            self._batches.extend(ReplayedBatch(batch, block.start, block.end) for batch in block.batches)
+            self._block_end = block.end
+
+    def _is_over(self) -> bool:
+        self._raise_if_failed()
+        return self._local.is_over
+
+    def _raise_if_failed(self) -> None:
+        end = self._local.end
+        if end is None or end.code is ErrorCode.NONE or self._has_raised or self._batches:
+            return
+        self._has_raised = True
+        if end.reason is ReplayEndReason.TRUNCATED:
+            cut = end.cut_offset if end.cut_offset is not None else end.offset
+            raise ReplayTruncated(offset=end.offset, cut_offset=cut, leader_epoch=end.leader_epoch)
+        raise ReplayFailed(end.code, end.why, offset=end.offset, segment=end.segment)
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise ReplayBusy
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+
+class ReplayBatches:
+    """The whole batches of a replay; made by `Replay.batches`."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+
+    def __iter__(self) -> Iterator[ReplayedBatch]:
+        while (batch := self._replay.next_batch()) is not None:
+            yield batch
+
+    async def __aiter__(self) -> AsyncIterator[ReplayedBatch]:
+        while (batch := await self._replay.next_batch_async()) is not None:
+            yield batch

@@ -1,0 +1,157 @@
+"""LogSource: one log as a replay reads it, whoever writes it.
+
+    SegmentLog of this process    offsets at first hand; retention waits for the lease
+    any other log                 a reader beside its writer: no lock, no lease; what retention takes is an error here
+
+Everything is read as "written": how far a session goes is its bound's to say.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+from uuid import UUID
+
+from pushrep.log import CorruptBatch, Lease, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
+from pushrep.log.inspection import lock_holder
+from pushrep.log.leader_epochs import LeaderEpochs, read_leader_epochs
+from pushrep.log.leases import Told
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records import BatchHeader, RecordBatch
+from pushrep.replay import events as e
+from pushrep.replay.limits import Span
+from pushrep.replay.model import LogFacts
+from pushrep.seams import REAL_FILESYSTEM, Filesystem
+
+Log: TypeAlias = SegmentLog | LogReader
+
+
+class LogSource:
+    """A log to replay. `log`: one that this process has open; it stays its owner's, and is left when it is closed."""
+
+    def __init__(self, path: Path, log: SegmentLog | None = None, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
+        """Raises NotALog, InvalidLogName."""
+        self._filesystem = filesystem
+        self._log: Log = log if log is not None else self._reader(path)
+        self.path = self._log.path
+
+    @property
+    def name(self) -> str:
+        """`<topic>-<partition>`."""
+        return self.path.name
+
+    @property
+    def log_id(self) -> UUID | None:
+        """The id of the log, which another log of its name would not have; None if it has no file that tells."""
+        return self._log.log_id
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether retention can be made to wait."""
+        return isinstance(self._log, SegmentLog)
+
+    def facts(self, *, with_liveness: bool) -> LogFacts:
+        """The log now. Without `with_liveness` it counts as live, which costs nothing to say."""
+        try:
+            return self._facts(with_liveness=with_liveness)
+        except LogClosed:
+            if isinstance(self._log, LogReader):
+                raise
+            self._log = self._reader(self.path)  # its writer has stopped; whoever follows waits beside the next one
+            return self._facts(with_liveness=with_liveness)
+
+    def _facts(self, *, with_liveness: bool) -> LogFacts:
+        # Whether somebody writes comes first: what is written before the stop is then in the offsets.
+        is_live = self._is_live() if with_liveness else True
+        log = self._log
+        watermark, flushed, written = log.high_watermark, log.flushed_offset, log.log_end_offset
+        return LogFacts(
+            start=log.log_start_offset, written=written, flushed=flushed, high_watermark=watermark, is_live=is_live
+        )
+
+    def first_at(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record at or after that time; None if there is none."""
+        return self._log.offset_for_timestamp(timestamp_ms)
+
+    def batches(self, start: int, end: int) -> Iterator[RecordBatch]:
+        """Every batch that holds an offset in [start, end). Raises as LogReader.batches."""
+        return self._log.batches(start, end)
+
+    def lease(self, offset: int, told: Told) -> Lease | None:
+        """Keeps what lies from `offset` on, if this process writes the log. Raises OffsetOutOfRange, LeaseBroken."""
+        if isinstance(self._log, LogReader):
+            return None
+        return self._log.acquire_lease("replay", offset, told)
+
+    def opened_at(self, position: int, facts: LogFacts) -> e.Opened:
+        """What stands at `position`, checked as every batch is. Raises as `batches`."""
+        at = next(self.batches(position, position + 1), None) if position < facts.written else None
+        before = next(self.batches(position - 1, position), None) if position > facts.start else None
+        by_log = None
+        if at is not None and (epochs := self.leader_epochs()) is not None:
+            known = epochs.epoch_of(at.header.base_offset)
+            by_log = known if known >= 0 else None
+        return e.Opened(
+            leader_epoch=None if at is None else at.header.leader_epoch,
+            epoch_by_log=by_log,
+            epoch_before=None if before is None else before.header.leader_epoch,
+        )
+
+    def leader_epochs(self) -> LeaderEpochs | None:
+        """Which epoch begins where; None if that is not known beside the writer."""
+        if isinstance(self._log, LogReader):
+            return read_leader_epochs(self.path, self._filesystem)
+        return self._log.leader_epochs
+
+    def cut_since(self, last: BatchHeader, facts: LogFacts) -> e.Truncated:
+        """What happened to a log in which `last`, read a while ago, does not stand any more."""
+        epochs = self.leader_epochs()
+        cut = last.base_offset
+        if epochs is not None and epochs.entries:
+            # The last one's epoch ended where the log was cut, if the log has gone on under another one (KIP-101).
+            _, end = epochs.end_of(last.leader_epoch, facts.written)
+            cut = min(cut, end) if end >= 0 else cut
+        return e.Truncated(cut, epochs.latest_epoch if epochs is not None else -1)
+
+    def failure(self, error: Exception, position: int, facts: LogFacts) -> e.ReadFailed | e.Truncated | e.Deleted:
+        """What an error of a read is to its session."""
+        if not self._filesystem.exists(self.path):
+            return e.Deleted()
+        if isinstance(error, CorruptBatch):
+            return e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), int(error.segment.stem))
+        if isinstance(error, OffsetOutOfRange):
+            if facts.written < position:
+                return e.Truncated(facts.written)
+            why = f"retention took what lies below offset {facts.start}"
+            return e.ReadFailed(ErrorCode.OFFSET_OUT_OF_RANGE, why)
+        return e.ReadFailed(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+
+    def close(self) -> None:
+        """Let go of a reader; a log that was given stays open."""
+        if isinstance(self._log, LogReader):
+            self._log.close()
+
+    def _reader(self, path: Path) -> LogReader:
+        return SegmentLog.open_reader(path, isolation="written", filesystem=self._filesystem)
+
+    def _is_live(self) -> bool:
+        if isinstance(self._log, LogReader):
+            return lock_holder(self.path.parent, self._filesystem) is not None
+        return True
+
+
+def open_source(path: Path, log: SegmentLog | None, filesystem: Filesystem) -> LogSource | None:
+    """The log at `path`; None if there is none."""
+    try:
+        return LogSource(path, log, filesystem)
+    except NotALog:
+        return None
+
+
+def span_of(batch: RecordBatch, *, want_offsets: bool) -> Span:
+    """A batch as the arithmetic sees it. Raises CorruptRecordBatch if its offsets are wanted and can't be read."""
+    header = batch.header
+    records = 0 if header.is_control else header.record_count
+    offsets = None
+    if want_offsets and 0 < records < header.next_offset - header.base_offset:
+        offsets = tuple(record.offset for record in batch.records())
+    return Span(header.base_offset, header.next_offset, header.size_bytes, records, offsets)

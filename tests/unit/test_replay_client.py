@@ -1,0 +1,389 @@
+"""ReplayClient over real logs in a directory: what it gives, waits for, survives and tells when it ends."""
+
+import asyncio
+import threading
+from itertools import islice
+from uuid import uuid4
+
+import pytest
+
+from pushrep.errors import BadArgument
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records import Codec, encode_batch
+from pushrep.replay import (
+    TO_END,
+    AtTime,
+    Catalogue,
+    FoundLog,
+    RecordingState,
+    ReplayBusy,
+    ReplayClient,
+    ReplayEndReason,
+    ReplayFailed,
+    ReplayRefused,
+    ReplayRequest,
+    ReplaySettings,
+    ReplayTruncated,
+)
+from pushrep.testing.simulated_clock import SimulatedClock
+from pushrep.topic_id_partition import TopicIdPartition
+
+SMALL = LogConfig(segment_bytes=4096)
+
+
+def fill(log, count, start=0, per_batch=7, size=40):
+    for first in range(start, start + count, per_batch):
+        values = [b"%06d" % n + b"." * size for n in range(first, min(first + per_batch, start + count))]
+        log.append(values, durability=Durability.BUFFERED)
+    log.flush()
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of 100 records in several segments, open for writing."""
+    with SegmentLog.open(tmp_path / "orders-0", SMALL) as opened:
+        fill(opened, 100)
+        yield opened
+
+
+@pytest.fixture
+def client(tmp_path, log):
+    with ReplayClient(tmp_path) as opened:
+        yield opened
+
+
+def offsets(records):
+    return [record.offset for record in records]
+
+
+def refusal(client, **request):
+    with pytest.raises(ReplayRefused) as refused:
+        client.replay(ReplayRequest("orders-0", **request))
+    return refused.value
+
+
+def test_records_and_batches_give_the_same_and_stop_on_the_record(client):
+    for position, count in [(0, 100), (3, 10), (13, 1), (95, 5), (50, 0)]:
+        request = ReplayRequest("orders-0", position=position, length=count)
+        replay = client.replay(request)
+        records = list(replay)
+        assert offsets(records) == list(range(position, position + count))
+        assert [record.value[:6] for record in records] == [b"%06d" % n for n in range(position, position + count)]
+        assert (replay.position, replay.end_reason) == (position + count, ReplayEndReason.LIMIT_REACHED)
+        batches = list(client.replay(request).batches())
+        assert [record for batch in batches for record in batch.records()] == records
+        assert all(batch.start <= one.offset < batch.end for batch in batches for one in batch.records())
+
+
+def test_records_then_batches_go_on_where_the_other_stopped(client):
+    replay = client.replay(ReplayRequest("orders-0", length=TO_END))
+    assert offsets(islice(replay, 10)) == list(range(10))
+    assert replay.position == 10
+    rest = iter(replay.batches())
+    assert offsets(next(rest).records()) == list(range(14, 21)), "the batch that was begun as records is behind it"
+    assert replay.position == 21
+    assert offsets(replay) == list(range(21, 100))
+
+
+def test_an_event_loop_gets_the_same(client):
+    async def both():
+        request = ReplayRequest("orders-0", position=5, length=TO_END)
+        records = [record.offset async for record in client.replay(request)]
+        batches = [batch async for batch in client.replay(request).batches()]
+        return records, [record.offset for batch in batches for record in batch.records()]
+
+    assert asyncio.run(both()) == (list(range(5, 100)), list(range(5, 100)))
+
+
+def test_following_meets_what_is_appended_with_no_gap_and_no_duplicate(tmp_path, client, log):
+    replay = client.replay(ReplayRequest("orders-0", position=90))
+    got = offsets(islice(replay, 10))
+    writer = threading.Thread(target=fill, args=(log, 200, 100, 3))
+    writer.start()
+    got += offsets(islice(replay, 200))
+    writer.join()
+    assert got == list(range(90, 300))
+    assert replay.poll() == []
+
+
+def test_following_survives_a_stop_and_a_restart_of_the_writer(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as first:
+        fill(first, 10)
+    with ReplayClient(tmp_path) as client:
+        replay = client.replay(ReplayRequest("orders-0", position=10))
+        assert replay.poll() == []
+        with SegmentLog.open(tmp_path / "orders-0") as second:
+            fill(second, 10, start=10)
+            assert offsets(replay.poll()) == list(range(10, 20))
+        assert replay.poll() == []
+        assert replay.end_reason is None
+
+
+def test_a_log_that_this_process_closes_is_followed_from_outside(tmp_path):
+    log = SegmentLog.open(tmp_path / "orders-0")
+    fill(log, 10)
+    with ReplayClient(tmp_path, logs=[log]) as client:
+        replay = client.replay(ReplayRequest("orders-0"))
+        assert len(replay.poll()) == 10
+        log.close()
+        assert replay.poll() == []
+        with SegmentLog.open(tmp_path / "orders-0") as again:
+            fill(again, 3, start=10)
+            assert offsets(replay.poll()) == [10, 11, 12]
+
+
+def test_a_counted_replay_ends_when_its_writer_stops(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        fill(log, 10)
+        with ReplayClient(tmp_path) as client:
+            replay = client.replay(ReplayRequest("orders-0", length=12))
+            assert len(replay.poll()) == 10
+            assert replay.poll() == []
+            fill(log, 1, start=10)
+            log.close()
+            assert offsets(replay) == [10], "what came before the stop is given"
+            assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
+            assert refusal(client, position=11, length=1).code is ErrorCode.INVALID_POSITION
+            assert client.replay(ReplayRequest("orders-0", position=11)).poll() == []
+
+
+def test_times_out_of_order_mean_the_first_by_offset(tmp_path):
+    times = [50, 10, 70, 30, 90, 20]
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        for at, codec in zip(times, [*Codec, Codec.NONE], strict=True):
+            log.append(encode_batch([b"a"], timestamps_ms=at, codec=codec))
+        with ReplayClient(tmp_path) as client:
+            for since in range(0, 100, 5):
+                wanted = next((n for n, at in enumerate(times) if at >= since), len(times))
+                replay = client.replay(ReplayRequest("orders-0", position=AtTime(since)))
+                assert offsets(replay.poll()) == list(range(wanted, len(times))), f"since {since}"
+
+
+# ---- bounds
+
+
+def test_bounds_are_read_again_at_the_tip(tmp_path):
+    counter = {"value": 5}
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        fill(log, 21)
+        with ReplayClient(tmp_path, logs=[log], counters={"applied": lambda: counter["value"]}) as client:
+            stable = client.replay(ReplayRequest("orders-0"))
+            written = client.replay(ReplayRequest("orders-0", bound="written"))
+            applied = client.replay(ReplayRequest("orders-0", bound="applied"))
+            assert (stable.poll(), len(written.poll()), applied.poll()) == ([], 21, [])
+            log.advance_high_watermark(14)
+            assert offsets(stable.poll()) == list(range(14))
+            assert applied.poll() == [], "the counter stands inside of the first batch"
+            counter["value"] = 20
+            assert offsets(applied.poll()) == list(range(14)), "no further than stable"
+            log.advance_high_watermark(21)
+            counter["value"] = None
+            assert applied.poll() == []
+            assert applied.poll() == []
+            assert applied.end_reason is ReplayEndReason.LIMIT_REACHED, "a counter that closed stays where it was"
+
+
+# ---- ends
+
+
+def test_refusals_come_from_the_log_as_it_is(client):
+    refused = refusal(client, position=101)
+    assert (refused.code, refused.start, refused.end) == (ErrorCode.INVALID_POSITION, 0, 100)
+    assert refusal(client, bound="nobody").code is ErrorCode.INVALID_REQUEST
+    for unknown in ("orders-1", "no name", 7):
+        with pytest.raises(ReplayRefused) as none:
+            client.replay(ReplayRequest(unknown))
+        assert none.value.code is ErrorCode.UNKNOWN_RECORDING
+
+
+def test_an_address_is_refused_by_name():
+    with pytest.raises(BadArgument, match="not built yet"):
+        ReplayClient("replica.example:7400")
+
+
+def test_a_cut_below_what_was_given_is_told_once(client, log):
+    replay = client.replay(ReplayRequest("orders-0"))
+    assert len(replay.poll()) == 100
+    log.truncate_to(50, force=True)
+    with pytest.raises(ReplayTruncated) as told:
+        replay.poll()
+    assert (told.value.offset, told.value.cut_offset) == (100, log.log_end_offset)
+    assert replay.poll() == []
+    assert list(replay) == []
+    assert replay.end_reason is ReplayEndReason.TRUNCATED
+
+
+def test_a_cut_that_was_written_over_is_found_out_too(client, log):
+    replay = client.replay(ReplayRequest("orders-0"))
+    assert len(replay.poll()) == 100
+    log.truncate_to(98, force=True)
+    fill(log, 30, start=log.log_end_offset, per_batch=5, size=41)
+    with pytest.raises(ReplayTruncated) as told:
+        replay.poll()
+    assert told.value.cut_offset <= 98
+
+
+def test_a_cut_above_what_was_given_is_nothing_to_a_replay(client, log):
+    replay = client.replay(ReplayRequest("orders-0", length=7))
+    assert len(replay.poll()) == 7
+    follower = client.replay(ReplayRequest("orders-0", position=0, length=60))
+    log.truncate_to(50, force=True)
+    fill(log, 50, start=log.log_end_offset)
+    assert offsets(follower) == list(range(60))
+
+
+def test_who_resumes_names_the_epoch_before(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.begin_epoch(3, 0)
+        fill(log, 7)
+        log.begin_epoch(4, 7)
+        fill(log, 7, start=7)
+        with ReplayClient(tmp_path) as client:
+            assert len(client.replay(ReplayRequest("orders-0", position=7, epoch_before=3)).poll()) == 7
+            assert refusal(client, position=7, epoch_before=2).code is ErrorCode.TRUNCATED
+
+
+def test_what_retention_took_is_an_error_with_the_offset(client, log):
+    late = client.start_replay(ReplayRequest("orders-0"))
+    start = log.purge(99)
+    assert log.log_start_offset > 50, start
+    replay = client.attach(late)
+    with pytest.raises(ReplayFailed) as failed:
+        list(replay)
+    assert (failed.value.code, failed.value.offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 0)
+    assert list(replay) == []
+
+
+def test_damage_is_told_with_its_segment(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", SMALL) as log:
+        fill(log, 200)
+    segments = sorted((tmp_path / "orders-0").glob("*.log"))
+    second = segments[1]
+    data = bytearray(second.read_bytes())
+    data[400] ^= 1
+    second.write_bytes(data)
+    with ReplayClient(tmp_path) as client:
+        replay = client.replay(ReplayRequest("orders-0", length=TO_END))
+        with pytest.raises(ReplayFailed) as failed:
+            list(replay)
+        assert (failed.value.code, failed.value.segment) == (ErrorCode.CORRUPT_MESSAGE, int(second.stem))
+        assert failed.value.offset == int(second.stem)
+        assert replay.position == int(second.stem), "all that came before was given"
+
+
+def test_a_deleted_log_is_told_as_deleted(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        fill(log, 10)
+    with ReplayClient(tmp_path) as client:
+        replay = client.replay(ReplayRequest("orders-0"))
+        assert len(replay.poll()) == 10
+        (tmp_path / "orders-0").rename(tmp_path / "gone")
+        (tmp_path / ".pushrep_published").unlink()
+        with pytest.raises(ReplayFailed) as failed:
+            next(iter(replay))
+        assert failed.value.code is ErrorCode.RECORDING_DELETED
+        assert replay.end_reason is ReplayEndReason.RECORDING_DELETED
+
+
+def test_stop_from_another_thread_ends_who_waits(client):
+    replay = client.replay(ReplayRequest("orders-0", position=100))
+    got = []
+    reader = threading.Thread(target=lambda: got.extend(replay))
+    reader.start()
+    client.stop(replay.session_id)
+    client.stop(replay.session_id)
+    reader.join(10)
+    assert not reader.is_alive()
+    assert got == []
+    assert replay.end_reason is ReplayEndReason.STOPPED
+
+
+def test_two_threads_can_not_share_one_replay(client):
+    replay = client.replay(ReplayRequest("orders-0", position=100))
+    reader = threading.Thread(target=lambda: list(replay))
+    reader.start()
+    while not replay._turn.locked():
+        pass
+    with pytest.raises(ReplayBusy):
+        next(iter(replay))
+    replay.stop()
+    reader.join(10)
+
+
+def test_pause_holds_everything_back_and_resume_goes_on(client):
+    replay = client.replay(ReplayRequest("orders-0", length=TO_END))
+    replay.pause()
+    assert replay.poll() == []
+    reader = threading.Thread(target=lambda: got.extend(replay))
+    got = []
+    reader.start()
+    replay.resume()
+    reader.join(10)
+    assert offsets(got) == list(range(100))
+
+
+# ---- slots and leases
+
+
+def test_slots_come_back_by_end_stop_and_missing_subscribers(tmp_path, log):
+    clock = SimulatedClock()
+    settings = ReplaySettings(max_sessions=2, connect_timeout_ms=5_000)
+    with ReplayClient(tmp_path, settings=settings, clock=clock) as client:
+        list(client.replay(ReplayRequest("orders-0", length=3)))
+        first = client.replay(ReplayRequest("orders-0"))
+        second = client.start_replay(ReplayRequest("orders-0"))
+        assert refusal(client).code is ErrorCode.MAX_REPLAYS
+        clock.advance(5_000)
+        third = client.start_replay(ReplayRequest("orders-0"))
+        with pytest.raises(ReplayRefused, match="UNKNOWN_REPLAY"):
+            client.attach(second)
+        assert len(client.attach(third).poll()) == 100
+        with pytest.raises(ReplayRefused, match="UNKNOWN_REPLAY"):
+            client.attach(third)
+        assert client.stop_all("orders-0") == 2
+        assert first.end_reason is ReplayEndReason.STOPPED
+        assert client.stop_all("orders-0") == 0
+
+
+def test_retention_waits_for_a_replay_until_it_has_passed(tmp_path, log):
+    with ReplayClient(tmp_path, logs=[log]) as client:
+        started = client.start_replay(ReplayRequest("orders-0", position=30, length=TO_END))
+        with pytest.raises(Exception, match="replay"):
+            log.purge(90)
+        assert log.log_start_offset <= 30
+        replay = client.attach(started)
+        assert offsets(replay) == list(range(30, 100))
+        assert log.purge(90) > 30, "a replay that is over holds nothing"
+
+
+def test_a_broken_lease_ends_the_replay(tmp_path):
+    clock = SimulatedClock()
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(lease_max_s=60), clock=clock) as log:
+        fill(log, 100)
+        with ReplayClient(tmp_path, logs=[log], clock=clock) as client:
+            replay = client.replay(ReplayRequest("orders-0"))
+            replay.pause()
+            clock.advance(61_000)
+            log.apply_retention()
+            replay.resume()
+            with pytest.raises(ReplayFailed) as failed:
+                replay.poll()
+            assert failed.value.code is ErrorCode.LEASE_BROKEN
+            assert replay.end_reason is ReplayEndReason.LEASE_BROKEN
+
+
+# ---- the catalogue
+
+
+def test_recordings_are_what_lies_there_with_the_ids_of_the_catalogue(tmp_path, log, client):
+    (before,) = client.recordings()
+    assert (before.recording_id, before.name, before.end_offset, before.is_live) == (None, "orders-0", 100, True)
+    Catalogue.open(tmp_path).reconcile([FoundLog(TopicIdPartition(log.log_id, "orders", 0), 0)], 1)
+    (after,) = client.recordings()
+    assert after.recording_id == 1
+    assert len(list(client.replay(ReplayRequest(1, length=5)))) == 5
+    Catalogue.open(tmp_path).reconcile([FoundLog(TopicIdPartition(uuid4(), "orders", 0), 0)], 1)
+    with pytest.raises(ReplayRefused, match="UNKNOWN_RECORDING"):
+        client.replay(ReplayRequest(1))
+    assert client.recordings()[0].state is RecordingState.VALID
