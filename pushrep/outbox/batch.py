@@ -17,7 +17,7 @@ from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata, pack_keys
 from pushrep.errors import ForkedProcess
 from pushrep.outbox.columns import Columns, Headers
 from pushrep.outbox.errors import DeliveryFailed, ReceiptTimeout
-from pushrep.outbox.source_order import Run
+from pushrep.outbox.source_order import Pair, Run
 from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
 
 if TYPE_CHECKING:
@@ -176,6 +176,13 @@ class Batch:
                 break
             last = run.start - 1
         return last
+
+    def last_positions(self, base_offset: int, pid: int, partition: int) -> list[tuple[Pair, int]]:
+        """Each run's (PID, source partition) and last source offset; and our own, by the batch's place in the log."""
+        noted = [((run.pid, run.partition), run.last_offset) for run in self.runs]
+        if (own_last := self.last_own_index()) >= 0:
+            noted.append(((pid, partition), base_offset + own_last))
+        return noted
 
     def drop_records(self) -> None:
         """Free the memory of a decided batch: its receipts may live long."""

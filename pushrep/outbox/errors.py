@@ -5,6 +5,7 @@ CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull       
 NoOutbox                        mind the path
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
 PartitionStopped, OutboxClosed, CloseTimedOut                  open again
+NotEnoughReplicas               append again, when replicas are back
 """
 
 from collections.abc import Mapping
@@ -172,3 +173,24 @@ class OffsetsMoved(PushrepError):
         what = "cut" if got < sealed_for else "appended to by something else"
         super().__init__(f"{name} was {what}: it ends at offset {got}, not at {sealed_for}")
         self.name, self.sealed_for, self.got = name, sealed_for, got
+
+
+class NotEnoughReplicas(PushrepError):
+    """acks=ALL, and fewer than `min_insync_replicas` members are in sync, the leader counted: nothing was taken.
+
+    Append the record again once they are; `outbox.lag()` shows who is missing.
+    """
+
+    def __init__(self, name: str, *, in_sync: int, needed: int) -> None:
+        super().__init__(
+            f"{name}: {in_sync} of {needed} needed members are in sync (min_insync_replicas={needed}, this one counted)"
+        )
+        self.name, self.in_sync, self.needed = name, in_sync, needed
+
+
+class NotReplicatedInTime(PushrepError):
+    """The record is in this log, but not at enough members within `delivery_timeout_ms`: it may still be delivered."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        super().__init__(f"not enough replicas had it within delivery_timeout_ms={timeout_ms}")
+        self.timeout_ms = timeout_ms

@@ -3,15 +3,21 @@
     {"version": 1, "outbox_id": uuid, "producer": str, "topic": str, "partitions": int,
      "carrier": "key" | "header", "pid_epoch": int, "crc32c": int}
 
+With replicas "version" is 2, and there is as well (indexes are 0 to 255, this directory's own is `member`)
+
+    "member": int, "replicas": [[index, "host:port"], ...], "min_insync_replicas": int
+
 The PID of every record rests on outbox_id, producer, topic and pid_epoch, so a flipped bit here would turn the whole
 history into another producer's: `crc32c` is taken over the other fields as compact JSON with sorted keys.
-Written whole and atomically, under the directory's lock: when the outbox is made, and when its epoch rises (epoch.py).
+Written whole and atomically, under the directory's lock: when the outbox is made, when its epoch rises (epoch.py), and
+when it is opened with replicas for the first time.
 """
 
 import json
 import logging
 import uuid
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +26,15 @@ import google_crc32c
 from filtering import producer_id
 from pushrep.log.log_names import is_topic
 from pushrep.outbox.errors import CorruptOutboxFile, OutboxDiffers, SettingRefused
+from pushrep.replication.grants import default_min_insync
 from pushrep.seams import Filesystem, read_whole, write_atomic
 
 _LOG = logging.getLogger("pushrep.outbox")
 
 FILE_NAME = "outbox.json"
 VERSION = 1
+VERSION_WITH_REPLICAS = 2
+_OF_REPLICAS = ("member", "replicas", "min_insync_replicas")
 CARRIERS = ("key", "header")
 PARTITIONS_MAX = 1 << 20  # far above any real outbox; a slip of the keyboard makes no million directories
 _FILE_BYTES_MAX = 1 << 20
@@ -41,6 +50,9 @@ class OutboxIdentity:
     partitions: int
     carrier: str
     pid_epoch: int = 0
+    member: int = 0
+    replicas: tuple[tuple[int, str], ...] = ()
+    min_insync_replicas: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.producer, str) or not self.producer:
@@ -76,10 +88,24 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def new_identity(*, producer: str, topic: str, partitions: int, carrier: str) -> OutboxIdentity:
-    """An outbox that was never there before."""
+def new_identity(  # noqa: PLR0913 - what is fixed
+    *,
+    producer: str,
+    topic: str,
+    partitions: int,
+    carrier: str,
+    replicas: Sequence[str] = (),
+    min_insync_replicas: int | None = None,
+) -> OutboxIdentity:
+    """An outbox that was never there before: this directory is member 0, the replicas are 1 and so on."""
     return OutboxIdentity(
-        outbox_id=str(uuid.uuid4()), producer=producer, topic=topic, partitions=partitions, carrier=carrier
+        outbox_id=str(uuid.uuid4()),
+        producer=producer,
+        topic=topic,
+        partitions=partitions,
+        carrier=carrier,
+        replicas=tuple(enumerate(replicas, start=1)),
+        min_insync_replicas=min_insync_replicas or default_min_insync(len(replicas) + 1),
     )
 
 
@@ -89,7 +115,10 @@ def _checksum(fields: dict[str, Any]) -> int:
 
 def encode(identity: OutboxIdentity) -> bytes:
     """The file's bytes."""
-    fields = {"version": VERSION, **asdict(identity)}
+    fields = {"version": VERSION_WITH_REPLICAS if identity.replicas else VERSION, **asdict(identity)}
+    if not identity.replicas:
+        for name in _OF_REPLICAS:
+            del fields[name]
     return (json.dumps({**fields, "crc32c": _checksum(fields)}, indent=1) + "\n").encode()
 
 
@@ -101,14 +130,16 @@ def decode(path: Path, data: bytes) -> OutboxIdentity:
         version = fields["version"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CorruptOutboxFile(path, f"not an outbox's file ({error}); restore it from a copy") from error
-    if version != VERSION:
+    if version not in {VERSION, VERSION_WITH_REPLICAS}:
         raise CorruptOutboxFile(path, f"version {version!r}, this pushrep reads {VERSION}: use the one that wrote it")
     if checksum != _checksum(fields):
         raise CorruptOutboxFile(path, "its checksum does not match its fields; restore it from a copy")
     fields.pop("version")
     try:
+        if "replicas" in fields:
+            fields["replicas"] = tuple((int(index), str(address)) for index, address in fields["replicas"])
         return OutboxIdentity(**fields)
-    except (TypeError, SettingRefused) as error:
+    except (TypeError, ValueError) as error:
         raise CorruptOutboxFile(path, f"unusable fields ({error})") from error
 
 
@@ -128,11 +159,17 @@ def write_identity(filesystem: Filesystem, directory: Path, identity: OutboxIden
 
 
 def settle_identity(
-    filesystem: Filesystem, directory: Path, wanted: OutboxIdentity, *, logs_exist: bool
+    filesystem: Filesystem,
+    directory: Path,
+    wanted: OutboxIdentity,
+    *,
+    logs_exist: bool,
+    min_insync_replicas: int | None = None,
 ) -> tuple[OutboxIdentity, bool]:
     """The stored identity, or `wanted` made durable if there is none; and whether the outbox was made just now.
 
-    The caller holds the directory's lock. Raises `OutboxDiffers` where a fixed setting is asked for with another value,
+    min_insync_replicas: as the caller wants it, None: as it is. The caller holds the directory's lock. Raises
+    `OutboxDiffers` where a fixed setting is asked for with another value,
     `CorruptOutboxFile` if logs of the topic lie there without the file.
     """
     path = directory / FILE_NAME
@@ -148,4 +185,14 @@ def settle_identity(
     for setting in ("topic", "producer", "partitions", "carrier"):
         if (kept := getattr(stored, setting)) != (got := getattr(wanted, setting)):
             raise OutboxDiffers(path, setting, stored=kept, got=got)
+    if wanted.replicas and not stored.replicas:
+        stored = replace(stored, replicas=wanted.replicas, min_insync_replicas=wanted.min_insync_replicas)
+        write_identity(filesystem, directory, stored)
+        _LOG.info("%s has replicas from now on: %s", directory, ", ".join(address for _, address in stored.replicas))
+        return stored, False
+    kept_replicas, got_replicas = ([address for _, address in one.replicas] for one in (stored, wanted))
+    if sorted(kept_replicas) != sorted(got_replicas):
+        raise OutboxDiffers(path, "replicas", stored=kept_replicas, got=got_replicas)
+    if min_insync_replicas not in {None, stored.min_insync_replicas}:
+        raise OutboxDiffers(path, "min_insync_replicas", stored=stored.min_insync_replicas, got=min_insync_replicas)
     return stored, False

@@ -5,55 +5,45 @@
 
 One lock guards it. At most one writer works on a lane at a time, so batches reach the log in the records' order.
 A batch that fails fails everything that waits behind it: what was appended later must not reach the log first.
+With acks=ALL a written batch waits for its replicas (lane_replicas.py) before it is decided, and keeps its room.
 """
 
 import os
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
 
 from filtering import StreamMetadata
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
 from pushrep.outbox.batch import Batch, Gate, ManyReceipt, Receipt
-from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import Columns
 from pushrep.outbox.errors import OffsetsMoved, PartitionStopped
-from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.lane_replicas import LaneReplicas, Waiting
 from pushrep.outbox.positions_store import PositionsStore
-from pushrep.outbox.settings import OutboxSettings
-from pushrep.outbox.source_order import Run, SourceOrder
-from pushrep.seams import Clock
+from pushrep.outbox.shared import Shared
+from pushrep.outbox.source_order import SourceOrder
+from pushrep.records import RecordBatch
 
 _FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many idle partitions hold little
 _ROUND_BYTES = 4 << 20  # what one flush covers at most: the first of a long queue is not kept waiting for the last
 
 
-class Shared(NamedTuple):
-    """What all lanes of an outbox share; `ready(lane)` calls a writer, `opened(batch)` tells the sealer."""
-
-    identity: OutboxIdentity
-    pid: int
-    settings: OutboxSettings
-    budget: Budget
-    clock: Clock
-    ready: Callable[["Lane"], None]
-    opened: Callable[[Batch], None]
-
-
 class Lane:
     """See the file's map. Methods that start with an underscore, `add_one` and `add_many` run under `lock`."""
 
-    def __init__(self, log: SegmentLog, shared: Shared, store: PositionsStore) -> None:
+    def __init__(
+        self, log: SegmentLog, shared: Shared, store: PositionsStore, replicas: LaneReplicas | None = None
+    ) -> None:
         self.log, self.topic, self.partition = log, log.topic, log.partition
         self.name = f"{log.topic}-{log.partition}"
         self.owner_pid = os.getpid()
         self.lock = threading.Lock()
         self.room = 0  # bytes of the budget that the open batch holds and has not used
         self.open: Batch | None = None
-        self._store = store
+        self._store, self._replicas = store, replicas
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
         # Where the log ends for us. Its own word would do until somebody cuts it: below, our PID names other records.
         self._next_offset = log.log_end_offset
@@ -72,8 +62,7 @@ class Lane:
 
     def add_one(self, record: Columns) -> Receipt | None:
         """Take one record, or answer None if the budget has no room for it now. Raises what the lane refuses with."""
-        if self._refusal is not None:
-            raise self._refusal()
+        self._check_takes()
         batch = self._batch_with_room(record.size_bytes)
         if batch is None:
             return None
@@ -83,8 +72,14 @@ class Lane:
         try:
             return Receipt(batch, batch.extend(record, 0, 1))
         except BaseException:
-            self._interrupted(record.metadata, 0, 1)
+            self._order.interrupted(record.metadata, 0, 1)
             raise
+
+    def _check_takes(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal()
+        if self._replicas is not None:
+            self._replicas.check()
 
     def add_within_room(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> Receipt:
         """Take a record that fits into `room`, which the caller then lowers. Raises `RecordRefused`."""
@@ -95,13 +90,12 @@ class Lane:
         try:
             return Receipt(batch, batch.add(value, timestamp_ms, metadata))
         except BaseException:
-            self._interrupted(metadata, 0, 1)
+            self._order.interrupted(metadata, 0, 1)
             raise
 
     def add_many(self, columns: Columns) -> ManyReceipt:
         """Take all records; the caller took their `size_bytes` of the budget for them. Raises, and takes none."""
-        if self._refusal is not None:
-            raise self._refusal()
+        self._check_takes()
         count = len(columns.values)
         if isinstance(columns.metadata, StreamMetadata):
             self._order.take(columns.metadata, count)
@@ -112,7 +106,7 @@ class Lane:
         try:
             self._spread(columns, parts)
         except BaseException:
-            self._interrupted(columns.metadata, sum(records for _, _, records in parts), count)
+            self._order.interrupted(columns.metadata, sum(records for _, _, records in parts), count)
             raise
         # Its parts have one receipt, which waits for the last: with a sync to pay, the last goes with the others.
         self._seal_wanted |= len(parts) > 1 and self._settings.durability is Durability.FLUSHED
@@ -136,14 +130,6 @@ class Lane:
             parts.append((batch, batch.extend(columns, start, end), end - start))
             batch.granted += ends[end] - ends[start]  # `room` stays what it was: these bytes came with the call
             start = end
-
-    def _interrupted(self, metadata: StreamMetadata | Sequence[StreamMetadata] | None, start: int, end: int) -> None:
-        """Ctrl-C came before the records `start` to `end` were in a batch: their positions come first from now on."""
-        if isinstance(metadata, StreamMetadata):
-            first = StreamMetadata(metadata.pid, metadata.partition, metadata.offset + start)
-            self._order.failed([Run(0, end - start, first)], "interrupted")
-        elif metadata is not None:
-            self._order.failed([Run(0, 1, position) for position in metadata[start:end]], "interrupted")
 
     def _batch_with_room(self, size: int) -> Batch | None:
         """The open batch with `size` bytes of room, after closing a full one; None if the budget is spent."""
@@ -224,7 +210,8 @@ class Lane:
     def pending(self) -> list[Batch]:
         """Every batch that is not decided yet, in log order."""
         with self.lock:
-            return [*self._writing, *self._full, *([] if self.open is None else [self.open])]
+            waiting = [] if self._replicas is None else [held.batch for held in self._replicas.waiting]
+            return [*waiting, *self._writing, *self._full, *([] if self.open is None else [self.open])]
 
     def unseen_failure(self) -> Batch | None:
         """A failed batch that nobody was told of; asking again gives None until another one fails."""
@@ -248,10 +235,38 @@ class Lane:
         """Fail whatever is not decided: what a writer holds may still be delivered, the rest will not be."""
         with self.lock:
             held, self._writing = self._writing, []
+            if self._replicas is not None:
+                held = [*(waiting.batch for waiting in self._replicas.take_all()), *held]
             done = [*held, *self._take_waiting()]
             for at, batch in enumerate(done):
                 self._fail(batch, failure, may_be_delivered=at < len(held))
+                self._order.failed(batch.runs, str(failure) or repr(failure))
         self._release(done)
+
+    def expire(self, since_ms: int, failure: Exception) -> None:
+        """Fail what has been waiting for its replicas since then: it is in the log, and may still be delivered."""
+        replicas = self._replicas
+        if replicas is None or not replicas.waiting:
+            return
+        with self.lock:
+            late = [waiting.batch for waiting in replicas.take_late(since_ms)]
+            for batch in late:
+                self._fail(batch, failure, may_be_delivered=True)
+        self._release(late)
+
+    def _replicated(self, waiting: Waiting, failure: Exception | None) -> None:
+        """Enough members hold the batch, or it is known that they may never. Called by who counts them."""
+        batch = waiting.batch
+        with self.lock:
+            if batch.decided:
+                return  # it was too late
+            assert self._replicas is not None, "it waited for them"
+            self._replicas.let_go(waiting)
+            if failure is None:
+                batch.base_offset = waiting.base_offset
+            else:
+                self._fail(batch, failure, may_be_delivered=True)
+        self._release([batch])
 
     # -- writing: one writer at a time -----------------------------------------------------------------------------
 
@@ -275,34 +290,45 @@ class Lane:
 
     def _write(self, round_: list[Batch]) -> None:
         """Append the round's batches, flush once if the outbox promises it, and decide them all."""
-        log, shared, codec = self.log, self._shared, self._settings.codec
-        carrier = shared.identity.carrier
-        bases: list[int] = []
-        in_log, epoch = 0, 0
-        failure: Exception | None = None
+        replicas = self._replicas
+        if replicas is not None and (refusal := replicas.refusal()) is not None:
+            self._decide(round_, [], 0, refusal, 0)
+            return
+        sealed, in_log, failure = self._append_to_log(round_)
+        bases = [batch.header.base_offset for batch in sealed]
+        epoch = sealed[-1].header.leader_epoch if sealed else 0
+        if replicas is not None and sealed:
+            replicas.on_append(bases[0], sealed)  # before the flush: other disks work at the same time
+        if bases and self._settings.durability is Durability.FLUSHED:
+            try:
+                self.log.flush()
+                if replicas is not None:
+                    replicas.on_flush(self.log.flushed_offset)
+            except Exception as error:  # noqa: BLE001
+                failure, bases = error, []
+        self._decide(round_, bases, in_log, failure, epoch)
+
+    def _append_to_log(self, round_: list[Batch]) -> tuple[list[RecordBatch], int, Exception | None]:
+        """What was appended, how many batches may be in the log, and what went wrong behind them."""
+        shared, codec, carrier = self._shared, self._settings.codec, self._shared.identity.carrier
+        done: list[RecordBatch] = []
         base = 0
         try:
             for batch in round_:
                 base = self._next_offset
                 sealed = batch.seal(base, pid=shared.pid, partition=self.partition, carrier=carrier, codec=codec)
-                log.append(sealed, durability=Durability.BUFFERED, base_offset=base)
+                self.log.append(sealed, durability=Durability.BUFFERED, base_offset=base)
                 self._next_offset += len(batch.values)
-                bases.append(base)
-                epoch = sealed.header.leader_epoch
-            in_log = len(bases)
+                done.append(sealed)
         except LogEndMoved as error:
-            failure, in_log = OffsetsMoved(self.name, sealed_for=base, got=error.end), len(bases)
+            return done, len(done), OffsetsMoved(self.name, sealed_for=base, got=error.end)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the receipts' answer
-            failure, in_log = error, len(bases)
+            in_log = len(done)
             if self._ends_above(base):  # a log takes a batch whole or not at all
                 in_log += 1
                 self._next_offset = base + len(batch.values)
-        if bases and self._settings.durability is Durability.FLUSHED:
-            try:
-                log.flush()
-            except Exception as error:  # noqa: BLE001
-                failure, bases = error, []
-        self._decide(round_, bases, in_log, failure, epoch)
+            return done, in_log, error
+        return done, len(done), None
 
     def last_position(self, pid: int, partition: int) -> int | None:
         """The highest source offset of the pair in the log; raises `PartitionStopped` if the log was cut meanwhile."""
@@ -325,17 +351,23 @@ class Lane:
             if not self._writing:
                 return  # close gave up on us, and has failed them
             self._writing = []
-            for batch, base in zip(round_, bases, strict=False):
+            done, failed, waiting = round_[: len(bases)], round_[len(bases) :], []
+            for batch, base in zip(done, bases, strict=True):
                 self._note_positions(batch, base, epoch)
+            if self._replicas is not None and self._replicas.needs_all:
+                waiting, done = self._replicas.hold(done, bases), []
+            for batch, base in zip(done, bases, strict=False):
                 batch.base_offset = base
-            done = round_
             if failure is not None:
-                done = [*round_, *self._take_waiting()]
-                for at, batch in enumerate(done[len(bases) :], start=len(bases)):
+                failed = [*failed, *self._take_waiting()]
+                for at, batch in enumerate(failed, start=len(bases)):
                     self._fail(batch, failure, may_be_delivered=at < in_log)
+                    self._order.failed(batch.runs, str(failure) or repr(failure))
                 if isinstance(failure, LogPoisoned | LogDamaged | LogClosed | OffsetsMoved):
                     self._stop_for(str(failure))
-        self._release(done)
+        self._release([*done, *failed])
+        for one in waiting:
+            one.led.when_replicated(one.end_offset, partial(self._replicated, one))
 
     def _take_waiting(self) -> list[Batch]:
         self._close_open()
@@ -347,12 +379,9 @@ class Lane:
         batch.failure = (failure, may_be_delivered)
         if self._first_failed is None or self._first_failed.seen:
             self._first_failed = batch
-        self._order.failed(batch.runs, str(failure) or repr(failure))
 
     def _note_positions(self, batch: Batch, base: int, epoch: int) -> None:
-        noted = [((run.pid, run.partition), run.last_offset) for run in batch.runs]
-        if (own_last := batch.last_own_index()) >= 0:
-            noted.append(((self._shared.pid, self.partition), base + own_last))
+        noted = batch.last_positions(base, self._shared.pid, self.partition)
         positions = self.positions
         for pair, offset in noted:
             if positions.get(pair, -1) < offset:

@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -21,12 +20,10 @@ from typing import NoReturn, Self
 
 from filtering import StreamMetadata
 from pushrep.errors import ForkedProcess
-from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog, list_logs
-from pushrep.log.directory import LogDirectory
+from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.outbox.batch import Batch, Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import RecordRules
-from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
@@ -36,12 +33,22 @@ from pushrep.outbox.errors import (
     RecordRefused,
     SettingRefused,
 )
-from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity, settle_identity
-from pushrep.outbox.lane import Lane, Shared
-from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
+from pushrep.outbox.identity import new_identity, read_identity
+from pushrep.outbox.lane import Lane
+from pushrep.outbox.opening import Opened, ToOpen, open_all
 from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
-from pushrep.outbox.settings import BATCH_BYTES, BUFFER_BYTES, Acks, OutboxSettings, refuse_for_now
+from pushrep.outbox.settings import (
+    BATCH_BYTES,
+    BUFFER_BYTES,
+    Acks,
+    OutboxSettings,
+    ReplicaLag,
+    ReplicaSettings,
+    refuse_for_now,
+)
+from pushrep.outbox.shared import Shared
 from pushrep.outbox.threads import Sealer, Writers
+from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
@@ -51,15 +58,8 @@ _GRACE_S = 1.0  # a writer that is not stuck ends its round in that time
 class Outbox:
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
 
-    def __init__(
-        self,
-        directory: Path,
-        identity: OutboxIdentity,
-        settings: OutboxSettings,
-        *,
-        logs: Sequence[tuple[SegmentLog, PositionsStore]],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, directory: Path, opened: Opened, settings: OutboxSettings, *, clock: Clock) -> None:
+        identity, logs, self._replication = opened.identity, opened.logs, opened.replication
         self.directory, self.identity = directory, identity
         self.pid = identity.pid
         """The PID of records appended without metadata."""
@@ -68,7 +68,8 @@ class Outbox:
         self._writers = Writers(len(logs), identity.topic)
         self._sealer = Sealer(settings.linger_ms, clock, identity.topic)
         shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, self._sealer.opened)
-        self._all_lanes = [Lane(log, shared, store) for log, store in logs]
+        replicas = opened.lanes_replicas
+        self._all_lanes = [Lane(log, shared, store, replicas.get(log.partition)) for log, store in logs]
         self._lanes: Mapping[int, Lane] = {lane.partition: lane for lane in self._all_lanes}
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
@@ -77,6 +78,8 @@ class Outbox:
         self._closed = False
         self._sealer.start()
         self._writers.start()
+        if self._replication is not None:
+            self._replication.watch(self._all_lanes)
         refuse_in_forks(self)
 
     @classmethod
@@ -89,7 +92,8 @@ class Outbox:
         *,
         replicas: Sequence[str] = (),
         kafka: object = None,
-        acks: Acks = Acks.LOCAL,
+        acks: Acks | None = None,
+        min_insync_replicas: int | None = None,
         durability: Durability = Durability.FLUSHED,
         carrier: str = "key",
         codec: Codec = Codec.NONE,
@@ -98,6 +102,10 @@ class Outbox:
         buffer_bytes: int = BUFFER_BYTES,
         block_ms: int = 60_000,
         close_timeout_s: float = 30.0,
+        delivery_timeout_ms: int = 120_000,
+        replica_lag_max_ms: int = 30_000,
+        open_timeout_s: float = 5.0,
+        push: PushSettings | None = None,
         create: bool = True,
         accept_loss: bool = False,
         log_config: LogConfig | None = None,
@@ -116,13 +124,31 @@ class Outbox:
         close_timeout_s: how long `close` waits for the disk.
         create: False: refuse with `NoOutbox` where there is none, so that a mistyped path makes no new one.
         accept_loss: go on although a partition's directory is missing that held records, with a PID of the next epoch.
-        replicas, kafka, acks=ALL: not in this version; refused by name.
+        replicas: "host:port" of each node (`pushrep replica serve`) that keeps a copy; fixed when they are first given.
+        acks: who must have a record before its receipt says so. ALL (the default with replicas): `min_insync_replicas`
+            members at least, this one counted, and every one that is in sync; LOCAL: this one.
+        min_insync_replicas: more than half, if it is None; fixed with the replicas.
+        delivery_timeout_ms: with ALL, a record that so many members do not have by then fails as "may be delivered".
+        replica_lag_max_ms: a replica that owes a record for longer is not in sync any more.
+        open_timeout_s: so long `open` looks for replicas; with ALL it waits until enough are in sync, or opens without.
+        push: TLS, limits and timeouts of the connections to replicas.
+        kafka: not in this version; refused by name.
 
         What `last_metadata` knows is kept beside the logs; only what a crash left out is read again. Raises
         `SettingRefused` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
-        `LogLocked`, `NotALogDirectory`, and what opening a log raises.
+        `LogLocked`, `NotALogDirectory`, and what opening a log raises. With replicas also `NotLeader`, `LogNotFit`,
+        `ReplicaUnreachable` (one that is ahead went away while its records were fetched).
         """
-        refuse_for_now(replicas, kafka, acks)
+        refuse_for_now(kafka)
+        followed = ReplicaSettings(
+            replicas=replicas,
+            acks=acks,
+            min_insync_replicas=min_insync_replicas,
+            delivery_timeout_ms=delivery_timeout_ms,
+            replica_lag_max_ms=replica_lag_max_ms,
+            open_timeout_s=open_timeout_s,
+            push=push,
+        )
         config = log_config if log_config is not None else LogConfig()
         if not isinstance(config, LogConfig):
             raise SettingRefused("log_config", f"give a LogConfig, not {type(config).__name__}")
@@ -136,28 +162,29 @@ class Outbox:
             close_timeout_s=close_timeout_s,
             record_bytes_max=config.batch_limit_bytes,
         )
-        wanted = new_identity(producer=producer, topic=topic, partitions=partitions, carrier=carrier)
+        wanted = new_identity(
+            producer=producer,
+            topic=topic,
+            partitions=partitions,
+            carrier=carrier,
+            replicas=replicas,
+            min_insync_replicas=min_insync_replicas,
+        )
         directory = Path(directory)
         if not create and read_identity(filesystem, directory) is None:
             raise NoOutbox(directory)
+        asked = ToOpen(
+            directory=directory,
+            wanted=wanted,
+            replicas=followed,
+            durability=durability,
+            accept_loss=accept_loss,
+            log_config=config,
+            filesystem=filesystem,
+            clock=clock,
+        )
         with ExitStack() as resources:
-            held = LogDirectory.acquire(directory, filesystem, clock)
-            resources.callback(held.release)
-            logs_exist = any(name == topic for name, _ in list_logs(held.path, filesystem))
-            identity, is_new = settle_identity(filesystem, held.path, wanted, logs_exist=logs_exist)
-            made_anew = [] if is_new else missing_logs(held, identity, accept_loss=accept_loss)
-            logs = []
-            for n in range(partitions):
-                path = held.path / f"{topic}-{n}"
-                store = PositionsStore(path / POSITIONS_NAME, carrier, filesystem)
-                if was_cut(held, path.name):
-                    store.destroy()
-                log = SegmentLog.open(path, config=config, derived=(store,), filesystem=filesystem, clock=clock)
-                resources.enter_context(log)
-                store.follow(partial(getattr, log, "flushed_offset"))
-                logs.append((log, store))
-            identity = settle_epoch(held, identity, logs, made_anew)
-            outbox = cls(directory, identity, settings, logs=logs, clock=clock)
+            outbox = cls(directory, open_all(resources, asked), settings, clock=clock)
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
             return outbox
 
@@ -255,6 +282,10 @@ class Outbox:
         except (KeyError, TypeError):
             self._no_partition(partition)
 
+    def lag(self) -> dict[str, ReplicaLag]:
+        """How far each replica is, by its address; empty without replicas."""
+        return {} if self._replication is None else self._replication.lag()
+
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything appended before is on disk, whatever the durability.
 
@@ -263,7 +294,10 @@ class Outbox:
         lanes = list(self._lanes.values())
         for lane in lanes:
             lane.want_seal()
-        self._await([batch for lane in lanes for batch in lane.pending()], timeout)
+        deadline = None if timeout is None else monotonic() + timeout
+        pending = [batch for lane in lanes for batch in lane.pending()]
+        if not self._decided_by(deadline, pending) and timeout is not None:
+            raise ReceiptTimeout(timeout)
         self._tell_failure(lanes)
         try:
             for lane in lanes:
@@ -294,6 +328,8 @@ class Outbox:
         self._sealer.stop()
         if not self._writers.stop(_GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
             # A writer hangs in the disk: closing its log would hang as well. The lock stays with this process.
+            if self._replication is not None:
+                self._replication.close()
             raise CloseTimedOut(self.directory, self._settings.close_timeout_s)
         try:
             self._resources.close()
@@ -347,11 +383,6 @@ class Outbox:
         if not self._budget.wait_for(size, deadline_ms):
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=self._settings.block_ms)
         return deadline_ms
-
-    def _await(self, batches: list[Batch], timeout: float | None) -> None:
-        deadline = None if timeout is None else monotonic() + timeout
-        if not self._decided_by(deadline, batches) and timeout is not None:
-            raise ReceiptTimeout(timeout)
 
     @staticmethod
     def _decided_by(deadline: float | None, batches: list[Batch]) -> bool:

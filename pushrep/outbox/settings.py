@@ -4,14 +4,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
+from pushrep.errors import BadArgument
 from pushrep.log import Durability
 from pushrep.outbox.errors import SettingRefused
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
 from pushrep.records import Codec
+from pushrep.replication.leader import REPLICA_LAG_MAX_MS
 
 BATCH_BYTES = 256 << 10
 """Stays in the processor's cache while it is encoded and summed."""
 BUFFER_BYTES = 64 << 20
+_MEMBERS_MAX = 256  # an index has 8 bits
 _DURATION_MAX_MS = 1 << 40
 """34 years; the system's own waits end at a few centuries, and fail beyond."""
 
@@ -65,13 +71,60 @@ def _check_number(setting: str, value: object, least: int, kind: object, most: f
         raise SettingRefused(setting, f"give a number {allowed}, got {value!r}")
 
 
-def refuse_for_now(replicas: Sequence[str], kafka: object, acks: Acks) -> None:
+def refuse_for_now(kafka: object) -> None:
     """Raise `SettingRefused` for what this version can't do, rather than promise it."""
-    if replicas:
-        raise SettingRefused("replicas", "this version has no replication yet; leave it out")
     if kafka is not None:
         raise SettingRefused("kafka", "this version ships to no Kafka topic yet; leave it out")
-    if not isinstance(acks, Acks):
-        raise SettingRefused("acks", f"give Acks.LOCAL or Acks.ALL, not {acks!r}")
-    if acks is Acks.ALL:
-        raise SettingRefused("acks", "ALL needs replicas, which this version does not have yet; use Acks.LOCAL")
+
+
+class ReplicaLag(NamedTuple):
+    """How far a replica is, over all partitions.
+
+    records: that it has not acknowledged; of a partition without a live session, all of them.
+    in_sync, partitions: in how many of them it is in the in-sync set.
+    """
+
+    records: int
+    in_sync: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    """See `Outbox.open`; raises `SettingRefused`. `acks` None: ALL with replicas, else LOCAL."""
+
+    replicas: Sequence[str] = ()
+    acks: Acks | None = None
+    min_insync_replicas: int | None = None
+    delivery_timeout_ms: int = 120_000
+    replica_lag_max_ms: int = REPLICA_LAG_MAX_MS
+    open_timeout_s: float = 5.0
+    push: PushSettings | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.replicas, str) or not all(isinstance(one, str) for one in self.replicas):
+            raise SettingRefused("replicas", f"give a list of 'host:port', not {self.replicas!r}")
+        try:
+            addresses = {Address.parse(text) for text in self.replicas}
+        except BadArgument as error:
+            raise SettingRefused("replicas", error.why) from error
+        if not len(addresses) == len(self.replicas) < _MEMBERS_MAX:
+            raise SettingRefused("replicas", f"give each address once, {_MEMBERS_MAX - 1} at most: {self.replicas}")
+        if not isinstance(self.acks, Acks | None):
+            raise SettingRefused("acks", f"give Acks.LOCAL or Acks.ALL, not {self.acks!r}")
+        if self.acks is Acks.ALL and not self.replicas:
+            raise SettingRefused("acks", "ALL needs replicas=[...]: without them a record is in this log alone")
+        if self.min_insync_replicas is not None:
+            if not self.replicas:
+                raise SettingRefused("min_insync_replicas", "it counts replicas, and there are none: leave it out")
+            _check_number("min_insync_replicas", self.min_insync_replicas, 1, int, len(self.replicas) + 1)
+        for setting in ("delivery_timeout_ms", "replica_lag_max_ms"):
+            _check_number(setting, getattr(self, setting), 1, int, _DURATION_MAX_MS)
+        _check_number("open_timeout_s", self.open_timeout_s, 0, int | float, _DURATION_MAX_MS // 1000)
+        if not isinstance(self.push, PushSettings | None):
+            raise SettingRefused("push", f"give a PushSettings, not {type(self.push).__name__}")
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether receipts wait for replicas."""
+        return bool(self.replicas) and self.acks is not Acks.LOCAL

@@ -86,6 +86,14 @@ class SourceOrder:
                 self._gaps[pair] = (run.offset, reason)
                 self._accepted[pair] = run.offset - 1
 
+    def interrupted(self, metadata: StreamMetadata | Sequence[StreamMetadata] | None, start: int, end: int) -> None:
+        """Ctrl-C came before the records `start` to `end` were in a batch: their positions come first from now on."""
+        if isinstance(metadata, StreamMetadata):
+            first = StreamMetadata(metadata.pid, metadata.partition, metadata.offset + start)
+            self.failed([Run(0, end - start, first)], "interrupted")
+        elif metadata is not None:
+            self.failed([Run(0, 1, position) for position in metadata[start:end]], "interrupted")
+
     def _check_pair(self, metadata: StreamMetadata) -> None:
         if metadata.pid == self._own_pid:
             raise RecordRefused(

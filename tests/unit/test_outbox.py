@@ -265,7 +265,16 @@ def test_refused_lists_are_named_and_leave_nothing(tmp_path, values, columns, wh
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [
-        ({"replicas": ["127.0.0.1:7400"]}, "replicas"),
+        ({"replicas": "127.0.0.1:7400"}, "replicas"),
+        ({"replicas": ["127.0.0.1"]}, "replicas"),
+        ({"replicas": ["127.0.0.1:7400", "127.0.0.1:7400"]}, "replicas"),
+        ({"replicas": [f"127.0.0.1:{port}" for port in range(1, 257)]}, "replicas"),
+        ({"min_insync_replicas": 1}, "min_insync_replicas"),
+        ({"replicas": ["127.0.0.1:7400"], "min_insync_replicas": 3}, "min_insync_replicas"),
+        ({"delivery_timeout_ms": 0}, "delivery_timeout_ms"),
+        ({"replica_lag_max_ms": 0}, "replica_lag_max_ms"),
+        ({"open_timeout_s": -1}, "open_timeout_s"),
+        ({"push": {}}, "push"),
         ({"kafka": object()}, "kafka"),
         ({"acks": Acks.ALL}, "acks"),
         ({"acks": "all"}, "acks"),
@@ -315,7 +324,7 @@ def test_what_was_fixed_at_creation_is_refused_by_name(tmp_path, setting, value)
         (lambda data: data.replace(b"billing", b"bilking"), "checksum"),
         (lambda data: data[:20], "not an outbox's file"),
         (lambda _: b"[]", "not an outbox's file"),
-        (lambda data: data.replace(b'"version": 1', b'"version": 2'), "version 2"),
+        (lambda data: data.replace(b'"version": 1', b'"version": 3'), "version 3"),
         (None, "is missing beside logs"),
     ],
 )

@@ -1,0 +1,100 @@
+"""A lane's replicas: may it take records now, what is pushed, and which batches wait until enough members hold them.
+
+    write round ─▶ refusal()? ─▶ log ─▶ on_append, on_flush ─▶ waiting ─▶ resolved at the high watermark
+                                                                  └─▶ failed: delivery_timeout_ms, NotLeader, close
+
+Batches wait only with acks=ALL; with LOCAL they are pushed and nobody looks back.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pushrep.outbox.batch import Batch
+from pushrep.outbox.errors import NotEnoughReplicas
+from pushrep.push.led_partition import LedPartition
+from pushrep.records import RecordBatch
+from pushrep.seams import Clock
+
+
+class Waiting(NamedTuple):
+    """A batch that stands in the log at `base_offset` since `since_ms`, and not yet at enough members."""
+
+    base_offset: int
+    batch: Batch
+    since_ms: int
+    led: LedPartition
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + len(self.batch.values)
+
+
+class LaneReplicas:
+    """Of one partition. `led` is set once its outbox leads; until then nothing is taken that waits for replicas."""
+
+    def __init__(self, name: str, *, needs_all: bool, min_insync_replicas: int, clock: Clock) -> None:
+        self.needs_all = needs_all
+        self.led: LedPartition | None = None
+        self.failure: Exception | None = None
+        """Why the outbox can't lead, until it is opened again."""
+        self.waiting: deque[Waiting] = deque()
+        """In log order; guarded by the lane's lock."""
+        self._name, self._needed, self._clock = name, min_insync_replicas, clock
+
+    def refusal(self) -> Exception | None:
+        """Why a record can't be taken now, None if it can."""
+        led = self.led
+        if self.failure is not None:
+            return self.failure
+        if led is None:
+            return self._not_enough(1) if self.needs_all else None
+        if led.resigned is not None:
+            return led.resigned
+        return self._not_enough(len(led.leader.in_sync)) if self.needs_all and not led.takes_all else None
+
+    def check(self) -> None:
+        """Raise the refusal, if there is one."""
+        if (refusal := self.refusal()) is not None:
+            raise refusal
+
+    def on_append(self, base_offset: int, batches: Sequence[RecordBatch]) -> None:
+        """They stand in the log now."""
+        if self.led is not None:
+            self.led.on_append(base_offset, batches, self._clock.monotonic_ms())
+
+    def on_flush(self, flushed_offset: int) -> None:
+        """Everything below is on this disk."""
+        if self.led is not None:
+            self.led.on_flush(flushed_offset)
+
+    def hold(self, batches: Sequence[Batch], bases: Sequence[int]) -> list[Waiting]:
+        """These wait from now on."""
+        now_ms, led = self._clock.monotonic_ms(), self.led
+        assert led is not None, "without a leader nothing is written that waits for replicas"
+        held = [Waiting(base, batch, now_ms, led) for batch, base in zip(batches, bases, strict=True)]
+        self.waiting += held
+        return held
+
+    def let_go(self, waiting: Waiting) -> None:
+        """It is decided; mostly it is the first."""
+        if self.waiting and self.waiting[0] is waiting:
+            self.waiting.popleft()
+        elif waiting in self.waiting:
+            self.waiting.remove(waiting)
+
+    def take_late(self, since_ms: int) -> list[Waiting]:
+        """Those that wait since `since_ms` or longer; they wait no more."""
+        late = []
+        while self.waiting and self.waiting[0].since_ms <= since_ms:
+            late.append(self.waiting.popleft())
+        return late
+
+    def take_all(self) -> list[Waiting]:
+        """Nobody waits any more."""
+        taken = list(self.waiting)
+        self.waiting.clear()
+        return taken
+
+    def _not_enough(self, in_sync: int) -> NotEnoughReplicas:
+        return NotEnoughReplicas(self._name, in_sync=in_sync, needed=self._needed)

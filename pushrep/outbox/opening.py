@@ -1,0 +1,99 @@
+"""Opening an outbox: whose it is, its logs, what other members hold more, under which PID it goes on, who leads.
+
+    outbox.json ─▶ logs ─▶ fetch what a replica has more ─▶ PID epoch ─▶ lead
+
+Everything that was opened stands in `resources`, which frees it backwards: replication ends before a log is closed.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
+from pushrep.log.directory import LogDirectory
+from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
+from pushrep.outbox.identity import OutboxIdentity, settle_identity
+from pushrep.outbox.lane_replicas import LaneReplicas
+from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
+from pushrep.outbox.settings import ReplicaSettings
+from pushrep.seams import Clock, Filesystem
+
+if TYPE_CHECKING:
+    from pushrep.outbox.replication import Replication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToOpen:
+    """What `Outbox.open` was asked for, checked."""
+
+    directory: Path
+    wanted: OutboxIdentity
+    replicas: ReplicaSettings
+    durability: Durability
+    accept_loss: bool
+    log_config: LogConfig
+    filesystem: Filesystem
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What an outbox stands on."""
+
+    identity: OutboxIdentity
+    logs: Sequence[tuple[SegmentLog, PositionsStore]]
+    replication: "Replication | None"
+
+    @property
+    def lanes_replicas(self) -> Mapping[int, LaneReplicas]:
+        """By partition; empty without replicas."""
+        return {} if self.replication is None else self.replication.lanes
+
+
+def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
+    """Raises as `Outbox.open` does."""
+    held = LogDirectory.acquire(asked.directory, asked.filesystem, asked.clock)
+    resources.callback(held.release)
+    identity, is_new = settle_identity(
+        asked.filesystem,
+        held.path,
+        asked.wanted,
+        logs_exist=any(name == asked.wanted.topic for name, _ in list_logs(held.path, asked.filesystem)),
+        min_insync_replicas=asked.replicas.min_insync_replicas,
+    )
+    made_anew = [] if is_new else missing_logs(held, identity, accept_loss=asked.accept_loss)
+    logs = [_open_log(resources, held, n, asked) for n in range(identity.partitions)]
+    if not identity.replicas:
+        return Opened(identity=settle_epoch(held, identity, logs, made_anew), logs=logs, replication=None)
+    # Half of the wire's room comes with it, which an outbox without replicas does not need.
+    from pushrep.outbox.replication import Replication  # noqa: PLC0415
+
+    replication = Replication(identity, logs, asked.replicas, asked.durability, asked.clock)
+    resources.callback(replication.close)
+    seen = replication.catch_up()  # before the PID epoch: what comes back was not lost
+    identity = settle_epoch(held, identity, logs, made_anew)
+    replication.start(seen, identity.pid_epoch)
+    return Opened(identity=identity, logs=logs, replication=replication)
+
+
+def _open_log(
+    resources: ExitStack, held: LogDirectory, partition: int, asked: ToOpen
+) -> tuple[SegmentLog, PositionsStore]:
+    path = held.path / f"{asked.wanted.topic}-{partition}"
+    store = PositionsStore(path / POSITIONS_NAME, asked.wanted.carrier, asked.filesystem)
+    if was_cut(held, path.name):
+        store.destroy()
+    log = SegmentLog.open(
+        path,
+        config=asked.log_config,
+        derived=(store,),
+        has_replicas=bool(asked.wanted.replicas),
+        filesystem=asked.filesystem,
+        clock=asked.clock,
+    )
+    resources.enter_context(log)
+    store.follow(partial(getattr, log, "flushed_offset"))
+    return log, store

@@ -1,0 +1,277 @@
+"""An Outbox and nodes on sockets of one process: who has what, what a receipt says, what is refused by name."""
+
+import threading
+
+import pytest
+
+from filtering import StreamMetadata
+from pushrep import Acks, Durability, Outbox
+from pushrep.log import LogConfig, SegmentLog
+from pushrep.outbox import (
+    BufferFull,
+    DeliveryFailed,
+    NotEnoughReplicas,
+    NotReplicatedInTime,
+    OutboxDiffers,
+    ReceiptTimeout,
+    SettingRefused,
+    read_identity,
+)
+from pushrep.push.settings import PushSettings
+from pushrep.replication.errors import NotLeader
+from pushrep.replication.grants import owner_of
+from pushrep.seams import REAL_FILESYSTEM
+
+WAIT_S = 20
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
+SMALL = LogConfig(preallocate_bytes=0)
+
+
+def open_outbox(world, *indexes, **settings):
+    """With these nodes as replicas; a node that is not running keeps its address."""
+    addresses = [str(world.nodes[index].address) for index in indexes]
+    given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, **settings}
+    return Outbox.open(world.root / "outbox", "orders", producer="billing", replicas=addresses, **given)
+
+
+def wait_until(what, why):
+    pause = threading.Event()
+    for _ in range(WAIT_S * 200):
+        if what():
+            return
+        pause.wait(0.005)
+    pytest.fail(f"never so: {why}")
+
+
+def wait_for_all(outbox, *addresses):
+    lag = outbox.lag()
+    wanted = [str(address) for address in addresses] or list(lag)
+    wait_until(
+        lambda: all(outbox.lag()[one].records == 0 and outbox.lag()[one].in_sync for one in wanted), f"caught up: {lag}"
+    )
+
+
+def copy_of(world, outbox, index, partition=0):
+    return world.root / f"node-{index}" / outbox.identity.outbox_id / f"orders-{partition}"
+
+
+def record_bytes(directory):
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
+
+
+def test_what_is_appended_is_pushed_and_a_dead_replica_costs_nothing_but_lag(world):
+    world.node(1)
+    world.node(2)
+    world.nodes[2].stop()
+    with open_outbox(world, 1, 2, partitions=2, acks=Acks.LOCAL) as outbox:
+        for number in range(100):
+            outbox.append(number % 2, b"%d" % number)
+        outbox.flush(WAIT_S)
+        wait_for_all(outbox, world.nodes[1].address)
+        lag = outbox.lag()[str(world.nodes[2].address)]
+        assert (lag.records, lag.in_sync, lag.partitions) == (100, 0, 2)
+        world.node(2)
+        wait_for_all(outbox)
+    world.close()
+    for n in range(2):
+        own = record_bytes(world.root / "outbox" / f"orders-{n}")
+        assert own
+        assert record_bytes(copy_of(world, outbox, 1, n)) == record_bytes(copy_of(world, outbox, 2, n)) == own
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_a_receipt_with_all_says_that_enough_members_hold_the_record(world, durability):
+    world.node(1)
+    world.node(2)
+    with open_outbox(world, 1, 2, durability=durability, min_insync_replicas=3) as outbox:
+        receipts = [outbox.append(0, b"%d" % number) for number in range(50)]
+        many = outbox.append_many(0, [b"x" * 1000] * 2000)
+        assert [receipt.result(WAIT_S) for receipt in receipts] == list(range(50))
+        assert many.result(WAIT_S) == 50
+        for index in (1, 2):
+            log = world.nodes[index]._store.outboxes()[0]._replicas["orders", 0].log
+            assert log.log_end_offset == 2050, "held before the receipt said so"
+            assert durability is Durability.BUFFERED or log.flushed_offset == 2050
+        assert outbox.log(0).high_watermark == 2050
+        assert outbox.last_metadata(outbox.pid, 0) == 2049
+
+
+def test_too_few_in_sync_refuse_new_records_by_name_and_take_them_when_they_are_back(world):
+    world.node(1)
+    world.node(2)
+    with open_outbox(world, 1, 2, min_insync_replicas=3) as outbox:
+        assert outbox.append(0, b"three").result(WAIT_S) == 0
+        world.nodes[2].stop()
+        refused = []
+
+        def is_refused():
+            try:
+                outbox.append(0, b"two").result(0.01)
+            except NotEnoughReplicas as error:
+                refused.append(error)
+            except (ReceiptTimeout, DeliveryFailed):
+                pass
+            return refused
+
+        wait_until(is_refused, "refused")
+        assert (refused[0].in_sync, refused[0].needed) == (2, 3)
+        end = outbox.log(0).log_end_offset
+        with pytest.raises(NotEnoughReplicas, match="min_insync_replicas=3"):
+            outbox.append_many(0, [b"a", b"b"])
+        assert outbox.log(0).log_end_offset == end, "nothing was taken"
+        world.node(2)
+        wait_until(lambda: outbox.lag()[str(world.nodes[2].address)].in_sync, "back")
+        assert outbox.append(0, b"three again").result(WAIT_S) >= end
+
+
+def test_one_of_two_replicas_is_enough_by_default(world):
+    world.node(1)
+    world.node(2)
+    with open_outbox(world, 1, 2) as outbox:
+        assert outbox.append(0, b"three").result(WAIT_S) == 0
+        world.nodes[1].stop()
+        for number in range(20):
+            assert outbox.append(0, b"two").result(WAIT_S) == number + 1
+
+
+def test_what_is_not_replicated_in_time_may_still_be_delivered(world):
+    world.node(1)
+    metadata = StreamMetadata(77, 0, 5)
+    with open_outbox(world, 1, delivery_timeout_ms=150, replica_lag_max_ms=60_000) as outbox:
+        assert outbox.append(0, b"both").result(WAIT_S) == 0
+        with world.nodes[1]._store.outboxes()[0]._replicas["orders", 0]._lock:  # its disk hangs
+            receipt = outbox.append(0, b"late", metadata=metadata)
+            with pytest.raises(DeliveryFailed) as failed:
+                receipt.result(WAIT_S)
+            assert failed.value.may_be_delivered
+            assert isinstance(failed.value.__cause__, NotReplicatedInTime)
+            assert outbox.last_metadata(77, 0) == 5, "it is in this log"
+        assert outbox.append(0, b"next", metadata=StreamMetadata(77, 0, 6)).result(WAIT_S) == 2
+        with pytest.raises(DeliveryFailed):  # a receipt answers once, and goes on saying so
+            receipt.result(WAIT_S)
+    world.close()
+    with SegmentLog.open_reader(copy_of(world, outbox, 1), isolation="written") as reader:
+        assert [record.value for record in reader.records(0)] == [b"both", b"late", b"next"]
+
+
+def test_records_that_wait_for_replicas_hold_their_room(world):
+    world.node(1)
+    settings = {"buffer_bytes": 8192, "batch_bytes": 4096, "block_ms": 50, "linger_ms": 0}
+    with open_outbox(world, 1, replica_lag_max_ms=60_000, **settings) as outbox:
+        assert outbox.append(0, b"both").result(WAIT_S) == 0
+        receipts = []
+
+        def append_for_ever():
+            while True:
+                receipts.append(outbox.append(0, b"x" * 1000))
+
+        with world.nodes[1]._store.outboxes()[0]._replicas["orders", 0]._lock:
+            with pytest.raises(BufferFull):
+                append_for_ever()
+            assert 3 <= len(receipts) <= 8
+        assert [receipt.result(WAIT_S) for receipt in receipts] == list(range(1, len(receipts) + 1))
+        assert outbox.append(0, b"x" * 1000).result(WAIT_S) == len(receipts) + 1
+        assert outbox._budget.taken == 0, "everything was given back"
+
+
+def test_close_waits_for_replicas_as_long_as_it_was_told(world):
+    world.node(1)
+    outbox = open_outbox(world, 1, close_timeout_s=0.1, replica_lag_max_ms=60_000)
+    assert outbox.append(0, b"both").result(WAIT_S) == 0
+    with world.nodes[1]._store.outboxes()[0]._replicas["orders", 0]._lock:
+        receipt = outbox.append(0, b"late")
+        with pytest.raises(DeliveryFailed) as failed:
+            outbox.close()
+        assert failed.value.may_be_delivered
+        with pytest.raises(DeliveryFailed, match="may still be delivered"):
+            receipt.result(0)
+    with open_outbox(world, 1) as again:
+        assert again.append(0, b"next").result(WAIT_S) == 2
+        assert again.log(0).leader_epochs.latest_epoch > 256, "every open takes a new number"
+        assert owner_of(again.log(0).leader_epochs.latest_epoch) == 0
+
+
+def test_too_few_members_at_the_open_take_no_record_until_they_answer(world):
+    world.node(1)
+    world.node(2)
+    world.nodes[1].stop()
+    world.nodes[2].stop()
+    with open_outbox(world, 1, 2, open_timeout_s=1) as outbox:
+        with pytest.raises(NotEnoughReplicas) as refused:
+            outbox.append(0, b"alone")
+        assert (refused.value.in_sync, refused.value.needed) == (1, 2)
+        assert outbox.log(0).log_end_offset == 0
+        world.node(1)
+        wait_until(lambda: outbox.lag()[str(world.nodes[1].address)].in_sync, "it leads")
+        assert outbox.append(0, b"two").result(WAIT_S) == 0
+
+
+def test_a_log_that_lost_its_end_gets_it_back_from_a_replica_under_the_same_pid(world):
+    world.node(1)
+    world.node(2)
+    with open_outbox(world, 1, 2, durability=Durability.BUFFERED) as outbox:
+        pid = outbox.pid
+        for number in range(10):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_for_all(outbox)
+    with SegmentLog.open(world.root / "outbox" / "orders-0", SMALL) as log:
+        log.truncate_to(4, force=True)
+    with open_outbox(world, 1, 2) as outbox:
+        assert outbox.log(0).log_end_offset == 10
+        assert outbox.pid == pid, "nothing was lost: readers know these records"
+        assert outbox.last_metadata(pid, 0) == 9
+        assert outbox.append(0, b"10").result(WAIT_S) == 10
+        wait_for_all(outbox)
+    world.close()
+    own = record_bytes(world.root / "outbox" / "orders-0")
+    assert record_bytes(copy_of(world, outbox, 1)) == record_bytes(copy_of(world, outbox, 2)) == own
+
+
+def test_members_are_kept_in_outbox_json_and_others_are_refused_by_name(world):
+    world.node(1)
+    world.node(2)
+    world.node(3)
+    addresses = [str(world.nodes[index].address) for index in (1, 2)]
+    with open_outbox(world, 1, 2) as outbox:
+        assert outbox.identity.replicas == ((1, addresses[0]), (2, addresses[1]))
+        assert outbox.identity.min_insync_replicas == 2
+    assert read_identity(REAL_FILESYSTEM, world.root / "outbox") == outbox.identity
+    for indexes, settings, name in (
+        ((), {"push": None}, "replicas"),
+        ((1,), {}, "replicas"),
+        ((1, 3), {}, "replicas"),
+        ((1, 2), {"min_insync_replicas": 3}, "min_insync_replicas"),
+    ):
+        with pytest.raises(OutboxDiffers, match=f"^{name}: ") as refused:
+            open_outbox(world, *indexes, **settings)
+        assert refused.value.setting == name
+    with open_outbox(world, 2, 1) as outbox:
+        assert outbox.identity.replicas == ((1, addresses[0]), (2, addresses[1])), "an index stays with its member"
+    with pytest.raises(SettingRefused, match=r"^kafka: "):
+        open_outbox(world, 1, 2, kafka=object())
+
+
+def test_an_outbox_without_replicas_gets_them_at_a_later_open(world):
+    world.node(1)
+    with open_outbox(world, push=None) as outbox:
+        outbox.append(0, b"alone").result(WAIT_S)
+        assert outbox.lag() == {}
+    with open_outbox(world, 1) as outbox:
+        assert outbox.append(0, b"both").result(WAIT_S) == 1
+        wait_for_all(outbox)
+    world.close()
+    assert record_bytes(copy_of(world, outbox, 1)) == record_bytes(world.root / "outbox" / "orders-0")
+
+
+def test_who_was_overtaken_by_another_leader_takes_nothing_any_more(world):
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        assert outbox.append(0, b"ours").result(WAIT_S) == 0
+        kept = world.nodes[1]._store.outboxes()[0]
+        kept.take_epoch(2**20 + 1)  # member 1 has taken a number of its own: it leads
+        with pytest.raises(DeliveryFailed) as failed:
+            outbox.append(0, b"too late").result(WAIT_S)
+        assert isinstance(failed.value.__cause__, NotLeader)
+        assert failed.value.may_be_delivered
+        with pytest.raises(NotLeader):
+            outbox.append(0, b"refused")
