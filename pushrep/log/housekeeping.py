@@ -41,7 +41,10 @@ class Attended(Protocol):
 
 
 class Housekeeping:
-    """One log's. Thread-safe; nothing but `check_room` and `about_to_cut` raises: who calls has done its work."""
+    """One log's. Thread-safe; nothing but `check_room` and `about_to_cut` raises: who calls has done its work.
+
+    What a holder or a derived store raises that is neither OSError nor ours gets through; the flusher logs it.
+    """
 
     def __init__(
         self, watch: DiskWatch, limits: DiskLimits, derived: DerivedStores, check_ms: int, clock: Clock
@@ -113,19 +116,16 @@ class Housekeeping:
                 self._run()
         except (OSError, PushrepError) as error:
             _LOG.warning("%s: put off: %s", self._watch.path, error)
-        except Exception:  # noqa: BLE001 - a holder's or a store's own; the flusher's thread serves every log
-            _LOG.exception("%s: put off", self._watch.path)
 
     def flush_in_background(self) -> None:
         """The flusher's call: a pass that is due."""
-        self.after_flush()
         try:
+            self.after_flush()
             self._run()
         except (OSError, PushrepError) as error:
             _LOG.warning("%s: retention is put off: %s", self._watch.path, error)
-        except Exception:  # noqa: BLE001 - as above
-            _LOG.exception("%s: retention is put off", self._watch.path)
-        self._come_again()
+        finally:
+            self._come_again()
 
     def tell_all(self) -> None:
         """The log was closed with all of it flushed: the stores are brought up to its end, and to disk."""
@@ -134,8 +134,6 @@ class Housekeeping:
             self._derived.sync()
         except (OSError, PushrepError) as error:  # the log is safe; the next opening tells them what they lack
             _LOG.warning("%s: a derived store stays behind until the log is opened again: %s", self._watch.path, error)
-        except Exception:  # noqa: BLE001 - as above
-            _LOG.exception("%s: a derived store stays behind until the log is opened again", self._watch.path)
 
     def _run(self) -> None:
         if self.keeper.run() and self._flusher is not None:
