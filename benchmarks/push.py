@@ -2,8 +2,8 @@
 real broker. Both in the page cache (D0), both until the last record is acknowledged.
 
 Ours: values are encoded into batches of 256 KiB, appended to the local log and pushed from memory; the replica appends
-them to its own. The peer: `produce()` of the same values, linger 5 ms, batches of 1 MB, acks=1, one partition. A latency
-is that of one record of 100 B alone, from its append (`produce`) to its acknowledgement.
+them to its own. The peer: `produce()` of the same values, linger 5 ms, batches of 1 MB, acks=1, one partition. A
+latency is that of one record of 100 B alone, from its append (`produce`) to its acknowledgement.
 """
 
 import statistics

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pushrep.errors import ForkedProcess, PushrepError
     from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
+    from pushrep.node import ReplicaNode
     from pushrep.outbox import Acks, Outbox, Receipt
+    from pushrep.push import PushManager, PushSession, PushSessionEndReason
     from pushrep.records import Codec, Record
     from pushrep.replay import ReplayClient, ReplayRequest
     from pushrep.startpoints import Startpoint, StartpointStore
+    from pushrep.topic_id_partition import TopicIdPartition
 
 _HOME = {
     "Acks": "pushrep.outbox",
@@ -22,14 +25,19 @@ _HOME = {
     "ForkedProcess": "pushrep.errors",
     "LogConfig": "pushrep.log",
     "Outbox": "pushrep.outbox",
+    "PushManager": "pushrep.push",
+    "PushSession": "pushrep.push",
+    "PushSessionEndReason": "pushrep.push_session_end_reason",
     "PushrepError": "pushrep.errors",
     "Receipt": "pushrep.outbox",
     "Record": "pushrep.records",
+    "ReplicaNode": "pushrep.node",
     "ReplayClient": "pushrep.replay",
     "ReplayRequest": "pushrep.replay",
     "SegmentLog": "pushrep.log",
     "Startpoint": "pushrep.startpoints",
     "StartpointStore": "pushrep.startpoints",
+    "TopicIdPartition": "pushrep.topic_id_partition",
 }
 
 __all__ = [
@@ -40,14 +48,19 @@ __all__ = [
     "ForkedProcess",
     "LogConfig",
     "Outbox",
+    "PushManager",
+    "PushSession",
+    "PushSessionEndReason",
     "PushrepError",
     "Receipt",
     "Record",
+    "ReplicaNode",
     "ReplayClient",
     "ReplayRequest",
     "SegmentLog",
     "Startpoint",
     "StartpointStore",
+    "TopicIdPartition",
 ]
 
 
