@@ -9,7 +9,7 @@ Progress (the recovery point) is saved after each segment, so that a recovery th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -105,8 +105,14 @@ class Recovery:
         recovered = self._carry_out(plan, bases, log_start_offset)
         end = recovered.active.next_offset
         if plan.opening is Opening.NORMAL and clean is not None and end != clean.end_offset:
-            recovered.active.close()  # the marker does not tell of this log after all
-            return self.run(recovery_point, log_start_offset, None, cleaned_offset)
+            recovered.active.close()
+            if recovered.report.damaged_from is None:  # the marker does not tell of this log after all
+                return self.run(recovery_point, log_start_offset, None, cleaned_offset)
+            # What `verify_last_segments` has found may lie far below the recovery point: the same range once more, as
+            # the disk holds it.
+            plan = replace(plan, opening=Opening.ABNORMAL, reason="it was closed clean, but is damaged")
+            self._unsettled = bases[plan.first :]
+            return self._carry_out(plan, bases, log_start_offset)
         return recovered
 
     def _without_those_below(self, bases: list[int], log_start_offset: int) -> list[int]:

@@ -10,6 +10,7 @@ Invariant: every batch before a time entry's has timestamps of at most its time.
 Source: Kafka's LogSegment.append, OffsetIndex, TimeIndex (its DumpLogSegments judges them in the tests).
 """
 
+import errno
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +25,7 @@ from pushrep.log.index_file import IndexFile
 from pushrep.log.scan import CleanEnd, ScanRange, WholeBatch, scan
 from pushrep.log.scan_runs import RunStep, scan_runs
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
-from pushrep.records import BatchHeader, BatchRun, RecordBatch
+from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, RecordBatch
 from pushrep.seams import File, Filesystem
 
 OFFSET_ENTRY = struct.Struct(">ii")
@@ -252,26 +253,29 @@ class Segment:
 
     def _begin_walk(self, start_offset: int | None) -> None:
         self._tail = _Tail(0, self.base_offset)
-        sane = self.index.ascends(0, 1) and self.time_index.ascends(0)
+        # More entries than batches have room: they are not even read, a few bytes can claim to be terabytes.
+        entries_max = self.file.size() // HEADER_BYTES
+        sane = len(self.index) <= entries_max and self.index.ascends(0, 1)
+        sane = sane and len(self.time_index) <= entries_max and self.time_index.ascends(0)
         relative = (POSITION_MAX if start_offset is None else start_offset - self.base_offset) if sane else -1
-        count = self.index.count_up_to(relative)
-        self.index.keep(count)
+        self.index.keep(self.index.count_up_to(relative))
         entry = self.index.last
         batch = self._batch_at(entry[1], entry[0]) if entry else None
-        if batch is None or entry is None:
-            self.index.keep(0)
-            self.time_index.keep(0)
-            return
-        self.time_index.keep(self.time_index.count_up_to(entry[0], column=1))
-        time = self.time_index.last
-        first = self._batch_at(0, None)
-        self._tail = _Tail(
-            size_bytes=entry[1],
-            next_offset=batch.base_offset,
-            max_timestamp_ms=time[0] if time else -1,
-            offset_of_max=time[1] + self.base_offset if time else -1,
-            first_timestamp_ms=first.max_timestamp_ms if first else None,
-        )
+        if batch is not None and entry is not None:
+            self.time_index.keep(self.time_index.count_up_to(entry[0], column=1))
+            first, (time, offset) = self._batch_at(0, None), self.time_index.last or (-1, -1 - self.base_offset)
+            # The times up to an offset entry are there, too: else that file was lost, and is made anew with the other.
+            if time >= max(batch.max_timestamp_ms, first.max_timestamp_ms if first else -1):
+                self._tail = _Tail(
+                    size_bytes=entry[1],
+                    next_offset=batch.base_offset,
+                    max_timestamp_ms=time,
+                    offset_of_max=offset + self.base_offset,
+                    first_timestamp_ms=first.max_timestamp_ms if first else None,
+                )
+                return
+        self.index.keep(0)
+        self.time_index.keep(0)
 
     def _batch_at(self, position: int, relative_last: int | None) -> BatchHeader | None:
         """Header of the whole batch at `position`, if it ends with the offset that an index promised."""
@@ -335,12 +339,19 @@ class Segment:
         raise AssertionError("a scan ends with an answer")
 
     def cut(self, position: int, next_offset: int) -> None:
-        """Cut the file at a batch's beginning, which has offset `next_offset`; it is on disk so. Raises OSError."""
+        """Cut the file at the beginning of a batch; `next_offset` follows what is before it. It is on disk so.
+
+        Raises OSError.
+        """
         self.file.truncate(position)
         self.file.sync()
         self._allocated = position
-        for _ in self.walk(0, None, next_offset):
+        # From a batch on that stays: `locate` has looked at all from there on, and at nothing before.
+        for _ in self.walk(0, None, next_offset - 1):
             pass
+        if (self.size_bytes, self.next_offset) != (position, next_offset):  # appends would go over what is behind
+            reason = f"whole batches up to byte {self.size_bytes} where there were some up to {position}"
+            raise OSError(errno.EIO, reason, str(self.path))
         self.sync_indexes()
 
     def close(self) -> None:

@@ -1,12 +1,15 @@
 """A log whose records were on disk and are not any more: read-only below, kept, and set aside when told so."""
 
+import os
 from contextlib import suppress
 
 import pytest
 
-from pushrep.log import LogConfig, LogDamaged, OffsetOutOfRange, SegmentLog
+from pushrep.log import Durability, LogConfig, LogDamaged, LogPoisoned, OffsetOutOfRange, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, write_checkpoint
-from pushrep.log.clean_marker import read_clean_marker
+from pushrep.log.clean_marker import CleanLog, read_clean_marker, write_clean_marker
+from pushrep.log.recovery_plan import Opening
+from pushrep.log.segment import OFFSET_ENTRY
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.seams import REAL_FILESYSTEM
 from pushrep.testing import PowerLost, SimulatedDisk
@@ -136,3 +139,60 @@ def test_a_log_without_damage_has_nothing_to_set_aside(tmp_path):
         assert log.quarantine() == ()
         assert log.damaged_from is None
         assert list_segments(REAL_FILESYSTEM, log.path) == [0]
+
+
+@pytest.mark.parametrize("index", ["true", "lies"])
+def test_a_cut_above_rot_that_nobody_has_met_writes_over_nothing(tmp_path, index):
+    config = LogConfig(preallocate_bytes=0)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        for number in range(60):
+            log.append(b"%05d" % number + bytes(500), durability=Durability.BUFFERED)
+    path = segment_path(log.path, 0)
+    entries = list(OFFSET_ENTRY.iter_unpack(path.with_suffix(".index").read_bytes()))
+    at, position = entries[-2]
+    whole = path.read_bytes()
+    log = SegmentLog.open(log.path, config)
+    path.write_bytes(rotten := whole[:150] + b"rot" + whole[153:])
+    if index == "lies":  # the batch before the cut is found all the same, but such an index is made anew
+        path.with_suffix(".index").write_bytes(
+            b"".join(OFFSET_ENTRY.pack(*entry) for entry in [*entries[1::-1], *entries[2:]])
+        )
+    try:
+        assert log.truncate_to(at, force=True) == at
+        assert log.append(b"new").base_offset == at
+    except LogPoisoned:
+        assert index == "lies"
+    with suppress(LogPoisoned):
+        log.close()
+    assert path.read_bytes()[:position] == rotten[:position]
+    with SegmentLog.open(log.path, LogConfig(verify_last_segments=1)) as log:
+        assert log.damaged_from == 0
+    assert path.read_bytes()[:position] == rotten[:position]
+
+
+def test_damage_that_a_verification_at_open_finds_counts_however_far_below_the_end_it_lies(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        for number in range(60):
+            log.append(b"%05d" % number + bytes(500), durability=Durability.BUFFERED)
+    path = segment_path(log.path, 0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:150] + b"rot" + whole[153:])
+    for _ in range(2):
+        with SegmentLog.open(log.path, LogConfig(verify_last_segments=1)) as log:
+            assert (log.damaged_from, log.recovery.opening) == (0, Opening.ABNORMAL)
+            with pytest.raises(LogDamaged):
+                log.append(b"value")
+        marker = {log.path.name: CleanLog(60, len(whole), 0)}
+        write_clean_marker(tmp_path, marker, REAL_FILESYSTEM)  # as if it had been closed clean again
+    assert len(path.read_bytes()) == len(whole)
+
+
+def test_an_index_with_more_entries_than_there_are_batches_is_not_read(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append(b"value")
+    for suffix in (".index", ".timeindex"):
+        index = segment_path(log.path, 0).with_suffix(suffix)
+        os.truncate(index, 1 << 40)  # no machine has the memory
+        with SegmentLog.open(log.path) as log:
+            assert [record.value for record in log.records(0)] == [b"value"]
+        assert index.stat().st_size < 100

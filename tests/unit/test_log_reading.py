@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -279,3 +280,19 @@ def test_a_log_that_may_not_be_read_is_refused(tmp_path, monkeypatch, log):
     with pytest.raises(NotALog, match="may not be read by this user"):
         SegmentLog.open_reader(log.path)
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("damage", "segments"), [(Path.unlink, 1), (Path.unlink, 2), (lambda path: path.write_bytes(b""), 1)]
+)
+def test_a_time_index_that_is_lost_is_made_anew_from_the_first_record_on(tmp_path, damage, segments):
+    config = LogConfig(index_interval_bytes=0, segment_bytes=1000, preallocate_bytes=0)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        log.append(b"of the past and the future", timestamps_ms=9000)
+        for number in range(12 * segments):
+            log.append(b"value", timestamps_ms=100 + number)
+    before = {path.name: path.read_bytes() for path in log.path.iterdir()}
+    damage(log.path / f"{0:020d}.timeindex")
+    with SegmentLog.open(log.path, config) as log:
+        assert log.offset_for_timestamp(5000) == 0
+    assert {path.name: path.read_bytes() for path in log.path.iterdir()} == before
