@@ -1,0 +1,205 @@
+"""A producer with two `pushrep replica serve` processes: killed in turn, and nothing that ALL acknowledged is lost."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from pushrep.log import SegmentLog
+from pushrep.outbox import read_identity
+from pushrep.seams import REAL_FILESYSTEM
+
+WAIT_S = 60
+
+PRODUCER = """
+import sys, threading
+from collections import deque
+from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
+from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
+from pushrep.push.settings import PushSettings
+
+directory, least, *replicas = sys.argv[1:]
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+def say(*words):
+    print(*words, flush=True)
+
+pending, refused = deque(), False
+with Outbox.open(
+    directory, "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, min_insync_replicas=int(least),
+    durability=Durability.BUFFERED, linger_ms=1, replica_lag_max_ms=300, delivery_timeout_ms=800, open_timeout_s=30,
+    log_config=LogConfig(preallocate_bytes=0), push=PushSettings(backoff_min_ms=5, backoff_max_ms=100),
+) as outbox:
+    say("open", outbox.log(0).log_end_offset)
+    number = outbox.log(0).log_end_offset
+    while not stop.is_set():
+        try:
+            while len(pending) < 50:
+                pending.append((number, outbox.append(0, b"%d-" % number + b"x" * (number * 37 % 300))))
+                number += 1
+            value, receipt = pending.popleft()
+            say("acked", receipt.result(30), value)
+        except NotEnoughReplicas:
+            if not refused:
+                refused = True
+                say("refused")
+            while pending:
+                value, receipt = pending.popleft()
+                try:
+                    say("acked", receipt.result(30), value)
+                except DeliveryFailed as error:
+                    say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
+            if outbox.log(0).high_watermark < outbox.log(0).log_end_offset or stop.wait(0.01):
+                continue
+        except DeliveryFailed as error:
+            say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
+"""
+
+
+class Process:
+    """What it says is read in the background."""
+
+    def __init__(self, *command, **pipes):
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **pipes
+        )
+        self.lines, self.is_over = [], False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.split())
+                self._changed.notify_all()
+        with self._changed:
+            self.is_over = True
+            self._changed.notify_all()
+
+    def said(self, word):
+        with self._changed:
+            return [line[1:] for line in self.lines if line[0] == word]
+
+    def wait_for(self, word, count=1):
+        """Until it has said so `count` times; what it said last."""
+        with self._changed:
+            self._changed.wait_for(lambda: sum(line[0] == word for line in self.lines) >= count or self.is_over, WAIT_S)
+            found = [line for line in self.lines if line[0] == word]
+        assert len(found) >= count, f"{word!r} never came: {self.lines[-3:]}"
+        return found[-1]
+
+    def wait_for_more(self, word, count):
+        self.wait_for(word, len(self.said(word)) + count)
+
+    def end(self, *, kill=False):
+        """Everything that it said is in `lines` afterwards."""
+        if self.process.poll() is None:
+            if kill:
+                self.process.kill()
+            elif self.process.stdin is not None:
+                self.process.stdin.close()
+            else:
+                self.process.terminate()
+        self.process.wait(WAIT_S)
+        self._thread.join(WAIT_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class Three:
+    def __init__(self, root):
+        self.root, self.nodes, self.addresses, self.producer = root, {}, {}, None
+        for index in (1, 2):
+            self.serve(index)
+
+    def serve(self, index):
+        listen = self.addresses.get(index, "127.0.0.1:0")
+        command = ("-m", "pushrep.cli.main", "replica", "serve", str(self.root / f"node-{index}"))
+        self.nodes[index] = Process(*command, "--listen", listen, "--allow", "any")
+        self.addresses[index] = self.nodes[index].wait_for("listening")[2].rstrip(",")
+
+    def produce(self, *, min_insync_replicas):
+        command = ("-c", PRODUCER, str(self.root / "outbox"), str(min_insync_replicas))
+        self.producer = Process(*command, *self.addresses.values(), stdin=subprocess.PIPE)
+        self.producer.wait_for("open")
+        return self.producer
+
+    def copies(self):
+        identity = read_identity(REAL_FILESYSTEM, self.root / "outbox")
+        return [self.root / f"node-{index}" / identity.outbox_id / "orders-0" for index in (1, 2)]
+
+    def stop(self):
+        for process in (self.producer, *self.nodes.values()):
+            if process is not None and not process.process.stdout.closed:
+                process.end()
+
+
+@pytest.fixture
+def three(tmp_path):
+    made = Three(tmp_path)
+    yield made
+    made.stop()
+
+
+def record_bytes(directory):
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
+
+
+def missing(directory, acked):
+    """What was acknowledged and is not there."""
+    with SegmentLog.open_reader(directory, isolation="written") as reader:
+        held = {record.offset: int(record.value.split(b"-")[0]) for record in reader.records(0)}
+    return {offset: value for offset, value in acked.items() if held.get(offset) != value}
+
+
+def acked_by(producer):
+    acked = {}
+    for offset, value in producer.said("acked"):
+        assert acked.setdefault(int(offset), int(value)) == int(value), f"offset {offset} was acknowledged twice"
+    return acked
+
+
+@pytest.mark.slow
+def test_what_all_acknowledged_before_kill_9_is_on_both_replicas_byte_for_byte(three, torture):
+    acked = {}
+    for _ in range(torture.count(2, 20)):
+        producer = three.produce(min_insync_replicas=3)
+        producer.wait_for_more("acked", 300)
+        producer.end(kill=True)
+        acked |= acked_by(producer)
+        own = record_bytes(three.root / "outbox" / "orders-0")
+        for copy in three.copies():
+            assert not missing(copy, acked)
+            held = record_bytes(copy)
+            assert len(held) > 10_000
+            assert own.startswith(held) or held.startswith(own), "one is the other's beginning, byte for byte"
+    assert len(acked) >= 600
+
+
+@pytest.mark.slow
+def test_all_goes_on_without_one_replica_and_says_so_without_both(three):
+    producer = three.produce(min_insync_replicas=2)
+    producer.wait_for_more("acked", 100)
+    three.nodes[1].end(kill=True)
+    producer.wait_for_more("acked", 300)
+    three.nodes[2].end(kill=True)
+    producer.wait_for("refused")
+    producer.wait_for("failed")
+    three.serve(1)
+    three.serve(2)
+    producer.wait_for_more("acked", 100)
+    producer.end()
+    failures = producer.said("failed")
+    assert {(delivered, cause) for _, delivered, cause in failures} <= {
+        ("True", "NotReplicatedInTime"),
+        ("False", "NotEnoughReplicas"),
+    }
+    assert producer.process.returncode == 0
+    acked = acked_by(producer)
+    assert not missing(three.root / "outbox" / "orders-0", acked)
+    first, second = (missing(copy, acked) for copy in three.copies())
+    assert not first.keys() & second.keys(), "with two of three needed, one of the replicas has it"
