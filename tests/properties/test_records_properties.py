@@ -19,6 +19,7 @@ from pushrep.records.rows import rows
 SIZES = st.sampled_from(
     [0, 1, 2, 20, 30, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 100, 127, 128, 300, 8190, 8192, 9000]
 )
+SMALL_SIZES = st.sampled_from([0, 1, 20, 56, 61, 63, 64, 127, 128, 300])
 BLOBS = st.one_of(
     st.none(), st.binary(max_size=5), st.builds(lambda size, byte: bytes([byte]) * size, SIZES, st.integers(0, 255))
 )
@@ -175,9 +176,11 @@ def test_damaged_records_under_a_valid_checksum(case, seed):
 @given(st.data(), st.one_of(st.integers(1, 10), st.integers(250, 600), st.just(8_300)), st.integers())
 def test_equal_sized_records_give_the_same_bytes_by_either_road(data, count, seed):
     """The columns in one piece, and the same columns with an odd record behind them, which forces the general road."""
-    key_size, header_size = data.draw(st.one_of(st.none(), SIZES)), data.draw(st.one_of(st.none(), SIZES))
+    # So many records reach the next width of an offset's varint; large ones beside them would be 200 MB an example.
+    sizes = SIZES if count < 8_000 else SMALL_SIZES
+    key_size, header_size = data.draw(st.one_of(st.none(), sizes)), data.draw(st.one_of(st.none(), sizes))
     times = data.draw(st.lists(TIMES, max_size=4))
-    size, chance = data.draw(SIZES), random.Random(seed)
+    size, chance = data.draw(sizes), random.Random(seed)
     values = [chance.randbytes(size) for _ in range(count)]
     keys = None if key_size is None else [chance.randbytes(key_size) for _ in range(count)]
     metadata = None if header_size is None else [chance.randbytes(header_size) for _ in range(count)]
