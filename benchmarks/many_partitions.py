@@ -9,14 +9,12 @@ import gc
 import multiprocessing
 import os
 import resource
-import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from benchmarks.harness import spread
+from benchmarks.harness import AtMost, scratch, spread
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.clean_marker import read_clean_marker, write_clean_marker
@@ -24,6 +22,7 @@ from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, encode_parti
 from pushrep.seams import REAL_FILESYSTEM
 
 PARTITIONS = 10_000
+SECONDS_MAX, KILOBYTES_MAX = 10, 20
 RECORDS = 20
 
 
@@ -112,11 +111,11 @@ def _resident_bytes() -> int:
 
 
 def run(rounds: int, partitions: int = PARTITIONS) -> dict[str, Any]:
-    """Seconds to open `partitions` logs, after a clean stop and after a kill, beside the bare system calls."""
-    directory = Path(tempfile.mkdtemp(prefix="pushrep-many-"))
-    rows: dict[str, list[float]] = {"open, closed clean": [], "open, killed": [], "bare: list and read each": []}
-    notes = []
-    try:
+    """Seconds to open `partitions` logs, after a clean stop and after a kill, beside the bare calls; memory a log."""
+    notes: list[str] = []
+    seconds: dict[str, list[float]] = {"open, killed": [], "open, closed clean": [], "bare: list and read each": []}
+    kilobytes: list[float] = []
+    with scratch("many") as directory:
         began = time.perf_counter()
         make(directory, partitions)
         notes.append(f"made {partitions} logs in {time.perf_counter() - began:.1f} s")
@@ -125,21 +124,30 @@ def run(rounds: int, partitions: int = PARTITIONS) -> dict[str, Any]:
             clean = _in_a_process(directory, partitions, kill=True)
             killed = _in_a_process(directory, partitions, kill=False)
             assert (clean["clean"], killed["clean"]) == (1.0, 0.0), "each opening finds what the one before left"
-            rows["open, closed clean"].append(partitions / clean["open_s"])
-            rows["open, killed"].append(partitions / killed["open_s"])
-            rows["bare: list and read each"].append(partitions / _bare(directory, partitions))
-            for name, found in (("closed clean", clean), ("killed", killed)):
-                notes.append(
-                    f"{name}: {found['open_s']:.2f} s, {found['processor_s']:.2f} s of them on the processor; "
-                    f"{found['kilobytes']:.1f} KB a log, {found['descriptors']:.0f} descriptors in all; "
-                    f"closing all takes {killed['close_s']:.2f} s"
-                )
-    finally:
-        shutil.rmtree(directory)
-    ours = "open, closed clean"
-    result: dict[str, Any] = {"unit": "logs/s", "rounds": rounds, "ours": ours, "ratios": {}, "notes": notes}
-    result["rates"] = {name: spread(values) for name, values in rows.items()}
-    for name, values in rows.items():
-        if name != ours:
-            result["ratios"][name] = spread([mine / other for mine, other in zip(rows[ours], values, strict=True)])
-    return result
+            for name, found in (("open, killed", killed), ("open, closed clean", clean)):
+                seconds[name].append(found["open_s"])
+                kilobytes.append(found["kilobytes"])
+                notes.append(_told(name, found))
+            seconds["bare: list and read each"].append(_bare(directory, partitions))
+    return {
+        f"{partitions:,} partitions: open": _beside(seconds, SECONDS_MAX, "s", rounds) | {"notes": notes},
+        f"{partitions:,} partitions: memory": _beside({"a log": kilobytes}, KILOBYTES_MAX, "kB", rounds),
+    }
+
+
+def _told(name: str, found: dict[str, float]) -> str:
+    return (
+        f"{name}: {found['processor_s']:.2f} of {found['open_s']:.2f} s on the processor; "
+        f"{found['descriptors']:.0f} descriptors in all"
+    ) + (f"; closing all takes {found['close_s']:.2f} s" if "killed" in name else "")
+
+
+def _beside(sides: dict[str, list[float]], limit: float, unit: str, rounds: int) -> dict[str, Any]:
+    """The first side beside the others and its limit."""
+    ours, *others = sides
+    ratios = {
+        name: spread([mine / other for mine, other in zip(sides[ours], sides[name], strict=True)]) for name in others
+    }
+    ratios["limit"] = spread([value / limit for value in sides[ours]]) | AtMost(1).cells()
+    rates = {name: spread(values) for name, values in sides.items()} | {"limit": spread([limit])}
+    return {"unit": unit, "rounds": rounds, "ours": ours, "rates": rates, "ratios": ratios}

@@ -49,7 +49,8 @@ class LogDirectory:
         self._clock = clock
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._written_ms: int | None = None
+        self._written_ms: int | None = None  # the clock's time behind the last write, and how long that took
+        self._write_took_ms = 0
         self._lock_file = take_lock(path, filesystem)
         try:
             self._load()
@@ -68,8 +69,7 @@ class LogDirectory:
     ) -> "LogDirectory":
         """The directory at `path`, made if it is missing; the same instance for every caller in this process.
 
-        Symbolic links are followed first, so two names of one directory share it; `is_real`: the caller has done that.
-        Every `acquire` needs a `release`.
+        Symbolic links are followed first (`is_real`: they were), so two names share it. Each needs a `release`.
         Raises LogLocked with the other process's pid, NotALogDirectory for a file or a place that can't be written.
         """
         real = Path(path if is_real else os.path.realpath(path))
@@ -144,15 +144,17 @@ class LogDirectory:
     def sync_checkpoints(self, max_age_ms: int = 0) -> bool:
         """Write the files whose numbers changed; on disk when this returns. One write serves all who wait.
 
-        With `max_age_ms`, nothing is done within that time after the last write, nor beside a write that is under way:
-        many logs then share one write and nobody waits for it. The answer is whether nothing waits to be written.
+        With `max_age_ms`, nothing is done beside a write that is under way, nor within that time after the last one (up
+        to four times that, if it took more than a tenth of it). The answer is whether nothing waits to be written.
         Raises OSError; the old file stands then, and the numbers are written with the next call.
         """
         self.check_usable()
         if max_age_ms and self._write_lock.locked():
             return False
         with self._write_lock:
-            if self._written_ms is not None and self._clock.monotonic_ms() - self._written_ms < max_age_ms:
+            began_ms = self._clock.monotonic_ms()
+            shared_ms = min(max(max_age_ms, 10 * self._write_took_ms), 4 * max_age_ms)
+            if self._written_ms is not None and began_ms - self._written_ms < shared_ms:
                 with self._lock:
                     return not self._unwritten
             with self._lock:
@@ -168,6 +170,7 @@ class LogDirectory:
                 raise
             if changed:
                 self._written_ms = self._clock.monotonic_ms()
+                self._write_took_ms = self._written_ms - began_ms
             return True
 
     def detach(self, name: str, clean: CleanLog | None) -> None:

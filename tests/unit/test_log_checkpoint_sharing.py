@@ -1,0 +1,66 @@
+"""Many logs share the writes of a directory's checkpoints: how long one serves, and that nobody waits for it."""
+
+import threading
+
+import pytest
+
+from pushrep.log.checkpoints import read_checkpoints
+from pushrep.log.directory import LogDirectory
+from pushrep.seams import RealFilesystem
+from pushrep.testing import SimulatedClock
+
+
+class SlowDisk(RealFilesystem):
+    """Renaming takes as long as told, by the clock; `under_way` and `go_on` show and hold a write in the middle."""
+
+    def __init__(self, clock):
+        self.clock, self.takes_ms = clock, 0
+        self.under_way, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def rename(self, source, target):
+        self.under_way.set()
+        assert self.go_on.wait(10)
+        self.clock.advance(self.takes_ms)
+        super().rename(source, target)
+
+
+@pytest.fixture
+def disk():
+    return SlowDisk(SimulatedClock())
+
+
+@pytest.fixture
+def view(tmp_path, disk):
+    (tmp_path / "orders-0").mkdir()
+    directory = LogDirectory.acquire(tmp_path, disk, disk.clock)
+    yield directory.attach("orders-0")
+    directory.release()
+
+
+@pytest.mark.parametrize(("takes_ms", "shared_ms"), [(0, 250), (25, 250), (60, 600), (5000, 1000)])
+def test_a_slow_write_serves_for_longer_but_never_for_more_than_four_times(view, disk, tmp_path, takes_ms, shared_ms):
+    disk.takes_ms = takes_ms
+    view.checkpoint(recovery_point=1)
+    assert view.sync_checkpoints(250)
+    view.checkpoint(recovery_point=2)
+    disk.clock.advance(shared_ms - 1)
+    assert not view.sync_checkpoints(250)
+    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 1}
+    disk.clock.advance(1)
+    assert view.sync_checkpoints(250)
+    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 2}
+
+
+def test_beside_a_write_nobody_waits_who_can_come_again(view, disk):
+    view.checkpoint(recovery_point=1)
+    disk.go_on.clear()
+    writer = threading.Thread(target=view.sync_checkpoints)
+    writer.start()
+    try:
+        assert disk.under_way.wait(10)
+        assert not view.sync_checkpoints(250), "it is not known to be written"
+    finally:
+        disk.go_on.set()
+        writer.join()
+    assert view.sync_checkpoints(250)
