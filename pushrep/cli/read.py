@@ -1,30 +1,26 @@
 """`pushrep read`: what lies in the logs of a topic, beside a running writer: no lock is taken, no byte written."""
 
-import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from filtering import METADATA_HEADER, StreamMetadata
+from filtering import METADATA_HEADER
 from pushrep.cli.input_lines import parse_time_ms
+from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.errors import PushrepError
 from pushrep.log import Isolation, LogReader, SegmentLog, list_logs
-from pushrep.outbox import read_identity
 from pushrep.records import Record
-from pushrep.seams import REAL_FILESYSTEM
 
 _TABLE_ROWS = 20
 _LATEST_RECORDS = 10
-_CELL_CHARACTERS = 60
 _PIPE_COLUMNS = 240  # a pipe has no width: let no column be cut to 80
 
 
@@ -94,7 +90,7 @@ def read(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         format_ = "json"
     names = _chosen(directory, topic, partition)
-    carrier = carrier or _carrier_of(directory, names[0][0])
+    carrier = carrier or carrier_of(directory, names[0][0])
     limit = count if count is not None else _LATEST_RECORDS if from_ == "latest" else None
     if format_ == "table" and limit is None:
         limit = _TABLE_ROWS
@@ -126,11 +122,6 @@ def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[st
             f"--partition {partition}: {topic} has the partitions {', '.join(str(number) for _, number in chosen)}"
         )
     return only
-
-
-def _carrier_of(directory: Path, topic: str) -> str:
-    identity = read_identity(REAL_FILESYSTEM, directory)
-    return identity.carrier if identity is not None and identity.topic == topic else "key"
 
 
 class _Range(NamedTuple):
@@ -172,80 +163,30 @@ def _time_ms(text: str) -> int:
         ) from error
 
 
-def _metadata(record: Record, carrier: str) -> StreamMetadata | None:
-    if carrier == "key":
-        return StreamMetadata.try_unpack(record.key)
-    for name, value in reversed(record.headers):
-        if name == METADATA_HEADER:
-            return StreamMetadata.try_unpack(value)
-    return None
-
-
 def _write_lines(rows: Iterable[tuple[int, Record]], carrier: str, *, raw: bool) -> None:
     out = sys.stdout.buffer
     for number, record in rows:
         if raw:
             out.write((record.value or b"") + b"\n")
         else:
-            out.write(json.dumps(_as_json(number, record, carrier), ensure_ascii=False).encode() + b"\n")
+            out.write(json.dumps(as_json(number, record, carrier), ensure_ascii=False).encode() + b"\n")
     out.flush()
-
-
-def _as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
-    metadata = _metadata(record, carrier)
-    row: dict[str, Any] = {"partition": number, "offset": record.offset, "timestamp_ms": record.timestamp_ms}
-    if metadata is not None:
-        row["source"] = {"pid": metadata.pid, "partition": metadata.partition, "offset": metadata.offset}
-    if carrier != "key" or metadata is None:
-        row |= _field("key", record.key)
-    row |= _field("value", record.value)
-    headers = [_field("value", value) | {"name": name} for name, value in record.headers if name != METADATA_HEADER]
-    if headers:
-        row["headers"] = headers
-    return row
-
-
-def _field(name: str, data: bytes | None) -> dict[str, Any]:
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def _print_table(rows: Iterable[tuple[int, Record]], carrier: str) -> None:
     table = Table("partition", "offset", "timestamp", "source", "key", "value", "headers")
     for number, record in rows:
-        metadata = _metadata(record, carrier)
+        metadata = metadata_of(record, carrier)
         table.add_row(
             str(number),
             str(record.offset),
-            _time(record.timestamp_ms),
+            time_text(record.timestamp_ms),
             f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else "",
-            "" if carrier == "key" and metadata else _cell(record.key),
-            _cell(record.value),
-            " ".join(f"{name}={_cell(value)}" for name, value in record.headers if name != METADATA_HEADER),
+            "" if carrier == "key" and metadata else cell(record.key),
+            cell(record.value),
+            " ".join(f"{name}={cell(value)}" for name, value in record.headers if name != METADATA_HEADER),
         )
     width = None if Console().is_terminal else _PIPE_COLUMNS
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)
     if not table.row_count:
         click.echo("no records there", err=True)
-
-
-def _cell(data: bytes | None) -> str:
-    if data is None:
-        return ""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        text = data.hex()
-    text = text if text.isprintable() else repr(text)[1:-1]
-    return text if len(text) <= _CELL_CHARACTERS else text[: _CELL_CHARACTERS - 1] + "…"
-
-
-def _time(timestamp_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
-    except (OverflowError, ValueError, OSError):
-        return str(timestamp_ms)

@@ -21,6 +21,7 @@ from pushrep.protocol.replay_messages import RecordingState
 from pushrep.replay import events as e
 from pushrep.replay.catalogue import read_catalogue
 from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.limits import LOG_BOUNDS, tip_of
 from pushrep.replay.local import Around, Counters, LocalSession
 from pushrep.replay.model import LogFacts, ReplayRequest, ReplaySettings
 from pushrep.replay.replay import Replay
@@ -105,6 +106,19 @@ class ReplayClient:
             finally:
                 source.close()
         return found
+
+    def tip_of(self, recording: int | str, bound: str = "stable") -> int:
+        """Where what comes from now on begins. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument for the bound."""
+        if bound not in LOG_BOUNDS:
+            raise BadArgument("bound", f"{bound!r} is none of {', '.join(LOG_BOUNDS)}")
+        source = self._source(self._name(recording))
+        if source is None:
+            raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording}")
+        try:
+            facts = source.facts(with_liveness=False)
+        finally:
+            source.close()
+        return max(facts.start, tip_of(facts, bound, None).recorded)
 
     def replay(self, request: ReplayRequest) -> Replay:
         """A replay and its subscriber in one. Raises ReplayRefused."""

@@ -112,7 +112,8 @@ def _check_there_is_something(request: ReplayRequest, facts: LogFacts, position:
     if request.length is TO_END and facts.start == end:
         raise ReplayRefused(ErrorCode.EMPTY_RECORDING, f"recording {request.recording} holds no records")
     if not facts.is_live and not _follows(request):
-        raise _outside(f"position {position} is the end of a stopped recording: only FOLLOW", facts.start, end)
+        what = f"position {position} is the end of a stopped recording, where only FOLLOW may begin"
+        raise _outside(what, facts.start, end)
     if request.length is TO_END:
         raise ReplayRefused(ErrorCode.EMPTY_RECORDING, f"there is nothing to replay from offset {position} on yet")
 
@@ -122,5 +123,5 @@ def _follows(request: ReplayRequest) -> bool:
 
 
 def _outside(what: str, start: int, end: int) -> ReplayRefused:
-    why = f"{what}, which holds the offsets [{start}, {end}]"
+    why = f"{what}: it holds the offsets [{start}, {end}]"
     return ReplayRefused(ErrorCode.INVALID_POSITION, why, start=start, end=end)

@@ -1,0 +1,200 @@
+"""`pushrep replay`: any part of one log again, to the end or following, for people and for pipes."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import takewhile
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from pushrep.cli.input_lines import parse_time_ms
+from pushrep.cli.record_rows import carrier_of
+from pushrep.cli.replay_output import writer_for
+from pushrep.log import parse_log_name
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records import Record
+from pushrep.replay import FOLLOW, TO_END, AtTime, Length, Replay, ReplayClient, ReplayRefused, ReplayRequest
+
+
+class Until(NamedTuple):
+    """Where to end: before this offset, or before the first record at or after this time; None: nowhere."""
+
+    offset: int | None = None
+    timestamp_ms: int | None = None
+
+    def admits(self, record: Record) -> bool:
+        """Whether the record comes before it."""
+        if self.offset is not None and record.offset >= self.offset:
+            return False
+        return self.timestamp_ms is None or record.timestamp_ms < self.timestamp_ms
+
+
+@click.command()
+@click.argument("directory")
+@click.argument("log_name", metavar="TOPIC-N")
+@click.option(
+    "--from",
+    "from_",
+    metavar="WHERE",
+    help="An offset, an ISO 8601 time (UTC if it names no zone), or latest: what comes from now on.  "
+    "[default: the log's start]",
+)
+@click.option("--count", type=click.IntRange(0), help="At most so many records; with --follow it waits for them.")
+@click.option("--until", metavar="WHERE", help="End before this offset, or before the first record as late as this.")
+@click.option("--follow", is_flag=True, help="Wait at the end for what comes.")
+@click.option(
+    "--bound",
+    default="stable",
+    show_default=True,
+    type=click.Choice(["stable", "high_watermark", "flushed", "written"]),
+    help="How far to read; stable: what can't be taken back.",
+)
+@click.option(
+    "--format", "format_", default="json", show_default=True, type=click.Choice(["json", "raw", "table", "avro"]),
+    help="json: one object a line. raw: the values, a line each. avro: a container file.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Into this file, not standard output.")
+@click.option("--max-bytes-per-s", type=click.IntRange(1), help="Read no faster.")
+@click.option("--carrier", type=click.Choice(["key", "header"]), help="Where the stream metadata is.")
+def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: str, log_name: str, from_: str | None, count: int | None, until: str | None, follow: bool,  # noqa: FBT001
+    bound: str, format_: str, out: Path | None, max_bytes_per_s: int | None, carrier: str | None,
+) -> None:  # fmt: skip
+    """Replay partition N of TOPIC in DIRECTORY, beside a running writer.
+
+    \b
+      pushrep replay out orders-0                                          all of it
+      pushrep replay out orders-0 --from 2026-01-01T14:00 --until 2026-01-01T15:00 --format raw
+      pushrep replay out orders-0 --from latest --follow | jq .value       what comes
+      pushrep replay out orders-0 --format avro --out orders.avro
+
+    \b
+    At the end, and at Ctrl-C, the output is whole, and standard error says where to go on.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if from_ == "latest" and not follow:
+        raise click.UsageError("--from latest begins at the end, so that nothing is there yet: add --follow")
+    topic, partition = parse_log_name(log_name)
+    length: Length | int = TO_END
+    if count == 0 or (count is not None and follow):
+        length = count
+    elif follow:
+        length = FOLLOW
+    end = _until(until)
+    with ExitStack() as opened:
+        client = opened.enter_context(ReplayClient(directory))
+        request = ReplayRequest(log_name, _position(from_, client, log_name, bound), length, bound, max_bytes_per_s)
+        try:
+            running = opened.enter_context(client.replay(request))
+        except ReplayRefused as refused:
+            if refused.code is not ErrorCode.EMPTY_RECORDING:
+                raise
+            click.echo(f"nothing to replay: {refused.why}", err=True)
+            running = None
+        stream = opened.enter_context(out.open("wb")) if out is not None else sys.stdout.buffer
+        chosen = carrier or carrier_of(Path(directory), topic)
+        _run(running, stream, _Job(format_, partition, chosen, count, end, follow=follow, to_file=out is not None))
+
+
+class _Job(NamedTuple):
+    format: str
+    partition: int
+    carrier: str
+    limit: int | None
+    until: Until
+    follow: bool
+    to_file: bool
+
+
+def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
+    """Write it all; whatever ends it, what was written is whole."""
+    writer = writer_for(job.format, stream, partition=job.partition, carrier=job.carrier)
+    written, is_whole = 0, True
+    position = replay.position if replay is not None else 0
+    try:
+        if replay is not None:
+            with _progress(replay, job) as told:
+                for records, block_end in _pieces(replay, job):
+                    writer.write(records)
+                    written += len(records)
+                    position = block_end
+                    told(position, replay.tip)
+                    if job.follow:
+                        writer.flush()
+    except BrokenPipeError:
+        is_whole = False  # nobody knows how much its reader took
+        raise
+    finally:
+        if is_whole:
+            writer.flush()
+        if replay is not None and is_whole and (job.to_file or sys.exc_info()[0] is not None):
+            click.echo(f"{written} records; go on with --from {position}", err=True)
+
+
+def _pieces(replay: Replay, job: _Job) -> Iterator[tuple[list[Record], int]]:
+    """Records batch by batch, each with the offset behind it, up to the count and the end that were asked for."""
+    left = job.limit
+    if left == 0:
+        return
+    for batch in replay.batches():
+        records = batch.records()
+        before = list(takewhile(job.until.admits, records))
+        if left is not None:
+            before = before[:left]
+            left -= len(before)
+        is_cut = len(before) < len(records)
+        behind = before[-1].offset + 1 if before else max(batch.start, batch.batch.header.base_offset)
+        yield before, behind if is_cut else replay.position
+        if is_cut or left == 0:
+            return
+
+
+@contextmanager
+def _progress(replay: Replay, job: _Job) -> Iterator["_Told"]:
+    """A bar on a terminal, for a replay that has an end and whose records go elsewhere."""
+    if job.follow or not sys.stderr.isatty() or (sys.stdout.isatty() and not job.to_file):
+        yield _Told(None, replay.position)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield _Told(bar, replay.position)
+
+
+class _Told:
+    """Moves the bar by offsets."""
+
+    def __init__(self, bar: Progress | None, start: int) -> None:
+        self._bar, self._start = bar, start
+        self._task = bar.add_task("replaying", total=None) if bar is not None else None
+
+    def __call__(self, position: int, tip: int) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=position - self._start, total=max(1, tip - self._start))
+
+
+def _position(text: str | None, client: ReplayClient, name: str, bound: str) -> int | AtTime | None:
+    if text is None or text == "earliest":
+        return None
+    if text == "latest":
+        return client.tip_of(name, bound)
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return AtTime(_time_ms(text, "--from"))
+
+
+def _until(text: str | None) -> Until:
+    if text is None:
+        return Until()
+    if text.isascii() and text.isdigit():
+        return Until(offset=int(text))
+    return Until(timestamp_ms=_time_ms(text, "--until"))
+
+
+def _time_ms(text: str, option: str) -> int:
+    try:
+        return parse_time_ms(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is neither an offset nor an ISO 8601 time", param_hint=option) from error

@@ -1,0 +1,190 @@
+"""`pushrep replay`: what it prints in each format, where it begins and ends, and that every end is a clean one."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+
+import fastavro
+import pytest
+
+from pushrep.cli import main as cli_main
+from pushrep.log import Durability, SegmentLog
+
+COMMAND = [sys.executable, "-m", "pushrep.cli.main", "replay"]
+
+
+@pytest.fixture
+def pushrep(capfdbinary):
+    """Run a command line in this process: (exit code, output, errors)."""
+
+    def run(*arguments):
+        capfdbinary.readouterr()
+        code = cli_main.run(["replay", *(str(argument) for argument in arguments)])
+        sys.stdout.flush()
+        out, err = capfdbinary.readouterr()
+        return code, out, err.decode()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """orders-1: 30 records, a second apart, in batches of four; empty-0."""
+    directory = tmp_path_factory.mktemp("logs")
+    with SegmentLog.open(directory / "orders-1") as log:
+        for first in range(0, 30, 4):
+            numbers = range(first, min(first + 4, 30))
+            log.append(
+                [b"value %d" % n for n in numbers],
+                keys=[b"k" if n % 2 else None for n in numbers],
+                headers=[[("h", b"\xff")] if n == 3 else [] for n in numbers],
+                timestamps_ms=[1_700_000_000_000 + n * 1000 for n in numbers],
+                durability=Durability.BUFFERED,
+            )
+    SegmentLog.open(directory / "empty-0").close()
+    return directory
+
+
+def lines(*numbers):
+    return b"".join(b"value %d\n" % n for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ([], range(30)),
+        (["--from", "0"], range(30)),
+        (["--from", "earliest", "--count", "3"], range(3)),
+        (["--from", "5", "--count", "6"], range(5, 11)),
+        (["--from", "5", "--count", "0"], []),
+        (["--from", "7", "--until", "9"], [7, 8]),
+        (["--until", "4"], range(4)),
+        (["--from", "2023-11-14T22:13:30Z", "--until", "2023-11-14T22:13:33"], range(10, 13)),
+        (["--count", "7", "--follow"], range(7)),
+        (["--count", "100"], range(30)),
+        (["--max-bytes-per-s", "100000000", "--bound", "written"], range(30)),
+    ],
+    ids=str,
+)
+def test_where_it_begins_and_ends(pushrep, logs, options, numbers):
+    assert pushrep(logs, "orders-1", "--format", "raw", *options) == (0, lines(*numbers), "")
+
+
+def test_json_says_all_of_a_record(pushrep, logs):
+    code, out, _ = pushrep(logs, "orders-1", "--from", "3", "--count", "1")
+    assert code == 0
+    assert json.loads(out) == {
+        "partition": 1,
+        "offset": 3,
+        "timestamp_ms": 1_700_000_003_000,
+        "key": "k",
+        "value": "value 3",
+        "headers": [{"name": "h", "value_base64": "/w=="}],
+    }
+
+
+def test_avro_is_a_file_that_avro_reads(pushrep, logs, tmp_path):
+    target = tmp_path / "orders.avro"
+    code, out, err = pushrep(logs, "orders-1", "--format", "avro", "--out", target, "--until", "6")
+    assert (code, out, err) == (0, b"", "6 records; go on with --from 6\n")
+    with target.open("rb") as file:
+        rows = list(fastavro.reader(file))
+    assert [(row["offset"], row["key"], row["value"]) for row in rows] == [
+        (n, b"k" if n % 2 else None, b"value %d" % n) for n in range(6)
+    ]
+    assert rows[3]["headers"] == [{"name": "h", "value": b"\xff"}]
+    assert rows[3]["partition"] == 1
+    code, out, _ = pushrep(logs, "empty-0", "--format", "avro")
+    assert code == 0
+    assert list(fastavro.reader(io.BytesIO(out))) == [], "an empty one is a file, too"
+
+
+def test_a_table_has_a_head_and_a_line_a_record(pushrep, logs):
+    _, out, _ = pushrep(logs, "orders-1", "--count", "2", "--format", "table")
+    head, first, second = out.decode().splitlines()
+    assert head.split() == ["offset", "timestamp", "source", "key", "value"]
+    assert first.split() == ["0", "2023-11-14", "22:13:20.000", "value", "0"]
+    assert second.split()[-3:] == ["k", "value", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["orders-1", "--from", "31"], 1, "position 31 is outside"),
+        (["orders-1", "--from", "30"], 1, "end of a stopped recording"),
+        (["orders-2"], 1, "no recording orders-2"),
+        (["orders"], 1, "no name of a log"),
+        (["orders-1", "--from", "yesterday"], 2, "'yesterday' is neither an offset"),
+        (["orders-1", "--until", "tomorrow"], 2, "--until"),
+        (["orders-1", "--from", "latest"], 2, "add --follow"),
+        (["empty-0"], 0, "nothing to replay"),
+    ],
+)
+def test_refusals_name_what_is_wrong(pushrep, logs, arguments, code, told):
+    got, out, err = pushrep(logs, *arguments)
+    assert (got, out) == (code, b"")
+    assert told in err
+
+
+def test_an_address_is_refused_in_words(pushrep):
+    code, _, err = pushrep("replica.example:7400", "orders-1")
+    assert (code, "over the network are not built yet" in err) == (1, True)
+
+
+def test_following_is_seen_at_once_and_ctrl_c_ends_it_clean(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append([b"old"])
+        command = [*COMMAND, str(tmp_path), "orders-0", "--from", "1", "--follow", "--format", "raw"]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            for n in range(5):
+                log.append([b"new %d" % n])
+                assert running.stdout.readline() == b"new %d\n" % n, "a record is not kept back for the next one"
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=30)
+        finally:
+            running.kill()
+            running.wait()
+    assert (running.returncode, out) == (130, b"")
+    assert b"5 records; go on with --from 6" in err
+    assert b"Traceback" not in err
+
+
+def test_avro_cut_by_ctrl_c_is_whole(tmp_path):
+    target = tmp_path / "out.avro"
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append([b"%d" % n for n in range(3)])
+        command = [*COMMAND, str(tmp_path), "orders-0", "--follow", "--format", "avro", "--out", str(target)]
+        running = subprocess.Popen(command, stderr=subprocess.PIPE)
+        try:
+            size = 0
+            while not size:  # the first block is flushed when its records are written
+                size = target.stat().st_size if target.exists() else 0
+                assert running.poll() is None
+            log.append([b"3"])
+            while target.stat().st_size == size:
+                assert running.poll() is None
+            running.send_signal(signal.SIGINT)
+            running.communicate(timeout=30)
+        finally:
+            running.kill()
+            running.wait()
+    with target.open("rb") as file:
+        assert [row["value"] for row in fastavro.reader(file)][:3] == [b"0", b"1", b"2"]
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append([b"x" * 1000] * 2000)
+    running = subprocess.Popen([*COMMAND, str(tmp_path), "orders-0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        running.stdout.readline()
+        running.stdout.close()
+        running.stdout = None
+        _, err = running.communicate(timeout=30)
+    finally:
+        running.kill()
+        running.wait()
+    assert (running.returncode, err) == (141, b"")
