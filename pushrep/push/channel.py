@@ -33,6 +33,7 @@ from pushrep.replication.messages import AppendRecordsResult
 from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.push")
+_GRACE_S = 0.2
 _PARTS_MAX = 1024  # partitions in one request: its header stays far below what a peer takes
 
 
@@ -150,7 +151,7 @@ class Channel:
         self._stop.set()
         self._lose(None)
         if self._connecting is not None:
-            self._connecting.join(self._settings.connect_timeout_ms / 1000)
+            self._connecting.join(_GRACE_S)  # one that is in the middle of an attempt ends with it, by itself
         if self._opened is not None:
             self._opened.sock.close()
 
@@ -191,7 +192,10 @@ class Channel:
             self._opened = patiently(
                 lambda: connect(self.replica.address, self._settings), self._settings, self._stop, failed
             )
-            self._worker.wake()
+            if self._stop.is_set():
+                self._opened.sock.close()
+            else:
+                self._worker.wake()
 
     def _send_ready(self, now_ms: int) -> None:
         settings = self._settings

@@ -39,7 +39,7 @@ from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.push")
-_DESCRIBED_AT_ONCE = 1000
+_DESCRIBED_AT_ONCE = 200  # each may have to be made and synced
 _TICKS_PER_LAG = 4
 
 
@@ -145,7 +145,9 @@ class Leading:
     def _session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
         self.manager.on_session_ended(session, reason)
         if reason in BEGINS_ANEW and not self._stop.is_set():
-            _LOG.warning("%s: the session with %s ended: %s", session.partition.tp, session.replica, reason.name)
+            is_quiet = reason is PushSessionEndReason.STALE_REPLICA_EPOCH  # it was started again
+            level = logging.INFO if is_quiet else logging.WARNING
+            _LOG.log(level, "%s: session with %s: %s", session.partition.tp, session.replica, reason.name)
             for driver in self._drivers:
                 if driver.replica == session.replica:
                     driver.begin_anew(session.partition.tp, is_first_success=session.log_end_offset >= 0)
@@ -164,6 +166,7 @@ class _Driver:
         self._leading = leading
         self._wanted = list(tps)
         self._failures = 0
+        self._client: ReplicaClient | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pushrep-sessions-{replica.index}", daemon=True)
@@ -175,8 +178,11 @@ class _Driver:
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join()
+        client = self._client
+        if client is not None:
+            client.cut()
+        if self._thread.is_alive():  # one that is in the middle of connecting ends with that, by itself
+            self._thread.join(self._leading.manager.settings.shutdown_timeout_ms / 1000)
 
     def begin_anew(self, tp: TopicIdPartition, *, is_first_success: bool) -> None:
         """A session of this partition is over. It is said again sooner if that one had worked."""
@@ -201,6 +207,9 @@ class _Driver:
 
     def _begin(self, wanted: Sequence[TopicIdPartition]) -> None:
         with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
+            self._client = client
+            if self._stop.is_set():
+                return
             for at in range(0, len(wanted), _DESCRIBED_AT_ONCE):
                 request = DescribeLogRequest(
                     outbox_id=self._leading.outbox_id,

@@ -206,7 +206,8 @@ class LedPartition:
             elif isinstance(effect, Joined):
                 _LOG.info("%s: replica %d is in sync", self.tp, effect.replica)
             elif isinstance(effect, Left):
-                _LOG.warning("%s: replica %d left the in-sync set", self.tp, effect.replica)
+                level = logging.WARNING if effect.too_slow else logging.INFO  # a session's end is told by its reason
+                _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
             elif isinstance(effect, Resigned):
                 self.resigned = NotLeader(effect.leader, effect.epoch)
                 _LOG.error("%s: %s", self.tp, self.resigned)

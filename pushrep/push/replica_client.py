@@ -1,5 +1,6 @@
 """ReplicaClient: one question after another to a replica, for what is asked once a session and not once a push."""
 
+import socket
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
@@ -19,7 +20,9 @@ class ReplicaClient:
 
     def __init__(self, address: Address, settings: PushSettings | None = None) -> None:
         self.address = address
-        self._opened = connect(address, settings or PushSettings())
+        settings = settings or PushSettings()
+        self._opened = connect(address, settings)
+        self._opened.sock.settimeout(settings.request_timeout_ms / 1000)  # a node may have many logs to open
 
     def ask(self, request: Struct, answer: type[S]) -> S:
         """The answer to `request`, which is an `answer`. Raises ReplicaUnreachable."""
@@ -30,6 +33,11 @@ class ReplicaClient:
         if not isinstance(found, answer):
             raise ReplicaUnreachable(str(self.address), f"it answered with {type(found).__name__}")
         return found
+
+    def cut(self) -> None:
+        """Make a call that waits in another thread fail now."""
+        with suppress(OSError):
+            self._opened.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Hang up."""

@@ -1,0 +1,77 @@
+"""Between the wire and the rules nothing is lost: every field, every outcome."""
+
+from uuid import UUID
+
+import pytest
+
+from pushrep.protocol import push_messages as wire
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.push.wire import (
+    CODE_OF,
+    grant_from_wire,
+    grant_to_wire,
+    outcome_of,
+    request_from_wire,
+    request_to_wire,
+    result_from_wire,
+    result_to_wire,
+)
+from pushrep.records import encode_batch
+from pushrep.replication.errors import BadGrant
+from pushrep.replication.grants import Grant, Member
+from pushrep.replication.messages import AppendRecords, AppendRecordsResult
+from pushrep.replication.outcome import Outcome
+from pushrep.topic_id_partition import TopicIdPartition
+
+TP = TopicIdPartition(UUID(int=1), "orders", 3)
+
+
+def test_a_request_survives_the_way_there_and_back():
+    batch = encode_batch([b"a", b"b"], timestamps_ms=1)
+    batch.stamp(5, 300)
+    sent = AppendRecords(300, 2, 3, 5, 44, 5, 4, 1, flush_wanted=True, restart=True, end_session_reason=8)
+    came = request_from_wire(request_to_wire(TP, sent, (memoryview(bytes(batch.data)),)))
+    assert came._replace(batches=()) == sent
+    assert [(one.base_offset, one.next_offset, one.leader_epoch) for one in came.batches] == [(5, 7, 300)]
+
+
+def test_a_damaged_record_is_seen():
+    data = bytearray(encode_batch([b"a"], timestamps_ms=1).data)
+    data[-1] ^= 1
+    sent = AppendRecords(300, 2, 3, 0, -1, 0, 0, 0)
+    assert not request_from_wire(request_to_wire(TP, sent, (memoryview(bytes(data)),))).is_whole
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_an_answer_survives_with_every_outcome(outcome):
+    result = AppendRecordsResult(outcome, 9, 1, 8, 513, 1, 44, 7)
+    assert result_from_wire(result_to_wire(result)) == result
+    assert outcome_of(CODE_OF[outcome]) is outcome
+
+
+def test_a_code_that_the_rules_do_not_know_ends_the_session():
+    assert outcome_of(ErrorCode.STALLED) is Outcome.UNKNOWN_SERVER_ERROR
+
+
+def test_a_grant_survives_with_every_field():
+    grant = Grant(
+        outbox_id=UUID(int=2),
+        epoch=513,
+        leader=1,
+        members=(Member(0, "a:1"), Member(1, "b:2")),
+        min_insync_replicas=2,
+        members_epoch=257,
+        pid_epoch=4,
+        topic_id=UUID(int=3),
+        topic="orders",
+        partitions=5,
+        carrier="header",
+        destinations=((UUID(int=4), 6),),
+        accepted_loss="seen",
+        previous_members=(Member(0, "a:1"), Member(1, "b:2"), Member(2)),
+        previous_min_insync_replicas=2,
+    )
+    assert grant_from_wire(grant_to_wire(grant)) == grant
+    fields = {name: getattr(grant_to_wire(grant), name) for name in wire.Grant.__slots__}
+    with pytest.raises(BadGrant):
+        grant_from_wire(wire.Grant(**{**fields, "leader": 0}))
