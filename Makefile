@@ -66,7 +66,7 @@ format: $(VENV)/.dev  ## Rewrite the sources in the house format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench  ## Benchmarks beside their peers; one alone: python -m benchmarks NAME
+bench: $(VENV)/.bench  ## Benchmarks beside their peers, half an hour or more; one alone: python -m benchmarks NAME
 	$(BIN)/python -m benchmarks all
 
 clean:  ## Remove what the targets above made
