@@ -8,11 +8,13 @@ A lease that is broken holds nothing; its reader may go on, and gets OffsetOutOf
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from pushrep.errors import ForkedProcess
 from pushrep.log.errors import LeaseBroken
 from pushrep.seams import Clock
 
@@ -43,7 +45,10 @@ class Lease:
         return self._broken
 
     def renew(self, offset: int | None = None) -> None:
-        """Go on holding, from `offset` on (None: from where it held before; never lower). Raises LeaseBroken."""
+        """Go on holding, from `offset` on (None: from where it held before; never lower).
+
+        Raises LeaseBroken; in a fork of the process that took it, as `release` does, ForkedProcess.
+        """
         self._leases.renew(self, offset)
 
     def release(self) -> None:
@@ -84,6 +89,7 @@ class Leases:
         self._clock, self._max_s = clock, max_s
         self._lock = threading.Lock()
         self._held: set[Lease] = set()
+        self._owner_pid = os.getpid()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -102,6 +108,7 @@ class Leases:
 
     def renew(self, lease: Lease, offset: int | None) -> None:
         """See Lease.renew."""
+        self._check_fork(lease)
         with self._lock:
             if lease not in self._held:
                 raise LeaseBroken(lease.name, lease.broken or "it was released")
@@ -109,6 +116,7 @@ class Leases:
 
     def release(self, lease: Lease) -> None:
         """See Lease.release."""
+        self._check_fork(lease)
         with self._lock:
             self._held.discard(lease)
 
@@ -127,3 +135,8 @@ class Leases:
             held, self._held = self._held, set()
         for lease in held:
             lease.break_for(reason)
+
+    def _check_fork(self, lease: Lease) -> None:
+        """A fork's copy holds nothing, and its lock may be held for ever by a thread that stayed behind."""
+        if os.getpid() != self._owner_pid:
+            raise ForkedProcess(f"the lease of {lease.name}", owner_pid=self._owner_pid, pid=os.getpid())

@@ -125,12 +125,12 @@ class LogWriter:
         """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged, LogEndMoved (see `expected`)."""
         with self._lock:
             self._check_writable()
-            if expected is not None and expected != self.log_end_offset:
-                raise LogEndMoved(self._around.view.path, expected=expected, end=self.log_end_offset)
+            base_offset = self.log_end_offset = self._active.next_offset  # higher if Ctrl-C came right behind a write
+            if expected is not None and expected != base_offset:
+                raise LogEndMoved(self._around.view.path, expected=expected, end=base_offset)
             self._housekeeping.check_room()
             self.used, was_open = True, self._active.is_open
             self._changed = True
-            base_offset = self._active.next_offset
             self._unflushed_bytes += self._write(batches)
             self.log_end_offset = self._active.next_offset
             self._publish()

@@ -30,6 +30,7 @@ VERSION = 1
 RECORD_BYTES = 512
 RECORDS_INITIAL = 64
 SLOTS_AT = (320, 416)
+_EMPTY_BYTES_MAX = 64 << 20
 
 _MAGIC = b"pushpub\x00"
 _HEADER = struct.Struct(">8sII")
@@ -142,12 +143,17 @@ class PublishedFile:
         return self._filesystem.map_shared(self._path, size, writable=True)
 
     def _first_free(self) -> int:
-        """Behind the last record that was ever named: a damaged name in the middle leaves its record unused."""
-        position = len(self._map)
+        """Behind the last record that was ever named: a damaged name in the middle leaves its record unused.
+
+        64 MiB of empty ones end the search: a power cut leaves holes, but a few bytes can claim to be terabytes.
+        """
+        position = end = RECORD_BYTES
         empty = bytes(RECORD_BYTES)
-        while position > RECORD_BYTES and self._map[position - RECORD_BYTES : position] == empty:
-            position -= RECORD_BYTES
-        return position
+        while position < len(self._map) and position - end < _EMPTY_BYTES_MAX:
+            position += RECORD_BYTES
+            if self._map[position - RECORD_BYTES : position] != empty:
+                end = position
+        return end
 
 
 class PublishedReader:

@@ -1,11 +1,14 @@
 """Ctrl-C at any moment, and a program that goes on: nothing acknowledged is lost, and close returns."""
 
 import signal
+import sys
 import time
+from itertools import count
 
 import pytest
 
-from pushrep.log import Durability, LogConfig, LogPoisoned, SegmentLog
+from pushrep.log import Durability, LogConfig, LogEndMoved, LogPoisoned, SegmentLog
+from pushrep.log.log_writer import LogWriter
 from pushrep.outbox import Outbox
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C inside a __del__
@@ -56,6 +59,46 @@ def test_a_log_under_interrupts(tmp_path, interrupts, torture):
         values = [record.value for record in opened.records(0)]
         assert opened.recovery.damaged_from is None
     assert {offset: values[offset] for offset in acknowledged} == acknowledged
+
+
+def interrupted_at(number, call):
+    """Ctrl-C where LogWriter.append calls its so-manieth function, as that begins; whether it got that far."""
+    calls = count()
+
+    def trace(frame, event, _):
+        if event == "call" and frame.f_back.f_code is LogWriter.append.__code__ and next(calls) == number:
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_records_that_hold_their_offsets_stand_there_after_any_interrupt(tmp_path):
+    log = SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=500))
+    told = []
+    for number in count():
+        went_on = not interrupted_at(number, lambda: log.append(b"interrupted", durability=Durability.BUFFERED))
+        offset = log.log_end_offset
+        try:
+            log.append(b"%d" % offset, base_offset=offset)
+        except LogEndMoved:
+            offset = log.log_end_offset  # who asks again is told
+            log.append(b"%d" % offset, base_offset=offset)
+        told.append(offset)
+        if went_on:
+            break
+    assert len(told) > 8, "the steps of an append"
+    log.close()
+    with SegmentLog.open(log.path) as log:
+        values = [record.value for record in log.records(0)]
+    assert [values[offset] for offset in told] == [b"%d" % offset for offset in told]
 
 
 def test_an_outbox_under_interrupts(tmp_path, interrupts, torture):

@@ -1,7 +1,11 @@
 """Leases: held, renewed, released, expired, broken; and the holder that is told."""
 
+import os
+from contextlib import suppress
+
 import pytest
 
+from pushrep.errors import ForkedProcess
 from pushrep.log.errors import LeaseBroken
 from pushrep.log.leases import Leases
 from pushrep.testing import SimulatedClock
@@ -66,3 +70,18 @@ def test_all_are_broken_with_the_reason_and_one_that_fails_keeps_nobody_from_kno
     assert "no route" in caplog.text
     leases.break_all("again")
     assert held[0].broken == "the disk is 86 % full", "the first reason stays"
+
+
+def test_a_fork_holds_nothing(leases):
+    lease = leases.acquire("audit", 10)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (lease.renew, lease.release):
+            with suppress(ForkedProcess):
+                use()
+                continue
+            refused += 1
+        os._exit(10 + refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 12
+    lease.renew(11)
