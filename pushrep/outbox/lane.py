@@ -294,8 +294,8 @@ class Lane:
         if replicas is not None and (refusal := replicas.refusal()) is not None:
             self._decide(round_, [], 0, refusal, 0)
             return
-        sealed, in_log, failure = self._append_to_log(round_)
-        bases = [batch.header.base_offset for batch in sealed]
+        bases: list[int] = []
+        sealed, in_log, failure = self._append_to_log(round_, bases)
         epoch = sealed[-1].header.leader_epoch if sealed else 0
         if replicas is not None and sealed:
             replicas.on_append(bases[0], sealed)  # before the flush: other disks work at the same time
@@ -308,8 +308,8 @@ class Lane:
                 failure, bases = error, []
         self._decide(round_, bases, in_log, failure, epoch)
 
-    def _append_to_log(self, round_: list[Batch]) -> tuple[list[RecordBatch], int, Exception | None]:
-        """What was appended, how many batches may be in the log, and what went wrong behind them."""
+    def _append_to_log(self, round_: list[Batch], bases: list[int]) -> tuple[list[RecordBatch], int, Exception | None]:
+        """What was appended, how many batches may be in the log, and what went wrong; `bases` gets their offsets."""
         shared, codec, carrier = self._shared, self._settings.codec, self._shared.identity.carrier
         done: list[RecordBatch] = []
         base = 0
@@ -320,6 +320,7 @@ class Lane:
                 self.log.append(sealed, durability=Durability.BUFFERED, base_offset=base)
                 self._next_offset += len(batch.values)
                 done.append(sealed)
+                bases.append(base)
         except LogEndMoved as error:
             return done, len(done), OffsetsMoved(self.name, sealed_for=base, got=error.end)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the receipts' answer

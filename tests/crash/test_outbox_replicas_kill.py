@@ -1,5 +1,6 @@
 """A producer with two `pushrep replica serve` processes: killed in turn, and nothing that ALL acknowledged is lost."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -178,6 +179,21 @@ def test_what_all_acknowledged_before_kill_9_is_on_both_replicas_byte_for_byte(t
             assert len(held) > 10_000
             assert own.startswith(held) or held.startswith(own), "one is the other's beginning, byte for byte"
     assert len(acked) >= 600
+
+
+@pytest.mark.slow
+def test_a_replica_that_stands_still_and_is_killed_held_what_was_acknowledged(three):
+    """What lies in its socket only is not held: with an acknowledgement at sending, this finds it missing."""
+    producer = three.produce(min_insync_replicas=3)
+    producer.wait_for_more("acked", 100)
+    three.nodes[2].process.send_signal(signal.SIGSTOP)
+    threading.Event().wait(0.3)  # as long as wrong acknowledgements would need; right ones do not come
+    producer.end(kill=True)
+    three.nodes[2].end(kill=True)
+    acked = acked_by(producer)
+    assert len(acked) >= 100
+    for copy in three.copies():
+        assert not missing(copy, acked)
 
 
 @pytest.mark.slow
