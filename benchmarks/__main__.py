@@ -31,6 +31,7 @@ ROWS = {
     "g12": "log_open",
     "g13": "log_open",
     "g14": "verify",
+    "g15": "replay",
     "g16": "spark_filter",
     "g17": "spark_filter",
     "g18": "filter_batch",

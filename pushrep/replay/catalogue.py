@@ -61,6 +61,7 @@ class Catalogue:
     def __init__(self, path: Path, filesystem: Filesystem, facts: "_Facts") -> None:
         """Use `Catalogue.open`."""
         self._path, self._filesystem, self._facts = path, filesystem, facts
+        self._failed: OSError | None = None
 
     @classmethod
     def open(cls, directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Self:
@@ -152,10 +153,15 @@ class Catalogue:
 
     def _append(self, facts: list[dict[str, Any]]) -> None:
         data = b"".join(map(_line, facts))
-        with closing(self._filesystem.open(self._path)) as file:
-            file.write_at(data, self._facts.size_bytes)  # over whatever a write that failed has left
-            file.sync()
-            file.truncate(self._facts.size_bytes + len(data))
+        if self._failed is not None:
+            raise OSError(self._failed.errno, "an earlier write failed: open the catalogue again", str(self._path))
+        try:
+            with closing(self._filesystem.open(self._path)) as file:
+                file.write_at(data, self._facts.size_bytes)
+                file.sync()
+        except OSError as error:
+            self._failed = error  # a second sync may succeed over lost pages; only opening may judge what is there
+            raise
         self._facts.size_bytes += len(data)
         for fact in facts:
             self._facts.take(fact)
