@@ -301,14 +301,10 @@ def test_stop_from_another_thread_ends_who_waits(client):
 
 def test_two_threads_can_not_share_one_replay(client):
     replay = client.replay(ReplayRequest("orders-0", position=100))
-    reader = threading.Thread(target=lambda: list(replay))
-    reader.start()
-    while not replay._turn.locked():
-        pass
-    with pytest.raises(ReplayBusy):
+    with replay._turn, pytest.raises(ReplayBusy):  # as the thread that waits for a block holds it
         next(iter(replay))
-    replay.stop()
-    reader.join(10)
+    with replay._turn, pytest.raises(ReplayBusy):
+        replay.poll()
 
 
 def test_pause_holds_everything_back_and_resume_goes_on(client):
