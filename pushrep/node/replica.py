@@ -29,8 +29,8 @@ from pushrep.topic_id_partition import TopicIdPartition
 _LOG = logging.getLogger("pushrep.node")
 
 
-class DiskFailed(PushrepError):
-    """The log could not do what the rules asked for."""
+class CantFollow(PushrepError):
+    """The log can't do what the rules ask for."""
 
 
 class Replica:
@@ -110,7 +110,7 @@ class Replica:
         """Close the log; what its disk refuses now is logged. A failed one is scanned when it is opened again."""
         with self._lock:
             if self.failure is None:
-                self.failure = DiskFailed(f"{self.tp} is closed")
+                self.failure = CantFollow(f"{self.tp} is closed")
             try:
                 self.log.close()
             except (OSError, PushrepError) as error:
@@ -136,9 +136,10 @@ class Replica:
         _LOG.error("%s waits for an operator: %s", self.tp, finding.name)
 
     def _cut(self, offset: int) -> None:
-        end = self.log.truncate_to(offset, force=True)  # the rules have looked at the high watermark
-        if end != offset:
-            raise DiskFailed(f"{self.tp} was to be cut at {offset}, inside of the batch at {end}")
+        if offset < self.log.log_end_offset and self._batch_at(offset) is None:
+            # A log is cut between batches, and to go back to the batch's base could take what was acknowledged.
+            raise CantFollow(f"{self.tp} was to be cut at {offset}, inside of a batch: one epoch has two histories")
+        self.log.truncate_to(offset)
         _LOG.warning("%s was cut at offset %d: its leader has other records there", self.tp, offset)
 
     def _move_start(self, offset: int) -> None:

@@ -43,6 +43,8 @@ class ReplicaNode:
         host, port = listener.getsockname()[:2]
         self.address = Address(host, port)
         """Where it listens."""
+        self.directory = self._store.data
+        """Where it keeps what it is sent."""
         self.replica_epoch = self._store.replica_epoch
         self._connections = Connections(listener, settings, Answers(self._store, self.address).answer)
         self._is_stopped = False

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 
 from pushrep.errors import BadArgument
+from pushrep.log import SegmentLog
 from pushrep.node import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
 from pushrep.protocol.client import ClientConnection, first_request
 from pushrep.protocol.error_codes import ErrorCode
@@ -290,6 +292,53 @@ def test_a_valid_frame_with_a_flipped_bit_anywhere_never_stops_the_node(start, t
         assert describe(client).logs[0].error_code is ErrorCode.NONE
 
 
+def test_valid_frames_of_nonsense_leave_a_log_that_is_whole(start, torture):
+    """Epochs, offsets, flags and damaged records at random: every one is answered, and what is kept can be read."""
+    node = start()
+    random = torture.random("nonsense")
+    answered, tps, newest = set(), [TP], 256
+    with ReplicaClient(node.address) as client:
+        epoch = describe(client).replica_epoch
+        for _ in range(torture.count(150, 20_000)):
+            near = [0, 1, 2, 3, 5, 1 << 40]
+            newest += random.random() < 0.03
+            leader_epoch = newest - (random.random() < 0.1)
+            values = [b"x"] * random.randrange(4)
+            sent = part(random.choice([epoch] * 9 + [0]), random.choice(near), *values, tp=tps[-1], epoch=leader_epoch)
+            records = bytearray(b"".join(sent.records))
+            if records and random.random() < 0.3:
+                records[random.randrange(len(records))] ^= 1 << random.randrange(8)
+            if records and random.random() < 0.2:
+                del records[random.randrange(len(records)) :]
+            sent = replace(
+                sent,
+                leader_epoch=leader_epoch,
+                session_id=random.choice([1, 1, 1, 2]),
+                append_offset=random.choice([sent.append_offset, random.choice(near)]),
+                previous_epoch=random.choice([-1, leader_epoch, leader_epoch, leader_epoch - 1]),
+                epoch_start_offset=random.choice(near),
+                high_watermark=random.choice(near),
+                log_start_offset=random.choice(near),
+                restart=random.random() < 0.1,
+                flush_wanted=random.random() < 0.1,
+                records=(bytes(records),) if records else (),
+            )
+            (result,) = push(client, sent)
+            answered.add(result.error_code)
+            if result.error_code is ErrorCode.LOG_OFFLINE:  # it waits for an operator: on with another
+                tps.append(TopicIdPartition(uuid4(), "orders", len(tps)))
+                describe(client, tps[-1])
+        logs = {str(log.tp): log for log in describe(client, *tps).logs}
+        assert all(log.log_start_offset <= log.high_watermark <= log.log_end_offset for log in logs.values())
+    assert len(answered) >= torture.count(4, 8), answered
+    assert ErrorCode.UNKNOWN_SERVER_ERROR not in answered
+    node.stop()
+    for name, log in logs.items():
+        with SegmentLog.open_reader(node.directory / str(OUTBOX) / name, isolation="written") as reader:
+            offsets = [record.offset for record in reader.records(reader.log_start_offset)]
+        assert offsets == list(range(log.log_start_offset, log.log_end_offset)), name
+
+
 def test_a_frame_above_the_limit_is_refused_before_it_is_kept(start):
     node = start(limits=FrameLimits(frame_bytes_max=100_000, header_bytes_max=10_000))
     with ReplicaClient(node.address) as client:
@@ -382,3 +431,15 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
     refused = subprocess.run([*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, env=os.environ)
     assert refused.returncode == 2
     assert "--plain" in refused.stderr
+
+
+def test_a_cut_inside_of_a_batch_is_refused_and_takes_nothing(start):
+    """It would mean that an epoch has two histories; to cut at the batch's base could take acknowledged records."""
+    node = start()
+    with ReplicaClient(node.address) as client:
+        epoch = describe(client).replica_epoch
+        push(client, replace(part(epoch, 0, b"a", b"b", b"c"), high_watermark=3))
+        push(client, part(epoch, 3, b"d", b"e", b"f"))
+        odd = replace(part(epoch, 4, b"x", epoch=512), previous_epoch=256, epoch_start_offset=4)
+        assert push(client, odd)[0].error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert describe(client).logs[0].log_end_offset == 6
