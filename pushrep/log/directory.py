@@ -214,10 +214,9 @@ class LogDirectory:
         self._clean = {name: log for name, log in clean.items() if name in names}
         found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in Checkpoint}
         found[Checkpoint.GIVEN_UP] = read_given_up(self.path, names, self.filesystem)
-        self._offsets = {
-            checkpoint: {name: offset for name, offset in offsets.items() if name in names or checkpoint is _GIVEN_UP}
-            for checkpoint, offsets in found.items()
-        }
+        self._offsets = {at: {n: o for n, o in of.items() if n in names or at is _GIVEN_UP} for at, of in found.items()}
+        for name in clean.keys() & names:  # the marker knows, too, how far a log was on disk
+            self._offsets[Checkpoint.RECOVERY_POINT].setdefault(name, clean[name].end_offset)
         self._on_disk = {checkpoint: dict(offsets) for checkpoint, offsets in self._offsets.items()}
         self._unwritten = {checkpoint for checkpoint, kept in self._offsets.items() if kept != found[checkpoint]}
         for name, seen in seen_of_removed(names, clean, found[Checkpoint.RECOVERY_POINT]).items():

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from pushrep.log import Durability, LogConfig, LogDamaged, LogPoisoned, OffsetOutOfRange, SegmentLog
+from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, LogPoisoned, OffsetOutOfRange, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, write_checkpoint
 from pushrep.log.clean_marker import CleanLog, read_clean_marker, write_clean_marker
 from pushrep.log.recovery_plan import Opening
@@ -196,3 +196,21 @@ def test_an_index_with_more_entries_than_there_are_batches_is_not_read(tmp_path)
         with SegmentLog.open(log.path) as log:
             assert [record.value for record in log.records(0)] == [b"value"]
         assert index.stat().st_size < 100
+
+
+@pytest.mark.parametrize("lost", ["checkpoint", "checkpoint and bytes", "checkpoint and segment"])
+def test_the_marker_tells_what_was_on_disk_where_the_checkpoint_is_lost(tmp_path, lost):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        for number in range(10):
+            log.append(b"value%d" % number)
+    path = segment_path(log.path, 0)
+    (tmp_path / Checkpoint.RECOVERY_POINT.value).unlink()
+    if lost == "checkpoint and bytes":
+        os.truncate(path, path.stat().st_size // 2)
+    if lost == "checkpoint and segment":
+        path.unlink()
+        with pytest.raises(CorruptLog, match="offsets up to 10 were on disk"):
+            SegmentLog.open(log.path)
+        return
+    with SegmentLog.open(log.path) as log:
+        assert log.damaged_from == (5 if lost == "checkpoint and bytes" else None)
