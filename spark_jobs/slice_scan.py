@@ -2,8 +2,8 @@
 
 Without a window a slice's state is one maximum a pair, which is a plain aggregate in the JVM. It is taken a run at a
 time: rows of one pair with one distance between source and log offset (runs.py), as producers' batches come. So most
-batches are decided by their runs alone, and then no Python runs for a row. A log in which pairs alternate row by row has
-no runs to speak of; it shows by the number of groups, and is aggregated by pair.
+batches are decided by their runs alone, and then no Python runs for a row. A log in which pairs alternate row by
+row has no runs to speak of; it shows by the number of groups, and is aggregated by pair.
 """
 
 from collections.abc import Iterable, Iterator
