@@ -16,6 +16,7 @@ from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from pushrep.records import BatchHeader, BatchRun
 from pushrep.records.batch_run import Column
 
+_FEW = 32  # batches; below, forty numpy calls cost more than looking at each
 _OFFSETS = np.dtype([("key", ">i4"), ("value", ">i4")])
 _TIMES = np.dtype([("key", ">i8"), ("value", ">i4")])
 assert (_OFFSETS.itemsize, _TIMES.itemsize) == (8, 12), "Kafka's index entries"
@@ -75,15 +76,20 @@ class IndexCheck:
         if at < len(self._times.values) and self._times.values[at] + self._base_offset <= header.last_offset:
             self._check_time(at, header, rose=rose)
 
-    def run(self, run: BatchRun) -> None:
-        """The next whole batches of the segment. Entries that are all true are taken together, others one by one."""
+    def run(self, run: BatchRun, few: int = _FEW) -> None:
+        """The next whole batches of the segment. Entries that are all true are taken together, others one by one.
+
+        `few`: in a run of less the batches are looked at one by one at once.
+        """
+        if len(run) < few:
+            self._one_by_one(run)
+            return
         offsets = self._slice(self._offsets.values, self._next_offset_entry, int(run.position[-1]))
         last = int(run.last_offset[-1]) - self._base_offset
         times = self._slice(self._times.values, self._next_time_entry, last)
         peaks = np.maximum.accumulate(run.max_timestamp_ms)
         if not (self._offsets_are_true(offsets, run) and self._times_are_true(times, run, peaks)):
-            for position, header in run.headers():
-                self.batch(position, header)
+            self._one_by_one(run)
             return
         self._next_offset_entry, self._next_time_entry = offsets.stop, times.stop
         self._max_timestamp_ms = max(self._max_timestamp_ms, int(peaks[-1]))
@@ -103,6 +109,10 @@ class IndexCheck:
             if tolerated_from is None or offset < tolerated_from:
                 self._fault(suffix, at, f"points to offset {offset}, for which no batch is there")
         return list(self._faults.values())
+
+    def _one_by_one(self, run: BatchRun) -> None:
+        for position, header in run.headers():
+            self.batch(position, header)
 
     @staticmethod
     def _slice(values: list[int], begin: int, last: int) -> slice:
