@@ -239,6 +239,8 @@ def test_a2_call_order_is_wire_order_through_cuts_and_retries(led):
     replica.answer = stubborn
     for number in range(300):
         service.append(b"%d" % number)
+        if number % 20 == 10:  # however fast it is, these are fifteen requests at least
+            service.wait_for(lambda leader, end=number + 1: leader.sessions[1].acknowledged == end)
         if number == 150:
             replica.wait_for(lambda parts: end_of_last(parts) > 0)
             replica.cut()
