@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from pushrep.cli.input_lines import parse_time_ms
+from pushrep.cli.interrupts import whole_step
 from pushrep.cli.record_rows import carrier_of
 from pushrep.cli.replay_output import writer_for
 from pushrep.log import parse_log_name
@@ -118,12 +119,12 @@ def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
         if replay is not None:
             with _progress(replay, job) as told:
                 for records, block_end in _pieces(replay, job):
-                    writer.write(records)
-                    written += len(records)
-                    position = block_end
+                    with whole_step():  # what a reader has seen is counted
+                        writer.write(records)
+                        if job.follow:
+                            writer.flush()
+                        written, position = written + len(records), block_end
                     told(position, replay.tip)
-                    if job.follow:
-                        writer.flush()
     except BrokenPipeError:
         is_whole = False  # nobody knows how much its reader took
         raise
