@@ -39,6 +39,12 @@ class Inode:
         write.apply(self.cache)
         self.unsynced.append(write)
 
+    def keep_mapping(self) -> None:
+        """Its process died: what it had written there stays, and what its remains still write is not seen."""
+        if self.mapping is not None:
+            left, self.mapping = self.mapping, mmap.mmap(-1, len(self.mapping))
+            self.mapping[:] = left[:]
+
     def sync(self) -> None:
         """Every write so far reaches the disk."""
         for write in self.unsynced:

@@ -5,7 +5,7 @@
 
     lose_power()   unsynced writes: any of them, in any order, torn at any byte; of each directory's unsynced
                    name changes a prefix in order (journalling file systems keep that order)
-    crash()        the process only: the cache stays, locks are freed, open files are dead
+    crash()        the process only: the cache stays, shared mappings too; locks are freed, open files are dead
     power_after(n) the n-th next call raises PowerLost, and every later one, until lose_power() is called
     fail_sync()    the next sync raises EIO, and what it should have written never reaches the disk, although
                    reads go on showing it: so Linux behaves (Rebello et al., USENIX ATC 2020)
@@ -69,6 +69,7 @@ class SimulatedDisk:
             names.now = dict(names.disk)
         for inode in {id(i): i for names in self._directories.values() for i in names.now.values()}.values():
             self._tear(inode)
+            inode.mapping = None
         self.crash()
         self._power_at, self._off = None, False
         self._failing_syncs = self._failing_writes = 0
@@ -79,7 +80,7 @@ class SimulatedDisk:
         for names in self._directories.values():
             for inode in names.now.values():
                 inode.locked_by = None
-                inode.mapping = None
+                inode.keep_mapping()
 
     def fail_sync(self, count: int = 1) -> None:
         """The next `count` syncs of files raise EIO and lose what they should have written."""
@@ -271,8 +272,10 @@ class SimulatedDisk:
                 inode.write(Write(write.position, write.data[:fits]))
             raise OSError(self.full_errno, os.strerror(self.full_errno))
         inode.write(write)
-        if hole or growth < 0:
+        if hole or (write.size is not None and growth < 0):
             inode.hole_bytes = max(0, inode.hole_bytes + growth)
+        elif write.data and inode.hole_bytes:  # taken for a write into the hole
+            inode.hole_bytes -= min(inode.hole_bytes, len(write.data))
 
     def _room_bytes(self) -> int | None:
         return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self._used_bytes())

@@ -132,3 +132,49 @@ def test_a_crash_frees_locks_and_keeps_every_write():
     assert disk.open(path).read_at(4, 0) == b"kept"
     with pytest.raises(OSError, match="Bad file"):
         lock.size()
+
+
+def test_a_shared_mapping_outlives_its_process_and_not_the_power():
+    disk, _ = disk_with_file(1)
+    mapped = disk.map_shared(HOME / "m", 64, writable=True)
+    mapped[:5] = b"words"
+    disk.crash()
+    mapped[:5] = b"ghost"
+    assert disk.map_shared(HOME / "m", 64, writable=False)[:5] == b"words"
+    disk.sync_directory(HOME)
+    disk.lose_power()
+    assert disk.map_shared(HOME / "m", 64, writable=True)[:5] != b"words"
+
+
+def test_a_read_only_file_system_changes_nothing_and_goes_on_reading():
+    disk, path = disk_with_file(1)
+    file = disk.open(path)
+    file.write_at(b"before", 0)
+    file.sync()
+    disk.read_only = True
+    for change in (
+        lambda: file.write_at(b"after", 0),
+        lambda: file.truncate(0),
+        lambda: disk.open(path),
+        lambda: disk.open(HOME / "new", create=True),
+        lambda: disk.rename(path, HOME / "other"),
+        lambda: disk.remove(path),
+        lambda: disk.make_directory(HOME / "below"),
+        lambda: disk.lock(HOME / ".lock"),
+    ):
+        with pytest.raises(OSError, match="Read-only"):
+            change()
+    assert disk.open(path, writable=False).read_at(10, 0) == b"before"
+    assert disk.list(HOME) == ["f"]
+
+
+def test_a_quota_answers_by_its_own_name_and_a_hole_takes_no_room():
+    disk, path = disk_with_file(1)
+    disk.capacity_bytes, disk.full_errno = 5, errno.EDQUOT
+    file = disk.open(path)
+    file.truncate(1000)
+    file.write_at(b"12345", 0)
+    assert disk.usage(path).used_bytes <= 5
+    with pytest.raises(OSError, match="quota") as refused:
+        file.allocate(2000)
+    assert refused.value.errno == errno.EDQUOT
