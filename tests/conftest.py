@@ -6,6 +6,7 @@ looks at more examples. The seed stands in the header of the run; `PUSHREP_TORTU
 
 import os
 import random
+import signal
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,10 @@ from hypothesis import settings
 
 # A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of Spark's CPU time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("pushrep", deadline=None)
 settings.register_profile("torture", deadline=None, max_examples=500)
