@@ -17,12 +17,12 @@ between raises it once more, which costs a PID and no record. What was seen is d
 
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pushrep.log import SegmentLog
-from pushrep.log.checkpoints import Checkpoint, read_checkpoints
+from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint, read_checkpoints
 from pushrep.log.directory import LogDirectory
 from pushrep.log.log_names import log_name, parse_log_name
 from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing, NoOutbox
@@ -37,7 +37,11 @@ LATER_EPOCHS = 16
 
 
 def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: bool) -> list[str]:
-    """Names of the outbox's logs whose directories are not there. Raises `LogsMissing` if they held records."""
+    """Names of the outbox's logs whose directories are not there. Raises `LogsMissing` if they held records.
+
+    Their names are all that tells of them, and the first directory that is made hides it: so it is noted before, on
+    disk, that readers may have seen whatever they held, for whoever opens after a crash in between.
+    """
     there = set(held.filesystem.list(held.path))
     names = [log_name(identity.topic, n) for n in range(identity.partitions)]
     missing = [name for name in names if name not in there]
@@ -46,6 +50,11 @@ def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: b
         raise LogsMissing(held.path, ends)
     for name, seen in ends.items():
         _LOG.error("%s is missing and is made anew: its records up to offset %d are lost", held.path / name, seen)
+    for name in missing:
+        if not held.checkpointed(Checkpoint.GIVEN_UP, name):
+            held.remember(name, {Checkpoint.GIVEN_UP: ends.get(name, OFFSET_MAX)})
+    if missing:
+        held.sync_checkpoints()
     return missing
 
 
@@ -58,13 +67,13 @@ def settle_epoch(
     held: LogDirectory,
     identity: OutboxIdentity,
     logs: Sequence[tuple[SegmentLog, PositionsStore]],
-    made_anew: Iterable[str],
+    made_anew: Collection[str],
 ) -> OutboxIdentity:
     """The identity to append under, on disk. The logs are open and hold what they will hold; nobody appends yet."""
     reasons = [f"{name} was missing" for name in made_anew]
     for log, _ in logs:
         given_up = held.checkpointed(Checkpoint.GIVEN_UP, log.path.name) or 0
-        if log.log_end_offset < given_up:
+        if log.log_end_offset < given_up and log.path.name not in made_anew:
             reasons.append(f"{log.path.name} ends at {log.log_end_offset}, and readers may have seen up to {given_up}")
     if later := _later_epoch(identity, logs):
         reasons.append(f"records of epoch {later} are in the logs, so {FILE_NAME} is an older copy")

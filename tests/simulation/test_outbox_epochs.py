@@ -149,6 +149,26 @@ def test_a_crash_at_any_call_gives_no_offset_twice(way, power, torture):
             assert len(machine.reader.kept) >= 16, f"seed {seed}, stopped at call {step} of {steps}"
 
 
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+def test_a_missing_directory_is_not_forgotten_by_an_opening_that_was_stopped(power, torture):
+    """A power cut took the marker and what was published: the missing name is all that tells of the records."""
+    for step in range(1, 200, torture.count(3, 1)):
+        machine = Machine(step)
+        machine.open()
+        machine.append(0, 2)
+        machine.read()
+        machine.kill(power=True)
+        machine.remove(0)
+        machine.disk.power_after(step)
+        with suppress(Exception):
+            machine.open(accept_loss=True)
+        machine.kill(power=power)
+        machine.open(accept_loss=True)
+        machine.append(0, 2)
+        machine.read()
+        machine.close()
+
+
 # -- any order of all of them ------------------------------------------------------------------------------------------
 
 PARTITIONS = st.integers(0, 1)
