@@ -6,8 +6,20 @@ from uuid import UUID
 
 from pushrep.errors import BadArgument
 
+TOPIC_CHARACTERS_MAX = 249
 PARTITION_MAX = 2**31 - 1
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # Kafka's Topic.validate: a name that is also a directory's
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def topic_fault(topic: str) -> str | None:
+    """Why Kafka refuses this name of a topic (Topic.validate), which is also a directory's; None if it does not."""
+    if topic in {".", ".."}:
+        return "a topic is neither . nor .."
+    if len(topic) > TOPIC_CHARACTERS_MAX:
+        return f"a topic has at most {TOPIC_CHARACTERS_MAX} characters"
+    if _TOPIC.fullmatch(topic) is None:
+        return "a topic has only a-z A-Z 0-9 . _ -"
+    return None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,8 +36,8 @@ class TopicIdPartition:
     def __post_init__(self) -> None:
         if self.topic_id.int == 0:
             raise BadArgument("topic_id", "the zero uuid is no topic id")
-        if _TOPIC.fullmatch(self.topic) is None or self.topic in {".", ".."}:
-            raise BadArgument("topic", f"{self.topic[:300]!r} is not 1 to 249 of a-z A-Z 0-9 . _ -")
+        if (why := topic_fault(self.topic)) is not None:
+            raise BadArgument("topic", f"{self.topic[:300]!r}: {why}")
         if not 0 <= self.partition <= PARTITION_MAX:
             raise BadArgument("partition", f"{self.partition} is not from 0 to {PARTITION_MAX}")
 

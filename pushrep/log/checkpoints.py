@@ -29,8 +29,9 @@ from pathlib import Path
 
 import google_crc32c
 
-from pushrep.log.log_names import PARTITION_MAX, is_topic, log_name, parse_log_name
+from pushrep.log.log_names import is_topic, log_name, parse_log_name
 from pushrep.seams import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
+from pushrep.topic_id_partition import PARTITION_MAX
 
 _LOG = logging.getLogger("pushrep.log")
 

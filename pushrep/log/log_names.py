@@ -1,7 +1,7 @@
 """The name of a log is the name of its directory, as Kafka lays it out: `<topic>-<partition>`.
 
-A topic is 1 to 249 characters of `a-z A-Z 0-9 . _ -`, neither `.` nor `..` (Kafka's `Topic.validate`); a partition
-is a decimal number below 2**31 without leading zeros, so that a name and its parts say the same.
+The topic's rule stands in pushrep/topic_id_partition.py; a partition is a decimal number below 2**31 without leading
+zeros, so that a name and its parts say the same.
 """
 
 import os
@@ -11,17 +11,15 @@ from pathlib import Path
 
 from pushrep.log.errors import InvalidLogName, NotALogDirectory
 from pushrep.seams import REAL_FILESYSTEM, Filesystem
+from pushrep.topic_id_partition import PARTITION_MAX, topic_fault
 
-TOPIC_CHARACTERS_MAX = 249
-PARTITION_MAX = 2**31 - 1
 _NAME = re.compile(r"([a-zA-Z0-9._-]+)-(0|[1-9][0-9]{0,9})")
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def log_name(topic: str, partition: int) -> str:
     """The directory name of one partition's log. Raises InvalidLogName."""
     name = f"{topic}-{partition}"
-    if (why := _topic_fault(topic)) is not None:
+    if (why := topic_fault(topic)) is not None:
         raise InvalidLogName(name, why)
     if not 0 <= partition <= PARTITION_MAX:
         raise InvalidLogName(name, f"a partition is a number from 0 to {PARTITION_MAX}")
@@ -54,7 +52,7 @@ def real_log_path(directory: Path | str) -> Path:
 
 def is_topic(topic: str) -> bool:
     """Whether Kafka would accept this name of a topic."""
-    return _topic_fault(topic) is None
+    return topic_fault(topic) is None
 
 
 def list_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
@@ -77,13 +75,3 @@ def is_log_name(name: str) -> bool:
     except InvalidLogName:
         return False  # our own files, Kafka's "-delete" and "-future" directories, whatever else lies there
     return True
-
-
-def _topic_fault(topic: str) -> str | None:
-    if topic in {".", ".."}:
-        return "a topic is neither . nor .."
-    if len(topic) > TOPIC_CHARACTERS_MAX:
-        return f"a topic has at most {TOPIC_CHARACTERS_MAX} characters"
-    if _TOPIC.fullmatch(topic) is None:
-        return "a topic has only a-z A-Z 0-9 . _ -"
-    return None

@@ -65,11 +65,6 @@ class Replica:
             directory / str(tp), config, log_id=tp.topic_id, has_replicas=True, filesystem=filesystem, clock=clock
         )
 
-    @property
-    def is_healthy(self) -> bool:
-        """Whether the log is open and its disk has not failed."""
-        return self.failure is None
-
     def state(self) -> ReplicaState:
         """Everything that the rules look at."""
         log, promises = self.log, self._promises()

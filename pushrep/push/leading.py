@@ -124,11 +124,6 @@ class Leading:
         for led in self.partitions.values():
             led.close()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._stop.is_set()
-
     def hear_of(self, grants: Iterable[wire.Grant]) -> None:
         """A member showed these; one that is newer than ours ends our lead."""
         for grant in grants:

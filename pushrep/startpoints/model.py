@@ -18,7 +18,8 @@ from enum import StrEnum
 from typing import Any
 
 from pushrep.errors import BadArgument
-from pushrep.log.log_names import PARTITION_MAX, is_topic
+from pushrep.log.log_names import is_topic
+from pushrep.topic_id_partition import PARTITION_MAX
 
 OFFSET_END = 1 << 63
 NAME_CHARACTERS_MAX = 249

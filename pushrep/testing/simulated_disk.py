@@ -90,12 +90,6 @@ class SimulatedDisk:
         """The next `count` writes raise EIO after storing a part by the seed."""
         self._failing_writes = count
 
-    @property
-    def unsynced_count(self) -> int:
-        """Writes and name changes that a power cut could take."""
-        inodes = {id(i): i for names in self._directories.values() for i in names.now.values()}
-        return sum(len(i.unsynced) for i in inodes.values()) + sum(len(n.unsynced) for n in self._directories.values())
-
     def flip_bit(self, path: Path, bit: int) -> None:
         """Damage a file on the disk and in the cache: bit 0 is the highest of byte 0."""
         inode = self._inode(path)

@@ -3,6 +3,8 @@
 A failing seed repeats: World(seed, rules).steps(n).
 """
 
+import itertools
+
 import pytest
 
 from tests.simulation.replication_mutations import MUTATIONS
@@ -38,10 +40,11 @@ def run(seed, rules, steps=STEPS):
 @pytest.mark.parametrize("rules", WORLDS.values(), ids=WORLDS)
 def test_what_was_acknowledged_survives_any_disorder(rules, torture):
     """Promise of `Members, grants, epochs`: it survives any m - 1 lost, in any order of opens, crashes, promotions."""
-    acknowledged = 0
-    for seed in range(torture.count(4, 1_000)):
-        world = run(seed + torture.seed, rules)
-        acknowledged += world.committed_end
+    worlds, acknowledged = torture.count(4, 1_000), 0
+    for seed in itertools.count(torture.seed):
+        if seed >= torture.seed + worlds and (acknowledged or seed == torture.seed + 10 * worlds):
+            break  # where every member must have a batch, a few worlds in a row may acknowledge nothing
+        acknowledged += run(seed, rules).committed_end
     assert acknowledged, "nothing was acknowledged: the worlds prove nothing"
 
 
