@@ -72,7 +72,6 @@ def run(rounds: int) -> dict[str, Any]:
         }
         singly = compare(sides, rounds=rounds, goals=GOALS)
         sqlite.close()
-        files.close()
         singly["memory"] = resident = _memory()
         told = f"{resident[0]:.1f} MiB after a million, {resident[-1]:.1f} at the end, at most {max(resident):.1f}"
         singly["notes"] = [f"memory of append over {MEMORY_RECORDS:,} records: {told}"]
