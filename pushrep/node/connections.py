@@ -13,7 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
+from functools import partial
 
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.calls import ApiKey
@@ -22,6 +22,7 @@ from pushrep.protocol.errors import ProtocolError
 from pushrep.protocol.server import Call, ServerConnection
 from pushrep.protocol.values import Struct
 from pushrep.push.sockets import AnySocket, send_all, tune
+from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
 
 _LOG = logging.getLogger("pushrep.node")
 _AGAIN_S = 0.1
@@ -30,12 +31,11 @@ _AGAIN_S = 0.1
 class Peer:
     """A connection that is open."""
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
+    def __init__(self, sock: AnySocket, name: str, opened_ms: int) -> None:
         self.socket: AnySocket = sock
-        self.name = name
-        self.opened_s = monotonic()
+        self.name, self.opened_ms = name, opened_ms
         self.has_spoken = False
-        self.thread: threading.Thread | None = None
+        self.thread: Thread | None = None
 
     def cut(self, how: int = socket.SHUT_RDWR) -> None:
         """Wake its thread, which then ends."""
@@ -47,13 +47,20 @@ class Connections:
     """Serves whoever connects to `listener`, until `stop`. `answer(request, sender)` may be called in many threads."""
 
     def __init__(
-        self, listener: socket.socket, settings: NodeSettings, answer: Callable[[Struct, str], Struct]
+        self,
+        listener: Listener,
+        settings: NodeSettings,
+        answer: Callable[[Struct, str], Struct],
+        *,
+        network: Network = REAL_NETWORK,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._listener, self._settings, self._answer = listener, settings, answer
+        self._threads, self._clock = network.threads, clock
         self._lock = threading.Lock()
-        self._peers: set[Peer] = set()
-        self._stopping = threading.Event()
-        self._accepting = threading.Thread(target=self._accept, name="pushrep-node-accept", daemon=True)
+        self._peers: dict[Peer, None] = {}  # in the order they came
+        self._stopping = self._threads.event()
+        self._accepting = self._threads.thread(self._accept, "pushrep-node-accept")
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -64,7 +71,7 @@ class Connections:
 
     def stop(self) -> bool:
         """Accept nothing more, let what is being carried out be answered; False if some of it took too long."""
-        deadline = monotonic() + self._settings.stop_timeout_s
+        deadline_ms = self._clock.monotonic_ms() + int(self._settings.stop_timeout_s * 1000)
         self._stopping.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
@@ -76,7 +83,7 @@ class Connections:
             peer.cut(socket.SHUT_RD)
         for peer in peers:
             assert peer.thread is not None, "it was started before it was listed"
-            peer.thread.join(max(0, deadline - monotonic()))
+            peer.thread.join(max(0, deadline_ms - self._clock.monotonic_ms()) / 1000)
             peer.cut()
         return not any(peer.thread is not None and peer.thread.is_alive() for peer in peers)
 
@@ -90,16 +97,16 @@ class Connections:
                 _LOG.warning("accept: %s", error)  # out of descriptors: those that are open are served on
                 self._stopping.wait(_AGAIN_S)
                 continue
-            peer = Peer(sock, str(address[:2]))
-            peer.thread = threading.Thread(target=self._serve, args=(peer,), name="pushrep-node-peer", daemon=True)
+            peer = Peer(sock, str(address[:2]), self._clock.monotonic_ms())
+            peer.thread = self._threads.thread(partial(self._serve, peer), "pushrep-node-peer")
             with self._lock:
                 silent = [other for other in self._peers if not other.has_spoken]
                 full = len(self._peers) >= self._settings.connections_max
                 if not full or silent:
-                    self._peers.add(peer)
+                    self._peers[peer] = None
                 if full and silent:
-                    oldest = min(silent, key=lambda other: other.opened_s)
-                    self._peers.discard(oldest)
+                    oldest = min(silent, key=lambda other: other.opened_ms)
+                    self._peers.pop(oldest, None)
                     oldest.cut()
             if full and not silent:
                 _LOG.warning("%s is refused: %d connections are open", peer.name, self._settings.connections_max)
@@ -130,6 +137,7 @@ class Connections:
         tune(peer.socket)
         sender = ""
         if settings.tls is not None:
+            assert isinstance(peer.socket, socket.socket), "TLS runs on the system's own sockets"
             peer.socket = secured = settings.tls.wrap_socket(peer.socket, server_side=True)
             sender = name_in_certificate(secured)
         connection = ServerConnection(limits=settings.limits)
@@ -155,7 +163,7 @@ class Connections:
 
     def _forget(self, peer: Peer) -> None:
         with self._lock:
-            self._peers.discard(peer)
+            self._peers.pop(peer, None)
         with suppress(OSError):
             peer.socket.close()
 

@@ -6,7 +6,6 @@
 store.py keeps the logs, answers.py answers, connections.py owns sockets and threads.
 """
 
-import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,9 +16,7 @@ from pushrep.node.errors import CantListen
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import NodeStore
 from pushrep.push.sockets import Address
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
-
-_BACKLOG = 128
+from pushrep.seams import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 
 
 class ReplicaNode:
@@ -32,9 +29,10 @@ class ReplicaNode:
         *,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
+        network: Network = REAL_NETWORK,
     ) -> None:
         settings = settings or NodeSettings()
-        listener = _listen(settings.address)
+        listener = _listen(settings.address, network)
         try:
             self._store = NodeStore(Path(directory), settings, filesystem, clock)
         except BaseException:
@@ -46,7 +44,8 @@ class ReplicaNode:
         self.directory = self._store.data
         """Where it keeps what it is sent."""
         self.replica_epoch = self._store.replica_epoch
-        self._connections = Connections(listener, settings, Answers(self._store, self.address).answer)
+        answer = Answers(self._store, self.address).answer
+        self._connections = Connections(listener, settings, answer, network=network, clock=clock)
         self._is_stopped = False
         self._connections.start()
 
@@ -72,19 +71,8 @@ class ReplicaNode:
         self.stop()
 
 
-def _listen(address: Address) -> socket.socket:
+def _listen(address: Address, network: Network) -> Listener:
     try:
-        family, kind, proto, _, place = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
-            listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
+        return network.listen(address)
     except OSError as error:
         raise CantListen(str(address), error.strerror or str(error)) from error
-    return listener

@@ -9,9 +9,7 @@ Everything but `wake`, `wake_later` and `close` runs in the worker's thread.
 
 import heapq
 import logging
-import selectors
 import ssl
-import threading
 from collections import deque
 from contextlib import suppress
 from itertools import count
@@ -30,7 +28,8 @@ from pushrep.push.sockets import AnySocket, send_some, views_of
 from pushrep.push.wire import outcome_of, result_from_wire
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replication.messages import AppendRecordsResult
-from pushrep.seams import Clock
+from pushrep.seams import Clock, Network, Thread
+from pushrep.seams.network import READABLE, WRITABLE
 
 _LOG = logging.getLogger("pushrep.push")
 _GRACE_S = 0.2
@@ -47,8 +46,8 @@ class _OnItsWay(NamedTuple):
 class Waker:
     """What a channel needs of its worker."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        self.selector = selector
+    def __init__(self, network: Network) -> None:
+        self.poller = network.poller()
 
     def wake(self) -> None:
         """End the worker's sleep. Thread-safe."""
@@ -69,13 +68,13 @@ class Channel:
         self._sock: AnySocket | None = None
         self._protocol: ClientConnection | None = None
         self._outgoing: list[memoryview] = []
-        self._events = selectors.EVENT_READ
+        self._events = READABLE
         self._in_flight: dict[int, _OnItsWay] = {}
         self._linger_until_ms: int | None = None
         self._opened: OpenConnection | None = None
-        self._connecting: threading.Thread | None = None
+        self._connecting: Thread | None = None
         self._fruitless = 0  # connections in a row that gave no answer
-        self._stop = threading.Event()
+        self._stop = settings.network.threads.event()
 
     @property
     def is_connected(self) -> bool:
@@ -134,9 +133,9 @@ class Channel:
     def on_io(self, mask: int) -> None:
         """The socket can be read or written."""
         try:
-            if mask & selectors.EVENT_WRITE:
+            if mask & WRITABLE:
                 self._write()
-            if mask & selectors.EVENT_READ:
+            if mask & READABLE:
                 self._read()
         except (OSError, ProtocolError) as error:
             self._lose(error)
@@ -167,12 +166,12 @@ class Channel:
             opened, self._opened, self._connecting = self._opened, None, None
             opened.sock.setblocking(False)
             self._sock, self._protocol = opened
-            self._events = selectors.EVENT_READ
-            self._worker.selector.register(self._sock, self._events, self)
+            self._events = READABLE
+            self._worker.poller.register(self._sock, self._events, self)
             _LOG.info("%s is connected", self.replica)
         if self._sock is None and self._connecting is None and not self._stop.is_set():
             name = f"pushrep-connect-{self.replica.index}"
-            self._connecting = threading.Thread(target=self._connect, name=name, daemon=True)
+            self._connecting = self._settings.network.threads.thread(self._connect, name)
             self._connecting.start()
 
     def _connect(self) -> None:
@@ -263,10 +262,10 @@ class Channel:
                 send_some(self._sock, self._outgoing)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        wanted = READABLE | (WRITABLE if self._outgoing else 0)
         if wanted != self._events:
             self._events = wanted
-            self._worker.selector.modify(self._sock, wanted, self)
+            self._worker.poller.modify(self._sock, wanted, self)
 
     def _read(self) -> None:
         sock, protocol = self._sock, self._protocol
@@ -302,7 +301,7 @@ class Channel:
             return
         if error is not None:
             _LOG.warning("%s is lost: %s", self.replica, error)
-        self._worker.selector.unregister(self._sock)
+        self._worker.poller.unregister(self._sock)
         with suppress(OSError):
             self._sock.close()
         self._sock = self._protocol = None

@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -19,6 +18,7 @@ from pushrep.protocol.values import Struct
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address, AnySocket, send_all, tune
+from pushrep.seams import Event
 
 T = TypeVar("T")
 _NAME = "pushrep"
@@ -35,9 +35,10 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
     """Raises ReplicaUnreachable with the reason: nobody listens, a wrong certificate, another protocol."""
     sock: AnySocket | None = None
     try:
-        sock = socket.create_connection(address, settings.connect_timeout_ms / 1000)
+        sock = settings.network.connect(address, settings.connect_timeout_ms / 1000)
         tune(sock)
         if settings.tls is not None:
+            assert isinstance(sock, socket.socket), "TLS runs on the system's own sockets"
             sock = settings.tls.wrap_socket(sock, server_hostname=address.host)
         opened = OpenConnection(sock, ClientConnection(in_flight_max=settings.requests_in_flight_max + 1))
         answer = call(opened, first_request(_NAME, version("pushrep")))
@@ -70,7 +71,7 @@ def call(opened: OpenConnection, request: Struct) -> Struct:
 
 
 def patiently(
-    attempt: Callable[[], T], settings: PushSettings, stop: threading.Event, on_failure: Callable[[BaseException], None]
+    attempt: Callable[[], T], settings: PushSettings, stop: Event, on_failure: Callable[[BaseException], None]
 ) -> T:
     """Attempt again and again, with random pauses that grow, until it succeeds or `stop` is set.
 
@@ -79,8 +80,8 @@ def patiently(
     return Retrying(
         wait=random_exponential(multiplier=settings.backoff_min_ms / 1000, max=settings.backoff_max_ms / 1000),
         retry=retry_if_exception_type((ReplicaUnreachable, ProtocolError, OSError)),
-        stop=stop_when_event_set(stop),
-        sleep=sleep_using_event(stop),
+        stop=stop_when_event_set(stop),  # type: ignore[arg-type]  # it wants no more than our Event has
+        sleep=sleep_using_event(stop),  # type: ignore[arg-type]
         after=lambda state: on_failure(state.outcome.exception()),  # type: ignore[union-attr, arg-type]
         reraise=True,
     )(attempt)

@@ -12,7 +12,6 @@ ended begins anew after a pause, unless its reason says that it is over for good
 """
 
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from uuid import UUID
@@ -65,7 +64,8 @@ class Leading:
         self.outbox_id, self.grant = outbox_id, grant
         self.manager = PushManager(settings, clock=clock)
         self._clock, self._lag_ms = clock, replica_lag_max_ms
-        self._stop = threading.Event()
+        threads = self.manager.settings.network.threads
+        self._stop = threads.event()
         self._session_ids = count(1)
         self.partitions: dict[int, LedPartition] = {}
         """By number."""
@@ -84,7 +84,7 @@ class Leading:
             self.partitions[number] = LedPartition(tp, log, leader, self.manager, self._session_ended)
         self._by_tp = {led.tp: led for led in self.partitions.values()}
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
-        self._ticker = threading.Thread(target=self._tick, name="pushrep-lag", daemon=True)
+        self._ticker = threads.thread(self._tick, "pushrep-lag")
 
     def start(self) -> None:
         """Begin to push."""
@@ -162,9 +162,10 @@ class _Driver:
         self._wanted = list(tps)
         self._failures = 0
         self._client: ReplicaClient | None = None
-        self._changed = threading.Condition()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"pushrep-sessions-{replica.index}", daemon=True)
+        threads = leading.manager.settings.network.threads
+        self._changed = threads.condition()
+        self._stop = threads.event()
+        self._thread = threads.thread(self._run, f"pushrep-sessions-{replica.index}")
 
     def start(self) -> None:
         self._thread.start()

@@ -69,7 +69,9 @@ class PushManager:
         self._clock = clock
         self._lock = threading.Lock()
         self._state = _State.NEW
-        self._workers = [Worker(f"pushrep-push-{n}", clock) for n in range(self.settings.max_workers)]
+        self._workers = [
+            Worker(f"pushrep-push-{n}", clock, self.settings.network) for n in range(self.settings.max_workers)
+        ]
         self._channels: dict[tuple[Replica, int], Channel] = {}
         self._users: Counter[tuple[Replica, int]] = Counter()
         self._lanes: dict[TopicIdPartition, dict[int, _Lane]] = {}

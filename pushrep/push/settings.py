@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pushrep.errors import BadArgument
 from pushrep.push.sockets import Address
+from pushrep.seams import REAL_NETWORK, Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class PushSettings:
     connect_timeout_ms: of one attempt, handshakes included. backoff_min_ms, backoff_max_ms: between attempts, random.
     shutdown_timeout_ms: how long `shutdown` waits for its threads.
     tls: what the connections are secured with; None: they are not.
+    network: where connections and the threads that wait for them come from.
     """
 
     max_workers: int = 4
@@ -49,6 +51,7 @@ class PushSettings:
     backoff_max_ms: int = 2_000
     shutdown_timeout_ms: int = 3_000
     tls: ssl.SSLContext | None = None
+    network: Network = REAL_NETWORK
 
     def __post_init__(self) -> None:
         for name, low in (

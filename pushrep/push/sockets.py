@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeAlias
 
 from pushrep.errors import BadArgument
 from pushrep.protocol.values import FileSlice, Part
+from pushrep.seams import Socket
 
-AnySocket: TypeAlias = socket.socket | ssl.SSLSocket
+AnySocket: TypeAlias = Socket | ssl.SSLSocket
 
 _PARTS_MAX = 512  # below IOV_MAX, which is 1024 on Linux
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a silent peer is given up after 40 s
@@ -44,7 +45,7 @@ class Address(NamedTuple):
             return False
 
 
-def tune(sock: socket.socket) -> None:
+def tune(sock: AnySocket) -> None:
     """Small frames leave at once; a peer that vanished is noticed while nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,14 +1,10 @@
 """A worker: one thread that talks to some replicas, and sleeps while nobody has anything to say."""
 
 import logging
-import os
-import selectors
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from pushrep.push.channel import Channel, Waker
-from pushrep.seams import Clock
+from pushrep.seams import Clock, Network
 
 _LOG = logging.getLogger("pushrep.push")
 
@@ -16,15 +12,13 @@ _LOG = logging.getLogger("pushrep.push")
 class Worker(Waker):
     """Runs channels. Thread-safe: `add`, `wake`, `start`, `stop`."""
 
-    def __init__(self, name: str, clock: Clock) -> None:
-        super().__init__(selectors.DefaultSelector())
+    def __init__(self, name: str, clock: Clock, network: Network) -> None:
+        super().__init__(network)
         self._clock = clock
         self._channels: list[Channel] = []
         self._is_asleep = False
         self._deadline_ms: int | None = None
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.selector.register(self._reader, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = network.threads.thread(self._run, name)
 
     def add(self, channel: Channel) -> None:
         """Run it from now on."""
@@ -34,8 +28,7 @@ class Worker(Waker):
     def wake(self) -> None:
         if self._is_asleep:
             self._is_asleep = False
-            with suppress(BlockingIOError):  # it is full of wake-ups already
-                os.write(self._writer, b"\0")
+            self.poller.wake()
 
     def start(self) -> None:
         """Begin."""
@@ -45,27 +38,20 @@ class Worker(Waker):
         """Say what is to be said until `deadline_ms` at most, hang up everywhere, end the thread."""
         if self._thread.is_alive():
             self._deadline_ms = deadline_ms
-            with suppress(BlockingIOError):
-                os.write(self._writer, b"\0")
+            self.poller.wake()
             self._thread.join()
-        for descriptor in (self._reader, self._writer):
-            os.close(descriptor)
-        self.selector.close()
+        self.poller.close()
 
     def _run(self) -> None:
         wake_ms = self._pump()  # what was asked for before the start
         while not self._is_over():
-            self._is_asleep = True  # from here on whoever has something to say writes into the pipe
+            self._is_asleep = True  # from here on whoever has something to say wakes it
             can_send = any(channel.can_send() for channel in self._channels)
             timeout_s = 0.0 if can_send else self._timeout_s(wake_ms)
-            events = self.selector.select(timeout_s)
+            ready = self.poller.select(timeout_s)
             self._is_asleep = False
-            for key, mask in events:
-                if key.data is None:
-                    with suppress(BlockingIOError):
-                        os.read(self._reader, 4096)
-                else:
-                    self._guarded(key.data, key.data.on_io, mask)
+            for channel, mask in ready:
+                self._guarded(channel, channel.on_io, mask)
             wake_ms = self._pump()
         for channel in self._channels:
             channel.cut()

@@ -1,4 +1,4 @@
-"""Where time and disk enter: a Protocol and the real one each, passed in through constructors."""
+"""Where time, disk, network and threads enter: a Protocol and the real one each, passed in through constructors."""
 
 from pushrep.seams.clock import SYSTEM_CLOCK, Clock, SystemClock
 from pushrep.seams.filesystem import (
@@ -11,17 +11,31 @@ from pushrep.seams.filesystem import (
     read_whole,
     write_atomic,
 )
+from pushrep.seams.network import REAL_NETWORK, Listener, Network, Poller, Ready, RealNetwork, Socket
+from pushrep.seams.threads import SYSTEM_THREADS, Condition, Event, Thread, Threads
 
 __all__ = [
     "REAL_FILESYSTEM",
+    "REAL_NETWORK",
     "SYSTEM_CLOCK",
+    "SYSTEM_THREADS",
     "Clock",
+    "Condition",
     "DiskUsage",
+    "Event",
     "File",
     "Filesystem",
+    "Listener",
     "LockHeld",
+    "Network",
+    "Poller",
+    "Ready",
     "RealFilesystem",
+    "RealNetwork",
+    "Socket",
     "SystemClock",
+    "Thread",
+    "Threads",
     "read_whole",
     "write_atomic",
 ]

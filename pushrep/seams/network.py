@@ -1,0 +1,168 @@
+"""The network comes through the door: streams of bytes to an address, and the threads that wait for them.
+
+Sockets are the standard library's, cut down to what is used of them: the real ones are passed on as they are. Every
+call raises `OSError`; one that may not wait raises `BlockingIOError`, one that waited too long `TimeoutError`.
+"""
+
+import os
+import selectors
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from pushrep.seams.threads import SYSTEM_THREADS, Threads
+
+HostPort: TypeAlias = tuple[str, int]
+READABLE, WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+_BACKLOG = 128
+
+
+class Socket(Protocol):
+    """One end of a stream: what is sent arrives whole and in order, or the stream breaks."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """How many bytes came, at least 1; 0: the peer sends no more."""
+        ...
+
+    def send(self, data: memoryview, /) -> int:
+        """How many bytes were taken, from the front."""
+        ...
+
+    def sendmsg(self, buffers: Iterable[memoryview], /) -> int:
+        """The same for several pieces."""
+        ...
+
+    def setblocking(self, flag: bool, /) -> None: ...  # noqa: FBT001 - the standard library's signature
+    def settimeout(self, value: float | None, /) -> None:
+        """Seconds that one call may wait; None: for ever."""
+        ...
+
+    def setsockopt(self, level: int, optname: int, value: int, /) -> None: ...
+    def shutdown(self, how: int, /) -> None:
+        """End one direction or both; calls that wait in other threads return."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """Where others connect to."""
+
+    def accept(self) -> tuple[Socket, Any]:
+        """The next connection, and where it comes from; waits for it. OSError once it is shut down or closed."""
+        ...
+
+    def getsockname(self) -> Any:
+        """(host, port, ...) as others reach it."""
+        ...
+
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Ready(NamedTuple):
+    """A socket that can be read or written (`mask`), by what it was registered with."""
+
+    data: Any
+    mask: int
+
+
+class Poller(Protocol):
+    """Waits for many sockets at once. One thread registers and selects; `wake` is for all others."""
+
+    def register(self, sock: Any, mask: int, data: Any) -> None: ...
+    def modify(self, sock: Any, mask: int, data: Any) -> None: ...
+    def unregister(self, sock: Any) -> None: ...
+    def select(self, timeout_s: float | None) -> list[Ready]:
+        """What is ready; nothing after `timeout_s` or `wake`. None waits for ever."""
+        ...
+
+    def wake(self) -> None:
+        """End the `select` that waits, or the next one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """Where connections come from. `threads`: what waits for them."""
+
+    @property
+    def threads(self) -> Threads: ...
+    def connect(self, address: HostPort, timeout_s: float) -> Socket:
+        """A socket that waits `timeout_s` with every call. OSError if nobody listens or answers within it."""
+        ...
+
+    def listen(self, address: HostPort) -> Listener:
+        """Port 0 lets the system choose. OSError if it is taken."""
+        ...
+
+    def poller(self) -> Poller: ...
+
+
+class RealPoller:
+    """epoll or its like, and a pipe that wakes it."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._reader, READABLE, None)
+
+    def register(self, sock: Any, mask: int, data: Any) -> None:
+        self._selector.register(sock, mask, data)
+
+    def modify(self, sock: Any, mask: int, data: Any) -> None:
+        self._selector.modify(sock, mask, data)
+
+    def unregister(self, sock: Any) -> None:
+        self._selector.unregister(sock)
+
+    def select(self, timeout_s: float | None) -> list[Ready]:
+        ready = []
+        for key, mask in self._selector.select(timeout_s):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    os.read(self._reader, 4096)
+            else:
+                ready.append(Ready(key.data, mask))
+        return ready
+
+    def wake(self) -> None:
+        with suppress(BlockingIOError):  # it is full of wake-ups already
+            os.write(self._writer, b"\0")
+
+    def close(self) -> None:
+        self._selector.close()
+        for descriptor in (self._reader, self._writer):
+            os.close(descriptor)
+
+
+class RealNetwork:
+    """TCP of the operating system, with its threads."""
+
+    threads: Threads = SYSTEM_THREADS
+
+    def connect(self, address: HostPort, timeout_s: float) -> Socket:
+        return socket.create_connection(address, timeout_s)
+
+    def listen(self, address: HostPort) -> Listener:
+        family, kind, proto, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        listener = socket.socket(family, kind, proto)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def poller(self) -> Poller:
+        return RealPoller()
+
+
+REAL_NETWORK: Network = RealNetwork()
