@@ -6,7 +6,10 @@ usage (statvfs) ─ disk_level (disk_space.py) ─▶ level, by the limits that 
 
 import logging
 import threading
+from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 
 from pushrep.log.disk_space import DiskLevel, DiskLimits, disk_level
 from pushrep.seams import Clock, DiskUsage, Filesystem
@@ -22,6 +25,30 @@ _WHAT_HAPPENS = {
 }
 
 
+SYNC_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""A disk with a battery syncs in 0.1 ms, a good one in 1 ms, a spinning one in 10 ms; above 1 s something is ill."""
+
+
+class SyncTimes:
+    """How long syncs took, counted in classes with the upper bounds SYNC_BOUNDS_S; the last class has none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = [0] * (len(SYNC_BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        with self._lock:
+            self._counts[bisect_left(SYNC_BOUNDS_S, seconds)] += 1
+            self._sum_s += seconds
+
+    def read(self) -> tuple[tuple[int, ...], float]:
+        """How many are in each class, and the seconds of all together."""
+        with self._lock:
+            return tuple(self._counts), self._sum_s
+
+
 class DiskWatch:
     """The level of one disk by any limits. Thread-safe."""
 
@@ -31,6 +58,15 @@ class DiskWatch:
         self._looked_ms: int | None = None
         self._usage = DiskUsage(0, 1)
         self._levels: dict[DiskLimits, DiskLevel] = {}
+        self.syncs = SyncTimes()
+
+    def timed(self, sync: Callable[[], None]) -> None:
+        """Sync, and count how long that took; one that fails is counted as well. Raises as `sync`."""
+        started_s = perf_counter()
+        try:
+            sync()
+        finally:
+            self.syncs.add(perf_counter() - started_s)
 
     @property
     def usage(self) -> DiskUsage:

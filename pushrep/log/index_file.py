@@ -11,6 +11,7 @@ Invariant: first numbers ascend strictly. Source: Kafka's AbstractIndex, OffsetI
 """
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -147,6 +148,11 @@ class IndexFile:
         with self._opened() as file:
             count = self._search(file, key, column) if file is not None else 0
             return self._read(file, count - 1) if file is not None and count else None
+
+    def floor_now(self, key: int) -> tuple[int, int] | None:
+        """As `floor`, of the entries that are still in memory, too."""
+        at = bisect_right(self._pending, key, key=lambda entry: entry[0])
+        return self._pending[at - 1] if at else self.floor(key)
 
     def count_up_to(self, key: int, column: int = 0) -> int:
         """How many entries, of the file and in memory, have a number of at most `key` in `column`."""

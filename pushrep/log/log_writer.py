@@ -328,7 +328,7 @@ class LogWriter:
             target, segment, size = self.log_end_offset, self._active, self._unflushed_bytes
             file = segment.file
         try:
-            file.sync()
+            self._around.view.disk.timed(file.sync)
         except OSError as error:
             with self._lock:
                 self._poison = error

@@ -19,6 +19,7 @@ from pushrep.log.log_cuts import CuttableLog
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.recovery import Recovered
 from pushrep.log.segment import Segment
+from pushrep.log.segment_sizes import size_of_sealed
 from pushrep.records import CorruptRecordBatch, RecordBatch
 
 STALE_SUFFIX = ".stale"
@@ -65,6 +66,19 @@ class ReplicatedLog(CuttableLog):
             if epoch != self._epochs.latest_epoch:
                 self.begin_epoch(epoch, run[0].header.base_offset)
             self.append(run, run[0].header.base_offset)
+
+    def size_from(self, offset: int) -> int:
+        """Bytes of the records from `offset` on, too many by an entry of the index at most. Raises OSError."""
+        with self._lock:
+            active, bases = self._active, self._bases
+            if offset >= active.next_offset:
+                return 0
+            entry = active.index.floor_now(offset - 1 - active.base_offset) if offset > active.base_offset else None
+            in_active = active.size_bytes - (entry[1] if entry is not None else 0)
+        if offset >= active.base_offset:
+            return in_active
+        filesystem, directory = self._around.filesystem, self._around.view.path
+        return in_active + size_of_sealed(filesystem, directory, bases[:-1], offset)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
         """Durably; no news is no write. Raises OSError, and nothing has changed then."""

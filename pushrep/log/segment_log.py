@@ -23,6 +23,7 @@ from pushrep.log.batching import Appendable, refuse_columns, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.derived import DerivedStore
 from pushrep.log.directory import LogDirectory
+from pushrep.log.disk_watch import DiskWatch
 from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
 from pushrep.log.keeping import NeededFrom
 from pushrep.log.leases import Lease, Told
@@ -144,6 +145,15 @@ class SegmentLog:
     def stable_offset(self) -> int:
         """min(high watermark, flushed offset): nothing below is ever taken back."""
         return self._checked_writer().stable_offset
+
+    def size_from(self, offset: int) -> int:
+        """Bytes of the records from `offset` to the log end, too many by an index entry at most. Raises OSError."""
+        return self._checked_writer().size_from(offset)
+
+    @property
+    def disk(self) -> DiskWatch:
+        """The disk below the directory of logs: how full it is, how long its syncs took."""
+        return self._around.view.disk
 
     @property
     def damaged_from(self) -> int | None:

@@ -223,8 +223,28 @@ class PartitionLeader:
             since = self._times.time_of(held) if held is not None and held < self.log.log_end_offset else None
             if since is not None and now_ms - since > self._lag_max_ms:
                 effects += self._leave(replica, too_slow=True)
-        self._times.forget(self.high_watermark, now_ms - self._lag_max_ms)
+        self._times.forget(min(map(self.held_by, self.grant.indexes)), now_ms - self._lag_max_ms)
         return effects
+
+    def held_by(self, replica: int) -> int:
+        """Up to where it has said, to this leader, that it holds the records: for people, no rule counts by it.
+
+        By its last acknowledgement, over sessions; before one by the description of its log, and 0 before that.
+        """
+        if replica == self.grant.leader:
+            return self.log.log_end_offset
+        progress = self._sessions.get(replica)
+        if progress is None:
+            return 0
+        return progress.described if progress.acknowledged is None else progress.acknowledged
+
+    def owes_since(self, replica: int) -> int | None:
+        """When the oldest record that it is not known to hold was appended; None if it holds all.
+
+        What is older than this leader counts as appended when it began to lead.
+        """
+        held = self.held_by(replica)
+        return self._times.time_of(held) if held < self.log.log_end_offset else None
 
     def resign(self, epoch: int, leader: int) -> list[LeaderEffect]:
         """Another has the grant: every session ends, the watermark stands still for good."""

@@ -40,6 +40,7 @@ class ReplicaProgress:
         "_in_flight",
         "_sequence",
         "acknowledged",
+        "described",
         "flushed",
         "id",
         "next_offset",
@@ -57,7 +58,8 @@ class ReplicaProgress:
         """The replica holds everything below, by answers of this session; None before the first."""
         self.flushed: int | None = None
         self.restart = False
-        self.next_offset = common_end(ours, theirs)
+        self.next_offset = self.described = common_end(ours, theirs)
+        """Up to `described` the two logs have the same epochs, by the replica's own description."""
         self._in_flight: deque[InFlight] = deque()
         self._sequence = 0
         self._aim(ours, self.next_offset)

@@ -230,8 +230,29 @@ def test_marks_of_time_stay_few():
     for offset in range(100_000):
         times.on_append(offset, offset // 10)
         times.forget(0, offset // 10 - 1_000)
-    assert len(times._marks) <= 1_000 / MARK_EVERY_MS + 2
+    assert len(times._marks) <= 1_000 / MARK_EVERY_MS + 60
     assert 0 <= times.time_of(99_999) - (9_999 - MARK_EVERY_MS) <= MARK_EVERY_MS
+    for age_ms in (1_500, 3_000, 6_000, 9_000):
+        told = 9_999 - times.time_of((9_999 - age_ms) * 10)
+        assert age_ms <= told <= age_ms * 9 / 8 + 2 * MARK_EVERY_MS, "old ages are told to an eighth"
+
+
+def test_how_long_a_replica_owes_a_record_is_told_over_sessions():
+    """lag(): records and the age of the oldest, of a replica that is away, too."""
+    leader = leading(end=4)
+    assert (leader.held_by(0), leader.held_by(1)) == (4, 0)
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    assert leader.held_by(1) == 4, "by the description of its log"
+    leader.on_answer(1, session, sequence, answer(end=4))
+    assert leader.owes_since(1) is None
+    leader.on_append(5, 1_000_000)
+    leader.on_append(6, 2_000_000)
+    leader.end_session(1, PushSessionEndReason.NON_RETRIABLE_ERROR)
+    for now_ms in range(2_000_000, 6_000_000, 100_000):
+        leader.on_tick(now_ms)
+    assert (leader.held_by(1), leader.owes_since(1)) == (4, 1_000_000), "not only as far as replica_lag_max_ms"
+    leader.on_append(7, 6_000_000)
+    assert leader.owes_since(0) is None, "a leader owes itself nothing"
 
 
 # ---- opening and promoting

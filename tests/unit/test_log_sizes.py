@@ -1,0 +1,50 @@
+"""How many bytes lie behind an offset, and how long syncs took: what metrics and `lag` are made of."""
+
+import pytest
+
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.disk_watch import SYNC_BOUNDS_S, SyncTimes
+
+INTERVAL = 4096
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 40_000])
+def test_the_bytes_from_an_offset_on_are_told_to_an_index_entry(tmp_path, segment_bytes):
+    config = LogConfig(segment_bytes=segment_bytes, preallocate_bytes=0)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        for number in range(3000):
+            log.append(b"x" * (number % 100), durability=Durability.BUFFERED)
+        ends = {}
+        size = 0
+        for batch in log.batches(0):
+            ends[batch.header.base_offset] = size
+            size += batch.header.size_bytes
+        assert log.size_from(0) == size
+        assert log.size_from(3000) == 0
+        for offset in range(0, 3000, 7):
+            assert 0 <= log.size_from(offset) - (size - ends[offset]) <= INTERVAL + 400, offset
+        if segment_bytes < size:
+            log.flush()
+            before = log.size_from(1500)
+            assert log.purge(1200) > 1000
+            assert log.size_from(1500) == before
+            assert log.size_from(0) < size, "what was removed counts nothing"
+
+
+def test_every_sync_is_counted_in_its_class():
+    times = SyncTimes()
+    for seconds in (0.00005, 0.0001, 0.003, 99.0):
+        times.add(seconds)
+    counts, total = times.read()
+    assert len(counts) == len(SYNC_BOUNDS_S) + 1
+    assert (counts[0], counts[SYNC_BOUNDS_S.index(0.005)], counts[-1], sum(counts)) == (2, 1, 1, 4)
+    assert total == pytest.approx(99.00315)
+
+
+def test_a_log_counts_its_syncs(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append(b"a")
+        log.append(b"b")
+        counts, seconds = log.disk.syncs.read()
+        assert sum(counts) == 2
+        assert seconds > 0
