@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from tests.kafka.cluster import KafkaCluster, missing
+
 
 @pytest.fixture(scope="session")
 def tool_or_skip():
@@ -14,3 +16,11 @@ def tool_or_skip():
             (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
 
     return decide
+
+
+@pytest.fixture(scope="session")
+def broker(tool_or_skip, tmp_path_factory):
+    """One real broker for all tests; who kills it starts it again and waits until it serves."""
+    tool_or_skip(missing())
+    with KafkaCluster(tmp_path_factory.mktemp("broker")) as cluster:
+        yield cluster
