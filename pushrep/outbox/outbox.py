@@ -34,6 +34,7 @@ from pushrep.outbox.errors import (
     SettingRefused,
 )
 from pushrep.outbox.identity import new_identity, read_identity
+from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.lane import Lane
 from pushrep.outbox.opening import Opened, ToOpen, open_all
 from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
@@ -42,7 +43,6 @@ from pushrep.outbox.settings import (
     BUFFER_BYTES,
     Acks,
     OutboxSettings,
-    ReplicaLag,
     ReplicaSettings,
     refuse_for_now,
 )

@@ -18,11 +18,12 @@ from pushrep.errors import PushrepError
 from pushrep.log import Durability, SegmentLog
 from pushrep.outbox.errors import NotReplicatedInTime
 from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.lag import ReplicaLag, lag_of
 from pushrep.outbox.lane import Lane
 from pushrep.outbox.lane_replicas import LaneReplicas
 from pushrep.outbox.members import Asker, Seen, fetch, highest_epoch, look, members_ahead, tp_of
 from pushrep.outbox.positions_store import PositionsStore
-from pushrep.outbox.settings import ReplicaLag, ReplicaSettings
+from pushrep.outbox.settings import ReplicaSettings
 from pushrep.push.leading import Leading
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
@@ -113,21 +114,8 @@ class Replication:
 
     def lag(self) -> dict[str, ReplicaLag]:
         """By address."""
-        found = {}
-        for replica in self._replicas:
-            records = in_sync = 0
-            for number, log in self._logs.items():
-                led = self.lanes[number].led
-                end, acknowledged = log.log_end_offset, None
-                if led is not None:
-                    with led.lock:
-                        progress = led.leader.sessions.get(replica.index)
-                        if progress is not None and progress.is_live:
-                            acknowledged = progress.acknowledged
-                        in_sync += replica.index in led.leader.in_sync
-                records += max(0, end - (log.log_start_offset if acknowledged is None else acknowledged))
-            found[str(replica.address)] = ReplicaLag(records, in_sync, len(self._logs))
-        return found
+        now_ms = self._clock.monotonic_ms()
+        return {str(one.address): lag_of(one.index, self.lanes, self._logs, now_ms) for one in self._replicas}
 
     def close(self) -> None:
         """End the sessions and the threads. A second call does nothing."""

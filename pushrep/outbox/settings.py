@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
 
 from pushrep.errors import BadArgument
 from pushrep.log import Durability
@@ -75,18 +74,6 @@ def refuse_for_now(kafka: object) -> None:
     """Raise `SettingRefused` for what this version can't do, rather than promise it."""
     if kafka is not None:
         raise SettingRefused("kafka", "this version ships to no Kafka topic yet; leave it out")
-
-
-class ReplicaLag(NamedTuple):
-    """How far a replica is, over all partitions.
-
-    records: that it has not acknowledged; of a partition without a live session, all of them.
-    in_sync, partitions: in how many of them it is in the in-sync set.
-    """
-
-    records: int
-    in_sync: int
-    partitions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,41 @@
+"""What the tests of an Outbox with nodes share: open one with the nodes of a `world`, wait until something is so."""
+
+import threading
+
+import pytest
+
+from pushrep import Outbox
+from pushrep.log import LogConfig
+from pushrep.push.settings import PushSettings
+
+WAIT_S = 30
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
+SMALL = LogConfig(preallocate_bytes=0)
+
+
+def open_outbox(world, *indexes, **settings):
+    """With these nodes as replicas; a node that is not running keeps its address."""
+    addresses = [str(world.nodes[index].address) for index in indexes]
+    given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, **settings}
+    directory = given.pop("directory", world.root / "outbox")
+    return Outbox.open(directory, "orders", producer="billing", replicas=addresses, **given)
+
+
+def wait_until(what, why):
+    pause = threading.Event()
+    for _ in range(WAIT_S * 200):
+        if what():
+            return
+        pause.wait(0.005)
+    pytest.fail(f"never so: {why}")
+
+
+def wait_for_all(outbox, *addresses):
+    """Until these replicas (without any: all) hold everything and are in sync in every partition."""
+    wanted = [str(address) for address in addresses] or list(outbox.lag())
+
+    def is_so():
+        lag = outbox.lag()
+        return all(lag[one].records == 0 and lag[one].in_sync == lag[one].partitions for one in wanted)
+
+    wait_until(is_so, f"caught up: {outbox.lag()}")
