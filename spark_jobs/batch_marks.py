@@ -20,7 +20,8 @@ from filtering.errors import FilteringError
 from filtering.highwater import HighwaterMarks
 from spark_jobs.errors import SparkJobError
 
-VERSION = 1
+VERSIONS = (1, 2)
+"""Version 2 has ranges that were read in a startpoint epoch; without any of them version 1 is written."""
 ADOPTED = -1
 """The batch number under which a query keeps what it took over from another before its batch 0."""
 
@@ -43,26 +44,27 @@ class BatchMarksVersionUnsupported(SparkJobError):
 
     def __init__(self, version: int, supported: int) -> None:
         super().__init__(
-            f"marks of a batch have format version {version}, this release reads version {supported}: run the job with "
-            "the release that wrote them"
+            f"marks of a batch have format version {version}, this release reads up to version {supported}: run the "
+            "job with the release that wrote them"
         )
         self.version, self.supported = version, supported
 
 
 class MarksKey(NamedTuple):
-    """Marks are separate for every destination topic, and begin anew with every startpoint applied to it."""
+    """Marks are separate for every destination topic, and for what a startpoint began: see mark_epochs.py."""
 
     topic: str
     startpoint_epoch: int = 0
 
 
 class LogRange(NamedTuple):
-    """Half-open: log offsets [start, end) of one partition of a topic, holes included."""
+    """Half-open: log offsets [start, end) of one partition of a topic, holes included, read in a startpoint epoch."""
 
     topic: str
     partition: int
     start: int
     end: int
+    startpoint_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,15 @@ class BatchMarks:
     def to_bytes(self) -> bytes:
         """Versioned, checksummed bytes; equal values give equal bytes."""
         blobs = [(key, self.marks[key].to_bytes()) for key in sorted(self.marks)]
+        version = 2 if any(r.startpoint_epoch for r in self.ranges) else 1
         head = {
             "query": self.query_id,
             "batch": self.batch_id,
-            "ranges": [list(r) for r in self.ranges],
+            "ranges": [list(r if version == 2 else r[:4]) for r in self.ranges],
             "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
         }
         text = json.dumps(head, separators=(",", ":")).encode()
-        body = b"".join([_HEADER.pack(_MAGIC, VERSION, len(text)), text, *(blob for _, blob in blobs)])
+        body = b"".join([_HEADER.pack(_MAGIC, version, len(text)), text, *(blob for _, blob in blobs)])
         return body + _CHECKSUM.pack(zlib.crc32(body))
 
     @classmethod
@@ -100,7 +103,7 @@ class BatchMarks:
             for topic, epoch, size in head["marks"]:
                 marks[MarksKey(str(topic), int(epoch))] = HighwaterMarks.from_bytes(data[position : position + size])
                 position += size
-            ranges = tuple(LogRange(str(t), int(p), int(s), int(e)) for t, p, s, e in head["ranges"])
+            ranges = tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in head["ranges"])
             return cls(str(head["query"]), int(head["batch"]), ranges, marks)
         except FilteringError as error:
             raise CorruptBatchMarks(str(error)) from error
@@ -119,8 +122,8 @@ def _head(data: bytes) -> tuple[dict[str, Any], int]:
     computed = zlib.crc32(memoryview(data)[: -_CHECKSUM.size])
     if stored != computed:
         raise CorruptBatchMarks(f"the bytes give checksum {computed:#010x}, the stored one is {stored:#010x}")
-    if version != VERSION:
-        raise BatchMarksVersionUnsupported(version, VERSION)
+    if version not in VERSIONS:
+        raise BatchMarksVersionUnsupported(version, VERSIONS[-1])
     try:
         head = json.loads(data[_HEADER.size : _HEADER.size + head_bytes])
     except ValueError as error:

@@ -6,14 +6,15 @@
 
 Rows travel to the operator as blobs, Arrow IPC streams of at most about BLOB_BYTES, so that every column keeps its
 type and its value whatever it is, and no row is taken apart. The operator brings a pair's rows of one batch into log
-order, decides by the same ReplayFilter as everyone, and remembers the pair's marks as their own versioned bytes.
+order, decides by the same ReplayFilter as everyone, and remembers the pair's marks as their own versioned bytes, with
+the startpoint epoch that they are of (mark_epochs.py).
 All of a pair's rows of one batch must fit into a worker's memory: give the source a limit per trigger. The two ways
 read the source once each.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,8 @@ from filtering.highwater import HighwaterMarks
 from filtering.stream_metadata import parse_keys
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
-from spark_jobs.slice_filter import FilterRule
+from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
+from spark_jobs.slice_filter import FilterRule, only_epoch
 from spark_jobs.slice_scan import KEY, governed, keyed_frame
 
 BLOB_BYTES = 1 << 20
@@ -42,7 +44,8 @@ _PACKED_FIELDS: Any = [
     ("rows", pa.binary()),
 ]
 _PACKED_ARROW = pa.schema(_PACKED_FIELDS)
-_MARKED = "topic string, pid bigint, source_partition int, marks binary"
+_STATE = "epoch bigint, marks binary"
+_MARKED = f"topic string, pid bigint, source_partition int, {_STATE}"
 
 
 class StateStoreUnfit(SparkJobError):
@@ -89,9 +92,7 @@ def _in_stream(
     initial = None
     if any(len(m) for m in marks.values()):
         rows = [
-            (key.topic, pid, partition, single.to_bytes())
-            for key, topic_marks in marks.items()
-            for (pid, partition), single in _singles(topic_marks)
+            (topic, *pair, known.epoch, known.marks.to_bytes()) for (topic, *pair), known in _by_pair(marks).items()
         ]
         initial = df.sparkSession.createDataFrame(rows, _MARKED).groupBy(*_PAIR)
     # Processing time only where it is asked for: with it Spark runs a batch for every trigger, rows or not.
@@ -102,14 +103,24 @@ def _in_stream(
 
 
 def _in_batch(packed: GroupedData, rule: FilterRule, marks: Mapping[MarksKey, HighwaterMarks]) -> DataFrame:
-    by_topic = {key.topic: topic_marks for key, topic_marks in marks.items()}
+    newest_first = sorted(marks.items(), key=lambda item: item[0], reverse=True)
 
     def decide(key: tuple[Any, ...], frame: pd.DataFrame) -> pd.DataFrame:
-        begin = by_topic.get(key[0], HighwaterMarks())
-        kept, _ = decide_pair(frame["rows"], begin, rule, now_ms=None)
+        topic, pid, partition = key[0], int(key[1]), int(key[2])
+        begin = (
+            PairMarks(k.startpoint_epoch, m) for k, m in newest_first if k.topic == topic and m.get(pid, partition)
+        )
+        kept, _ = decide_pair(frame["rows"], next(begin, PairMarks()), rule, now_ms=None)
         return pd.DataFrame({"rows": kept})
 
     return packed.applyInPandas(decide, "rows binary")
+
+
+class PairMarks(NamedTuple):
+    """Marks that hold one pair (and maybe others), and the startpoint epoch of the rows that they come from."""
+
+    epoch: int = 0
+    marks: HighwaterMarks = HighwaterMarks()
 
 
 class PairProcessor(StatefulProcessor):
@@ -119,36 +130,46 @@ class PairProcessor(StatefulProcessor):
         self._rule = rule
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._marks = handle.getValueState("marks", "marks binary")
+        self._marks = handle.getValueState("marks", _STATE)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
         now_ms = None if self._rule.ttl_s is None else int(timerValues.getCurrentProcessingTimeInMs())
         state = self._marks.get()
-        marks = HighwaterMarks() if state is None else HighwaterMarks.from_bytes(bytes(state[0]))
+        known = PairMarks() if state is None else PairMarks(state[0], HighwaterMarks.from_bytes(bytes(state[1])))
         blobs = (blob for frame in rows for blob in frame["rows"])
-        kept, marks = decide_pair(blobs, marks, self._rule, now_ms=now_ms)
-        self._marks.update((marks.to_bytes(),))
+        kept, known = decide_pair(blobs, known, self._rule, now_ms=now_ms)
+        self._marks.update((known.epoch, known.marks.to_bytes()))
         yield pd.DataFrame({"rows": kept})
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803 - Spark's names
-        self._marks.update((bytes(initialState["marks"].iloc[0]),))
+        self._marks.update((int(initialState["epoch"].iloc[0]), bytes(initialState["marks"].iloc[0])))
 
     def close(self) -> None:
         """Nothing is held."""
 
 
 def decide_pair(
-    blobs: Iterable[bytes], marks: HighwaterMarks, rule: FilterRule, *, now_ms: int | None
-) -> tuple[list[bytes], HighwaterMarks]:
-    """One pair's rows of one batch, in any order → blobs of those that pass, and the pair's marks after them."""
+    blobs: Iterable[bytes], known: PairMarks, rule: FilterRule, *, now_ms: int | None
+) -> tuple[list[bytes], PairMarks]:
+    """One pair's rows of one batch, in any order → blobs of those that pass, and the pair's marks after them.
+
+    Raises EpochsMixed.
+    """
     table = pa.concat_tables(pa.ipc.open_stream(blob).read_all() for blob in blobs)
     table = table.sort_by([("partition", "ascending"), ("offset", "ascending")])
+    epoch = _epoch_of(table)
+    marks = known.marks if known.epoch >= epoch.marks else HighwaterMarks()
     if rule.ttl_s is not None and now_ms is not None:
         marks = marks.without_expired(now_ms=now_ms, ttl_s=rule.ttl_s)
     filter_ = rule.new_filter(marks)
     passes = filter_.admit_batch(table[KEY], table["partition"].to_numpy())
     kept = table.drop_columns([KEY]).filter(cast("Any", pa.array(passes)))
-    return list(_blobs(kept)), filter_.marks(now_ms)
+    return list(_blobs(kept)), PairMarks(epoch.startpoint, filter_.marks(now_ms))
+
+
+def _epoch_of(table: pa.Table) -> Epoch:
+    columns = [table[name].combine_chunks().fill_null(0) for name in EPOCH_COLUMNS if name in table.column_names]
+    return only_epoch((None, table["partition"][0].as_py()), columns, None)
 
 
 def pack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -190,6 +211,15 @@ def _blobs(table: pa.Table) -> Iterator[bytes]:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table.slice(start, rows_each).combine_chunks())
         yield sink.getvalue().to_pybytes()
+
+
+def _by_pair(marks: Mapping[MarksKey, HighwaterMarks]) -> dict[tuple[str, int, int], PairMarks]:
+    """(topic, pid, source partition) → its marks, of the newest epoch if it stands in several."""
+    return {
+        (key.topic, *pair): PairMarks(key.startpoint_epoch, single)
+        for key, topic_marks in sorted(marks.items(), key=lambda item: item[0])
+        for pair, single in _singles(topic_marks)
+    }
 
 
 def _singles(marks: HighwaterMarks) -> Iterator[tuple[tuple[int, int], HighwaterMarks]]:

@@ -28,6 +28,7 @@ from filtering.mark_columns import check_window
 from filtering.replay_filter import ReplayFilter
 from spark_jobs.columns import CARRIERS, CarrierUnusable
 from spark_jobs.errors import SparkJobError
+from spark_jobs.mark_epochs import Epoch, EpochsMixed
 
 if TYPE_CHECKING:
     from spark_jobs.slices import SliceStart
@@ -179,12 +180,16 @@ class _OpenSlice:
 
 
 def scan_batches(batches: Iterable[pa.RecordBatch], rule: FilterRule) -> Iterator[pa.RecordBatch]:
-    """One Spark partition's rows (key, topic, partition, offset) → one row a slice with its marks; mapInArrow's."""
+    """One Spark partition's rows (key, topic, partition, offset[, epochs]) → a row a slice, with its marks.
+
+    For mapInArrow. Raises EpochsMixed.
+    """
     quiet_filter()
+    epochs: dict[tuple[str | None, int], Epoch] = {}
     filters: dict[tuple[str | None, int], ReplayFilter] = {}
     bounds: dict[tuple[str | None, int], list[int]] = {}  # first, last, lowest, highest offset; rows out of order
     for batch in batches:
-        key, topic, partition, offset = batch.columns
+        key, topic, partition, offset, *epoch_columns = batch.columns
         if batch.num_rows == 0:
             continue
         for column, values in (("topic", topic), ("partition", partition), ("offset", offset)):
@@ -193,6 +198,9 @@ def scan_batches(batches: Iterable[pa.RecordBatch], rule: FilterRule) -> Iterato
         offsets = np.asarray(offset).astype(np.int64)
         for where, rows in log_partitions(topic, np.asarray(partition).astype(np.int64)):
             own = offsets if rows is None else offsets[rows]
+            epoch = only_epoch(where, epoch_columns, rows)
+            if epochs.setdefault(where, epoch) != epoch:
+                raise EpochsMixed(*where, (epochs[where].startpoint, epoch.startpoint))
             filter_ = filters.setdefault(where, rule.new_filter(HighwaterMarks()))
             filter_.admit_batch(_taken(key, rows, 0, len(own)), where[1])
             _widen(bounds.setdefault(where, [int(own.min()), -1, 0, 1, -1]), own)
@@ -204,6 +212,8 @@ def scan_batches(batches: Iterable[pa.RecordBatch], rule: FilterRule) -> Iterato
                 {
                     "topic": where[0],
                     "partition": where[1],
+                    "startpoint_epoch": epochs[where].startpoint,
+                    "marks_epoch": epochs[where].marks,
                     "start": start,
                     "end": last + 1,
                     "rows": rows_seen,
@@ -219,6 +229,8 @@ def scan_batches(batches: Iterable[pa.RecordBatch], rule: FilterRule) -> Iterato
 _SCANNED_FIELDS: Any = [
     ("topic", pa.string()),
     ("partition", pa.int32()),
+    ("startpoint_epoch", pa.int64()),
+    ("marks_epoch", pa.int64()),
     ("start", pa.int64()),
     ("end", pa.int64()),
     ("rows", pa.int64()),
@@ -262,6 +274,16 @@ def log_partitions(topic: Any, partitions: Numbers) -> Iterator[tuple[tuple[str 
         code = int(together[low])
         topic_name = names[code >> 32] if names and len(names) > 1 else name
         yield (topic_name, code & 0xFFFFFFFF), order[low:high]
+
+
+def only_epoch(name: tuple[str | None, int], columns: list[Any], rows: Numbers | None) -> Epoch:
+    """The epoch of these rows, which all have the same. Raises EpochsMixed."""
+    if not columns:
+        return Epoch()
+    startpoints, marks = (np.asarray(column if rows is None else column.take(pa.array(rows))) for column in columns)
+    if startpoints.min() != startpoints.max() or marks.min() != marks.max():
+        raise EpochsMixed(*name, np.unique(startpoints).tolist())
+    return Epoch(int(startpoints[0]), int(marks[0]))
 
 
 def check_ascending(name: tuple[str | None, int], offsets: Numbers, before: int) -> int:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from filtering.highwater import HighwaterMarks
 from spark_jobs.columns import carrier_key, is_stream_metadata
 from spark_jobs.errors import SparkJobError
+from spark_jobs.mark_epochs import EPOCH_COLUMNS
 from spark_jobs.runs import Runs
 from spark_jobs.settings import setting
 from spark_jobs.slice_filter import FilterRule, scan_batches
@@ -31,9 +32,11 @@ RUNS_MAX = 250_000
 
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _COLUMNS = ("topic", "partition", "offset")
+_IN_ORDER = ("slice", "topic", "partition", *EPOCH_COLUMNS)
 _PAIR_ROW = np.dtype([("pid", ">i8"), ("partition", ">i4")])
 _SCANNED = (
-    "topic string, partition int, start bigint, end bigint, rows bigint, unkeyed bigint, ascends boolean, marks binary"
+    "topic string, partition int, startpoint_epoch bigint, marks_epoch bigint, start bigint, end bigint, rows bigint, "
+    "unkeyed bigint, ascends boolean, marks binary"
 )
 
 
@@ -50,6 +53,10 @@ def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
     for column in _COLUMNS:
         if column not in df.columns:
             raise FrameUnusable(column, "the filter decides by topic, partition and offset: keep the source's columns")
+    missing = [column for column in EPOCH_COLUMNS if column not in df.columns]
+    if len(missing) == 1:
+        why = f"marks are kept by {' and '.join(EPOCH_COLUMNS)}: keep both of the source's columns, or neither"
+        raise FrameUnusable(missing[0], why)
     return df.withColumn(KEY, carrier_key(rule.carrier, df))
 
 
@@ -64,7 +71,7 @@ def scan_slices(keyed: DataFrame, rule: FilterRule, *, runs: bool = True) -> lis
     if runs and found.num_rows > RUNS_MAX:
         runs, found = False, _aggregated(keyed, rule, runs=False)
     _refuse_nulls(found)
-    in_order = [(name, "ascending") for name in ("slice", "topic", "partition")]
+    in_order = [(name, "ascending") for name in _IN_ORDER if name in found.column_names]
     return list(_slices_of(found.sort_by(in_order), runs=runs))
 
 
@@ -77,23 +84,30 @@ def governed(key: Column, rule: FilterRule) -> Column:
     return ours
 
 
+def epoch_columns(keyed: DataFrame) -> list[Column]:
+    """The frame's epochs; none where no startpoints are followed."""
+    names = [name for name in EPOCH_COLUMNS if name in keyed.columns]
+    return [F.coalesce(F.col(name).cast("bigint"), F.lit(0)).alias(name) for name in names]
+
+
 def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
-    """An Arrow table of (slice, topic, partition, pair[, run]) with the bounds of each; at most RUNS_MAX + 1 runs.
+    """An Arrow table of (slice, topic, partition[, epochs], pair[, run]), each with its bounds; at most RUNS_MAX + 1.
 
     The source offset is made a number, since Spark sorts to aggregate binary values: 0.8 s against 1.9 s for 4 M rows
     on 2 cores.
     """
     key = F.col(KEY)
-    rows = keyed.select("topic", "partition", "offset", F.when(governed(key, rule), key).alias(KEY)).select(
+    epochs = epoch_columns(keyed)
+    names = [*_COLUMNS, *(EPOCH_COLUMNS if epochs else ())]
+    rows = keyed.select(*_COLUMNS, *epochs, F.when(governed(key, rule), key).alias(KEY)).select(
         F.spark_partition_id().alias("slice"),
-        "topic",
-        "partition",
-        "offset",
+        *names,
         F.substring(KEY, 1, 12).alias("pair"),
         F.conv(F.hex(F.substring(KEY, 13, 8)), 16, -10).cast("bigint").alias("source_offset"),
     )
     distance = [(F.col("source_offset") - F.col("offset")).alias("run")] if runs else []
-    summary = rows.groupBy("slice", "topic", "partition", "pair", *distance).agg(
+    of_slice = [name for name in names if name != "offset"]
+    summary = rows.groupBy("slice", *of_slice, "pair", *distance).agg(
         F.min("source_offset").alias("low"),
         F.max("source_offset").alias("mark"),
         F.min("offset").alias("start"),
@@ -110,7 +124,7 @@ def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
 
 
 def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
-    """Rows of (slice, topic, partition, pair[, run]), sorted by the first three → one Slice for each of these."""
+    """Rows of (slice, topic, partition[, epochs], pair[, run]), sorted → a Slice for all of one pair in front."""
     if not found.num_rows:
         return
     columns = {name: found[name].to_numpy() for name in ("slice", "partition", "start", "last", "rows")}
@@ -119,10 +133,12 @@ def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
     marks = found["mark"].fill_null(-1).to_numpy()
     pairs = found["pair"].fill_null(b"\0" * _PAIR_ROW.itemsize)
     pair_rows = np.frombuffer(b"".join(pairs.to_pylist()), _PAIR_ROW)
-    owners = list(zip(columns["slice"].tolist(), topics, columns["partition"].tolist(), strict=True))
+    no_epochs = [0] * found.num_rows
+    epochs = [found[name].to_pylist() if name in found.column_names else no_epochs for name in EPOCH_COLUMNS]
+    owners = list(zip(columns["slice"].tolist(), topics, columns["partition"].tolist(), *epochs, strict=True))
     firsts = [0, *(i + 1 for i, (one, other) in enumerate(pairwise(owners)) if one != other), len(owners)]
     for low, high in pairwise(firsts):
-        _, topic, partition = owners[low]
+        _, topic, partition, startpoint_epoch, marks_epoch = owners[low]
         keyed = low + np.flatnonzero(marks[low:high] >= 0)
         rows = columns["rows"][low:high]
         own = HighwaterMarks.from_columns(
@@ -147,6 +163,8 @@ def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
             )
             if runs
             else None,
+            startpoint_epoch=startpoint_epoch,
+            marks_epoch=marks_epoch,
         )
 
 
@@ -164,17 +182,9 @@ def _scan_windows(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
     def scan(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return scan_batches(batches, rule)
 
-    found = keyed.select(KEY, "topic", "partition", "offset").mapInArrow(scan, _SCANNED).toArrow()
+    columns = keyed.select(KEY, *_COLUMNS, *epoch_columns(keyed))
+    found = columns.mapInArrow(scan, _SCANNED).toArrow()
     return [
-        Slice(
-            row["topic"],
-            row["partition"],
-            row["start"],
-            row["end"],
-            row["rows"],
-            row["unkeyed"],
-            HighwaterMarks.from_bytes(row["marks"]),
-            row["ascends"],
-        )
+        Slice(**(row | {"marks": HighwaterMarks.from_bytes(row["marks"])}))  # the columns are its fields
         for row in found.to_pylist()
     ]

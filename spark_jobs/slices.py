@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from filtering.highwater import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.mark_epochs import by_epoch, carried, epochs_of
 from spark_jobs.runs import Runs, Stretch, decide
 from spark_jobs.slice_filter import FilterRule
 
@@ -29,7 +30,8 @@ from spark_jobs.slice_filter import FilterRule
 class Slice:
     """Rows of one log partition in one Spark partition; `marks` are what a filter knows that saw only them.
 
-    `ascends`: False if they were seen out of log order. `runs`: the keyed ones, None where nobody counted them.
+    `ascends`: False if they were seen out of log order. `runs`: the keyed ones, None where nobody counted them. The
+    epochs are those of mark_epochs.py.
     """
 
     topic: str
@@ -41,6 +43,8 @@ class Slice:
     marks: HighwaterMarks
     ascends: bool = True
     runs: Runs | None = field(default=None, compare=False)
+    startpoint_epoch: int = 0
+    marks_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,8 @@ def plan_batch(
 ) -> BatchPlan:
     """Give each slice its starting marks, and the batch its marks. `before` are those after the batch before.
 
-    `now_ms` becomes the last advance of every pair that rises. Raises PairSplit for a pair in two log partitions.
+    `now_ms` becomes the last advance of every pair that rises. Raises PairSplit for a pair in two log partitions,
+    EpochsMixed for a partition in two startpoint epochs.
     """
     in_order = sorted(slices, key=lambda s: (s.topic, s.partition, s.start))
     must_sort = sort or _is_shuffled(in_order)
@@ -99,10 +104,11 @@ def plan_batch(
     verdict: BatchVerdict | None = BatchVerdict()
     for topic in dict.fromkeys(s.topic for s in in_order):
         own = [s for s in in_order if s.topic == topic]
-        old = marks.get(MarksKey(topic), HighwaterMarks())
-        seen = _merged(s.marks for s in own)
+        epochs, seen = epochs_of(own), _merged(s.marks for s in own)
+        old = carried(marks, topic, epochs, seen)
         new = old.merge(_advanced_at(seen, now_ms))
-        marks[MarksKey(topic)] = new
+        others = {key: kept for key, kept in marks.items() if key.topic != topic}
+        marks = others | by_epoch(new, marks, topic, epochs)
         pairs += len(seen)
         verdict = None if verdict is None else _with_topic(verdict, topic, own, old)
         dropped.extend((topic, pid, partition) for pid, partition in _unchanged(seen, old, new))
@@ -138,11 +144,11 @@ def ranges_of(slices: Iterable[Slice]) -> tuple[LogRange, ...]:
 
 
 def _ranges(in_order: list[Slice]) -> tuple[LogRange, ...]:
-    bounds: dict[tuple[str, int], tuple[int, int]] = {}
+    bounds: dict[tuple[str, int], LogRange] = {}
     for s in in_order:
-        start, end = bounds.get((s.topic, s.partition), (s.start, s.end))
-        bounds[s.topic, s.partition] = min(start, s.start), max(end, s.end)
-    return tuple(LogRange(*where, *range_) for where, range_ in bounds.items())
+        known = bounds.get((s.topic, s.partition), LogRange(s.topic, s.partition, s.start, s.end, s.startpoint_epoch))
+        bounds[s.topic, s.partition] = known._replace(start=min(known.start, s.start), end=max(known.end, s.end))
+    return tuple(bounds.values())
 
 
 def _is_shuffled(in_order: list[Slice]) -> bool:
@@ -164,7 +170,7 @@ def _whole_partitions(own: list[Slice], old: HighwaterMarks) -> Iterator[SliceSt
     for range_ in _ranges(own):
         of_partition = [s for s in own if s.partition == range_.partition]
         marks = _restricted(old, _merged(s.marks for s in of_partition))
-        yield SliceStart(*range_, sum(s.rows for s in of_partition), marks)
+        yield SliceStart(*range_[:4], sum(s.rows for s in of_partition), marks)
 
 
 def _merged(parts: Iterable[HighwaterMarks]) -> HighwaterMarks:

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 
 from pushrep.records import RecordBatch, TimestampType
 from pushrep.records.columns import RecordColumns
+from spark_jobs.mark_epochs import EPOCH_COLUMNS
 
 # The JVM holds one Arrow batch while Python builds the next; between 4,000 and 65,000 rows the speed is the same.
 ROWS_MAX = 16_384
@@ -40,8 +41,8 @@ _HEADER = StructType([StructField("key", StringType()), StructField("value", Bin
 _ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def source_schema(*, include_headers: bool, include_startpoint_epoch: bool = False) -> StructType:
-    """The columns of Spark's Kafka source; `headers` only if asked for, as there. `startpoint_epoch` is the last."""
+def source_schema(*, include_headers: bool, include_epochs: bool = False) -> StructType:
+    """The columns of Spark's Kafka source; `headers` only if asked for, as there. The two epochs are the last."""
     fields = [
         StructField("key", BinaryType()),
         StructField("value", BinaryType()),
@@ -53,8 +54,8 @@ def source_schema(*, include_headers: bool, include_startpoint_epoch: bool = Fal
     ]
     if include_headers:
         fields.append(StructField("headers", ArrayType(_HEADER)))
-    if include_startpoint_epoch:
-        fields.append(StructField("startpoint_epoch", LongType()))
+    if include_epochs:
+        fields += [StructField(name, LongType()) for name in EPOCH_COLUMNS]
     return StructType(fields)
 
 
@@ -79,10 +80,10 @@ class ArrowWriter:
         schema: pa.Schema,
         *,
         include_headers: bool,
-        startpoint_epoch: int | None = None,
+        epochs: tuple[int, ...] = (),
     ) -> None:
         self._schema, self._include_headers = schema, include_headers
-        self._epoch = _Constant(startpoint_epoch, pa.int64()) if startpoint_epoch is not None else None
+        self._epochs = [_Constant(epoch, pa.int64()) for epoch in epochs]
         self._topic, self._partition = _Constant(topic, pa.string()), _Constant(partition, pa.int32())
         self._types = {int(kind): _Constant(int(kind), pa.int32()) for kind in TimestampType}
 
@@ -136,8 +137,7 @@ class ArrowWriter:
         ]
         if self._include_headers:
             arrays.append(whole.headers)
-        if self._epoch is not None:
-            arrays.append(self._epoch.array(rows))
+        arrays += [epoch.array(rows) for epoch in self._epochs]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 

@@ -166,7 +166,11 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = ranges_between(before, after)
         log_ids = {partition: position.log_id for partition, position in after.positions.items()}
         tasks = plan_tasks(self._logs, ranges, log_ids, self._options)
-        return [replace(task, epoch=after.positions[task.partition].epoch) for task in tasks]
+        lines = after.positions
+        return [
+            replace(task, epoch=lines[task.partition].epoch, marks_epoch=lines[task.partition].marks_epoch)
+            for task in tasks
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, self._schema, cast("LogRange", partition))
@@ -209,8 +213,8 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def own_schema(options: SourceOptions) -> StructType:
     """The columns that these options ask for."""
-    with_epoch = options.startpoint_consumer is not None
-    return source_schema(include_headers=options.include_headers, include_startpoint_epoch=with_epoch)
+    include_epochs = options.startpoint_consumer is not None
+    return source_schema(include_headers=options.include_headers, include_epochs=include_epochs)
 
 
 def resolve_starts(options: SourceOptions, logs: TopicLogs, extents: Mapping[int, Extent]) -> dict[int, int]:

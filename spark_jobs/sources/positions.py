@@ -10,7 +10,8 @@ logs: a partition that has no predecessor (all of them in batch 0, a new one lat
 offset. Killed before the first commit, batch 0 is read again from there and is the same batch, whatever was appended.
 
 `log` is the log's own id: offsets of a log that was made anew under the same name mean other records. `epoch` is the
-number of the startpoint that the partition's run started from, 0 for none (see `startpoints`).
+number of the startpoint that the partition's run started from, 0 for none (see `startpoints`); `marks`, only where
+there is one, that of the newest startpoint of this line that let the marks of a replay filter begin anew.
 """
 
 from collections.abc import Mapping
@@ -32,11 +33,12 @@ class CheckpointUnusable(SparkJobError):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Next offset to read in one partition, of which log, in which startpoint epoch."""
+    """Next offset to read in one partition, of which log, in which startpoint epoch, see the file's map."""
 
     offset: int
     log_id: str
     epoch: int = 0
+    marks_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,7 @@ class StreamOffset:
         return {
             "version": VERSION,
             "topic": self.topic,
-            "partitions": {
-                str(partition): {"epoch": position.epoch, "offset": position.offset, "log": position.log_id}
-                for partition, position in sorted(self.positions.items())
-            },
+            "partitions": {str(partition): _entry(position) for partition, position in sorted(self.positions.items())},
             "start": {str(partition): offset for partition, offset in sorted(self.starts.items())},
         }
 
@@ -71,10 +70,15 @@ class StreamOffset:
         if "partitions" not in logged:
             return None
         positions = {
-            int(partition): Position(entry["offset"], entry["log"], entry["epoch"])
+            int(partition): Position(entry["offset"], entry["log"], entry["epoch"], entry.get("marks", 0))
             for partition, entry in logged["partitions"].items()
         }
         return cls(topic, positions, {int(partition): offset for partition, offset in logged["start"].items()})
+
+
+def _entry(position: Position) -> dict[str, Any]:
+    entry = {"epoch": position.epoch, "offset": position.offset, "log": position.log_id}
+    return entry | ({"marks": position.marks_epoch} if position.marks_epoch else {})
 
 
 def initial_words(topic: str, given: Mapping[str, str]) -> dict[str, Any]:

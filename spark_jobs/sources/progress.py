@@ -8,7 +8,7 @@ something lost   the query stops and names it, or (failOnDataLoss=false) goes on
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from spark_jobs.sources.planning import DataLoss, Extent, Range
@@ -23,12 +23,12 @@ WrittenEnd: TypeAlias = Callable[[int], int | None]
 class Step:
     """The ranges that the next batch may read, before any limit; `starts` are those that its end offset carries.
 
-    `epochs`: the startpoints that partitions begin anew from in this batch.
+    `begun`: where startpoints let partitions begin anew in this batch, and in which epochs.
     """
 
     ranges: Mapping[int, Range]
     starts: Mapping[int, int]
-    epochs: Mapping[int, int] = field(default_factory=dict)
+    begun: Mapping[int, Position] = field(default_factory=dict)
 
 
 def first_step(resolved: Mapping[int, int], extents: Mapping[int, Extent]) -> Step:
@@ -67,12 +67,12 @@ def next_step(
 
 def with_begun(step: Step, begun: Mapping[int, Position]) -> Step:
     """The step in which these partitions begin anew, each in the epoch of its startpoint."""
-    ranges, starts, epochs = dict(step.ranges), dict(step.starts), dict(step.epochs)
+    ranges, starts = dict(step.ranges), dict(step.starts)
     for partition, position in begun.items():
         end = ranges[partition][1] if partition in ranges else position.offset
         ranges[partition] = (position.offset, max(position.offset, end))
-        starts[partition], epochs[partition] = position.offset, position.epoch
-    return Step(ranges, starts, epochs)
+        starts[partition] = position.offset
+    return Step(ranges, starts, begun)
 
 
 def until(target: Mapping[int, Extent], now: Mapping[int, Extent]) -> dict[int, Extent]:
@@ -107,8 +107,9 @@ def end_of_batch(
         return None
     positions = dict(before.positions) if before is not None else {}
     for partition in step.ranges:
-        epoch = step.epochs.get(partition, positions[partition].epoch if partition in positions else 0)
-        positions[partition] = Position(ends[partition], extents[partition].log_id, epoch)
+        line = step.begun.get(partition, positions.get(partition, Position(0, "")))
+        log_id = extents[partition].log_id
+        positions[partition] = replace(line, offset=ends[partition], log_id=log_id)
     return StreamOffset(topic, positions, step.starts)
 
 

@@ -55,9 +55,12 @@ class StreamStartpoints:
             return {}
         found = {}
         for partition, extent in sorted(extents.items()):
-            applied = self._applied(partition, positions.get(partition), extent)
+            position = positions.get(partition)
+            applied = self._applied(partition, position, extent)
             if applied is not None:
-                found[partition] = Position(applied.offset, extent.log_id, applied.sequence)
+                found[partition] = Position(
+                    applied.offset, extent.log_id, applied.sequence, self._marks_epoch(partition, applied, position)
+                )
                 self._unconsumed[partition] = applied.sequence
         # What was found is taken only once Spark has logged it: until then it is found again.
         self._seen = None if found else seen
@@ -68,8 +71,8 @@ class StreamStartpoints:
         gate = BootstrapGate()
         positions = before.positions if before is not None else {}
         for partition, (start, _) in step.ranges.items():
-            epoch = step.epochs.get(partition, positions[partition].epoch if partition in positions else 0)
-            standing = self._standing(self._claims[partition], epoch)
+            line = step.begun.get(partition, positions.get(partition))
+            standing = self._standing(self._claims[partition], line.epoch if line is not None else 0)
             applied = standing.applied if standing is not None else None
             gate.start(partition, start, applied.until if applied is not None else None)
         ranges = {p: (start, end if gate.may_read(p) else start) for p, (start, end) in step.ranges.items()}
@@ -94,6 +97,13 @@ class StreamStartpoints:
         )
         stands_at = position.offset if position is not None else None
         return self._store.apply(self._claims[partition], log, position=stands_at)
+
+    def _marks_epoch(self, partition: int, applied: Applied, before: Position | None) -> int:
+        """The newest startpoint of this line that resets marks: a replay filter behind the stream forgets at it."""
+        standing = self._standing(self._claims[partition], applied.sequence)
+        if standing is not None and standing.written.startpoint.reset_marks:
+            return applied.sequence
+        return before.marks_epoch if before is not None else 0
 
     def _follow(self, positions: Mapping[int, Position]) -> None:
         """Tell the store what Spark has committed: what was made of startpoints at once, the rest now and then."""

@@ -22,13 +22,14 @@ from spark_jobs.sources.progress import report
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """Offsets [start, end) of one partition, of the log with this id; `epoch`: the startpoint of their run, 0: none."""
+    """Offsets [start, end) of one partition, of the log with this id, in the epochs that positions.py tells."""
 
     partition: int
     start: int
     end: int
     log_id: str
     epoch: int = 0
+    marks_epoch: int = 0
 
 
 def plan_tasks(
@@ -62,7 +63,7 @@ def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> It
         task.partition,
         arrow_schema,
         include_headers=options.include_headers,
-        startpoint_epoch=task.epoch if options.startpoint_consumer is not None else None,
+        epochs=(task.epoch, task.marks_epoch) if options.startpoint_consumer is not None else (),
     )
     with ExitStack() as resources:
         reader: LogReader | None = None

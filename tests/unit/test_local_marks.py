@@ -150,13 +150,13 @@ def test_a_flipped_bit_is_refused_by_name_and_nothing_is_cut(path):
 def test_marks_of_another_version_are_refused_by_name(path):
     with LocalMarks(path) as store:
         body = bytearray(batch(0).to_bytes()[:-4])
-        body[7] = 2
+        body[7] = 3
         import struct
         import zlib
 
         data = bytes(body) + struct.pack(">I", zlib.crc32(body))
         store._opened().append([data], keys=[marks_module._PART.pack(0, 1)])
-    with LocalMarks(path) as store, pytest.raises(MarksStoreDamaged, match="version 2, this release reads version 1"):
+    with LocalMarks(path) as store, pytest.raises(MarksStoreDamaged, match="version 3, this release reads up to version 2"):
         store.owner()
 
 

@@ -1,0 +1,109 @@
+"""Marks and startpoints: with which marks a partition goes on once a startpoint has moved it. Pure.
+
+    marks after batch 7    (orders, 0): pairs of partitions 0 and 1
+    batch 8                partition 1 comes in epoch 5: startpoint 5 moved it
+      it inherits          (orders, 0): those of partition 0    (orders, 5): those of partition 1, as they were
+      it resets marks      (orders, 0): those of partition 0    (orders, 5): what partition 1 holds from here on
+
+A pair lives in one partition of the destination, so a partition's marks move as a whole, and no pair stands under two
+epochs. Which startpoint a row's run started from says its column startpoint_epoch; marks_epoch is the newest one of
+that line that let the marks begin anew, so an epoch without a row in between is not missed.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from filtering.highwater import HighwaterMarks
+from filtering.mark_columns import UNKNOWN
+from spark_jobs.batch_marks import MarksKey
+from spark_jobs.errors import SparkJobError
+
+if TYPE_CHECKING:
+    from spark_jobs.slices import Slice
+
+STARTPOINT_EPOCH, MARKS_EPOCH = "startpoint_epoch", "marks_epoch"
+EPOCH_COLUMNS = (STARTPOINT_EPOCH, MARKS_EPOCH)
+
+Numbers = npt.NDArray[np.int64]
+
+
+class EpochsMixed(SparkJobError):
+    """One log partition came in two startpoint epochs at once: filter each alone, in the order of their numbers."""
+
+    def __init__(self, topic: str | None, partition: int, epochs: Iterable[int]) -> None:
+        found = ", ".join(map(str, sorted(set(epochs))))
+        where = f"partition {partition} of {topic if topic is not None else 'the topic'}"
+        super().__init__(
+            f"EpochsMixed: {where} came in the startpoint epochs {found} at once; a batch of the source has one. "
+            "Filter the frame once for each, in ascending order, or drop the columns startpoint_epoch and marks_epoch"
+        )
+        self.topic, self.partition = topic, partition
+
+
+class Epoch(NamedTuple):
+    """The startpoint that a partition's run started from, and the newest of its line that reset marks; 0: none."""
+
+    startpoint: int = 0
+    marks: int = 0
+
+
+def epochs_of(own: Iterable["Slice"]) -> dict[int, Epoch]:
+    """The epoch of each log partition of one topic. Raises EpochsMixed."""
+    epochs: dict[int, Epoch] = {}
+    for one in own:
+        epoch = Epoch(one.startpoint_epoch, one.marks_epoch)
+        if epochs.setdefault(one.partition, epoch) != epoch:
+            raise EpochsMixed(one.topic, one.partition, (epochs[one.partition].startpoint, epoch.startpoint))
+    return epochs
+
+
+def carried(
+    before: Mapping[MarksKey, HighwaterMarks], topic: str, epochs: Mapping[int, Epoch], seen: HighwaterMarks
+) -> HighwaterMarks:
+    """What a topic's partitions go on with, under whatever epoch it stood; `seen`: the pairs of the batch.
+
+    Raises PairSplit.
+    """
+    going_on = HighwaterMarks()
+    for key in sorted(key for key in before if key.topic == topic):
+        marks = before[key]
+        begun_anew = [partition for partition, epoch in epochs.items() if key.startpoint_epoch < epoch.marks]
+        if begun_anew:
+            marks = marks.without_rows(np.flatnonzero(np.isin(_destinations(marks, seen), begun_anew)))
+        going_on = going_on.merge(marks)
+    return going_on
+
+
+def by_epoch(
+    after: HighwaterMarks, before: Mapping[MarksKey, HighwaterMarks], topic: str, epochs: Mapping[int, Epoch]
+) -> dict[MarksKey, HighwaterMarks]:
+    """The topic's marks after the batch, each under the epoch of its partition."""
+    own = {key: marks for key, marks in before.items() if key.topic == topic}
+    now = {epoch.startpoint for epoch in epochs.values()}
+    if len(now) == 1 and {key.startpoint_epoch for key in own} <= now:
+        return {MarksKey(topic, now.pop()): after}
+    found: dict[MarksKey, HighwaterMarks] = {}
+    here = np.isin(after.to_columns().destination_partitions, list(epochs))
+    for key, marks in own.items():  # of partitions that this batch has nothing of
+        columns = marks.to_columns()
+        rows = after.find(columns.pids, columns.partitions)
+        elsewhere = (rows >= 0) & ~here[rows] if len(here) else np.zeros(len(rows), np.bool_)
+        found[key] = marks.without_rows(np.flatnonzero(~elsewhere))
+    for startpoint in sorted(now):
+        partitions = [partition for partition, epoch in epochs.items() if epoch.startpoint == startpoint]
+        theirs = np.isin(after.to_columns().destination_partitions, partitions)
+        key = MarksKey(topic, startpoint)
+        found[key] = found.get(key, HighwaterMarks()).merge(after.without_rows(np.flatnonzero(~theirs)))
+    return found
+
+
+def _destinations(marks: HighwaterMarks, seen: HighwaterMarks) -> Numbers:
+    """Each pair's partition of the destination; of pairs that came without one, where the batch has them."""
+    columns, told = marks.to_columns(), seen.to_columns().destination_partitions
+    rows = seen.find(columns.pids, columns.partitions)
+    here = np.where(rows >= 0, told[rows], UNKNOWN) if len(told) else np.full(len(rows), UNKNOWN, np.int64)
+    known: Numbers = np.where(columns.destination_partitions == UNKNOWN, here, columns.destination_partitions)
+    return known

@@ -1,0 +1,189 @@
+"""Rule 9: marks are keyed by the startpoint epoch; a new epoch starts empty with reset_marks, else it inherits.
+
+Both forms of the filter without Spark, over random logs that are read forth and back, against a filter per partition
+that forgets when a startpoint says so.
+"""
+
+import itertools
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.keyed_state import PairMarks, decide_pair, pack_rows, unpack_rows
+from spark_jobs.mark_epochs import Epoch, EpochsMixed
+from spark_jobs.slice_filter import FilterRule, SliceFilters, scan_batches
+from spark_jobs.slice_scan import KEY
+from spark_jobs.slices import Slice, plan_batch
+
+PARTITIONS = 2
+FIELDS = ("topic", "partition", "offset", KEY, "startpoint_epoch", "marks_epoch")
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        (KEY, pa.binary()),
+        ("startpoint_epoch", pa.int64()),
+        ("marks_epoch", pa.int64()),
+    ]
+)
+
+logs = st.lists(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=14),
+    min_size=PARTITIONS,
+    max_size=PARTITIONS,
+)
+# Of each partition in each batch: how many records it reads, and where it is sent before, if it is, with which wish.
+steps = st.lists(
+    st.tuples(
+        *[st.tuples(st.integers(0, 6), st.none() | st.tuples(st.integers(0, 14), st.booleans()))] * PARTITIONS,
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def rows_of(partition, drawn):
+    for offset, (pair, source, unkeyed) in enumerate(drawn):
+        key = None if unkeyed == 0 else StreamMetadata(5, partition * 2 + pair, source).pack()
+        yield ("t", partition, offset, key)
+
+
+class Stream:
+    """Reads batches; a startpoint gives its partition a new epoch."""
+
+    def __init__(self, drawn):
+        self.logs = [list(rows_of(partition, rows)) for partition, rows in enumerate(drawn)]
+        self.positions, self.epochs = [0] * PARTITIONS, [Epoch()] * PARTITIONS
+        self.filters = None
+        self.sequence = 0
+
+    def batch(self, step, window):
+        """The rows of the next batch with their epochs, and those that the rule keeps."""
+        self.filters = self.filters or [ReplayFilter(window=window) for _ in range(PARTITIONS)]
+        batch, kept = [], set()
+        for partition, (count, sent) in enumerate(step):
+            if sent is not None:
+                self.sequence += 1
+                place, reset = sent
+                self.positions[partition] = min(place, len(self.logs[partition]))
+                self.epochs[partition] = Epoch(self.sequence, self.sequence if reset else self.epochs[partition].marks)
+                if reset:
+                    self.filters[partition] = ReplayFilter(window=window)
+            start = self.positions[partition]
+            found = self.logs[partition][start : start + count]
+            self.positions[partition] = start + len(found)
+            batch += [(*row, *self.epochs[partition]) for row in found]
+            kept |= {row[1:3] for row in found if self.filters[partition].admit(row[3], partition)}
+        return batch, kept
+
+
+def as_arrow(rows):
+    return pa.RecordBatch.from_pylist([dict(zip(FIELDS, row, strict=True)) for row in rows], schema=SCHEMA)
+
+
+def by_slices(rows, marks, rule, cut):
+    """The foreachBatch form: what it keeps, and the marks after the batch."""
+    tasks = [task for task in (rows[:cut], rows[cut:]) if task]
+    scan = [as_arrow(task).select([KEY, *(name for name in FIELDS if name != KEY)]) for task in tasks]
+    found = [row for batch in scan for out in scan_batches([batch], rule) for row in out.to_pylist()]
+    slices = [Slice(**(row | {"marks": HighwaterMarks.from_bytes(row["marks"])})) for row in found]
+    plan = plan_batch(slices, marks, rule=rule, now_ms=1, sort=False)
+    kept = set()
+    for task in tasks:
+        filters, arrow = SliceFilters(plan.starts, rule), as_arrow(task)
+        decisions = filters.decide(*(arrow.column(name) for name in (KEY, "topic", "partition", "offset")))
+        kept |= {row[1:3] for row, decision in zip(task, decisions, strict=True) if decision & 1}
+    return kept, plan
+
+
+def by_pairs(rows, state, rule):
+    """The operator form, without those that have no metadata; `state` as Spark keeps it."""
+    keyed = [row for row in rows if row[3] is not None]
+    kept = {row[1:3] for row in rows if row[3] is None}
+    if not keyed:
+        return kept
+    packed = [row for batch in pack_rows([as_arrow(keyed)]) for row in batch.to_pylist()]
+    name = lambda row: (row["topic"], row["pid"], row["source_partition"])  # noqa: E731
+    for pair, group in itertools.groupby(sorted(packed, key=name), key=name):
+        blobs, state[pair] = decide_pair([row["rows"] for row in group], state.get(pair, PairMarks()), rule, now_ms=1)
+        out = pa.RecordBatch.from_arrays([pa.array(blobs, pa.binary())], names=["rows"])
+        kept |= {(row["partition"], row["offset"]) for batch in unpack_rows([out]) for row in batch.to_pylist()}
+    return kept
+
+
+@given(logs, steps, st.sampled_from([0, 0, 3]), st.integers(0, 12))
+def test_rule_9_both_forms_keep_what_a_filter_that_forgets_on_demand_keeps(drawn, taken, window, cut):
+    rule, stream, marks, state = FilterRule(window=window), Stream(drawn), {}, {}
+    for number, step in enumerate(taken):
+        rows, expected = stream.batch(step, window)
+        kept, plan = by_slices(rows, marks, rule, cut)
+        assert kept == expected, f"batch {number}"
+        assert by_slices(rows, marks, rule, cut)[1] == plan, "run again it is the same batch"
+        marks = plan.marks
+        assert by_pairs(rows, state, rule) == expected, f"batch {number}"
+        assert all(
+            key.startpoint_epoch == stream.epochs[partition].startpoint
+            for key, own in marks.items()
+            for partition in set(own.to_columns().destination_partitions.tolist()) & {row[1] for row in rows}
+        ), "marks stand under the epoch that their partition is in"
+        assert BatchMarks.from_bytes(BatchMarks("q", number, plan.ranges, marks).to_bytes()).ranges == plan.ranges
+
+
+def slice_of(partition, epoch, marks, start=0):
+    count = len(marks)
+    return Slice("t", partition, start, start + count, count, 0, marks, startpoint_epoch=epoch[0], marks_epoch=epoch[1])
+
+
+def single(source, offset, partition):
+    return HighwaterMarks.from_columns([5], [source], [offset], [partition])
+
+
+def planned(slices, before):
+    return plan_batch(slices, before, rule=FilterRule(), now_ms=1, sort=False)
+
+
+def test_an_epoch_without_a_row_is_not_missed():
+    """Startpoint 5 reset the marks and gave no record; 7, which does not, inherits nothing from before it."""
+    before = {MarksKey("t", 3): single(0, 9, 0)}
+    plan = planned([slice_of(0, (7, 5), single(0, 4, 0))], before)
+    assert {key: marks.get(5, 0).offset for key, marks in plan.marks.items()} == {MarksKey("t", 7): 4}
+
+
+def test_marks_that_do_not_say_where_their_pair_lies_are_forgotten_once_it_is_seen():
+    before = {MarksKey("t"): HighwaterMarks.from_columns([5, 5], [0, 1], [9, 9])}
+    plan = planned([slice_of(0, (1, 1), single(0, 4, 0))], before)
+    assert (plan.marks[MarksKey("t", 1)].get(5, 0).offset, plan.marks[MarksKey("t")].get(5, 1).offset) == (4, 9)
+
+
+def test_a_pair_in_two_partitions_is_split_across_epochs_too():
+    before = {MarksKey("t", 3): single(0, 9, 0)}
+    with pytest.raises(PairSplit):
+        planned([slice_of(1, (4, 0), single(0, 10, 1))], before)
+
+
+def test_a_partition_in_two_epochs_at_once_is_refused():
+    slices = [slice_of(0, (3, 0), single(0, 4, 0)), slice_of(0, (4, 0), single(0, 4, 0), start=7)]
+    with pytest.raises(EpochsMixed, match="startpoint epochs 3, 4"):
+        planned(slices, {})
+    rows = [("t", 0, n, StreamMetadata(5, 0, n).pack(), epoch, 0) for n, epoch in enumerate((3, 4))]
+    columns = [KEY, *(name for name in FIELDS if name != KEY)]
+    with pytest.raises(EpochsMixed):
+        list(scan_batches([as_arrow(rows).select(columns)], FilterRule(window=2)))
+    with pytest.raises(EpochsMixed):
+        list(scan_batches([as_arrow([row]).select(columns) for row in rows], FilterRule(window=2)))
+
+
+def test_ranges_of_another_epoch_are_another_batch():
+    """Rolled back and sent to the same place by a startpoint, a batch reads the same offsets and is not the same."""
+    marks = single(0, 4, 0)
+    first, again = planned([slice_of(0, (0, 0), marks)], {}), planned([slice_of(0, (2, 2), marks)], {})
+    assert first.ranges == (LogRange("t", 0, 0, 1),)
+    assert again.ranges == (LogRange("t", 0, 0, 1, 2),)
+    old, new = (BatchMarks("q", 1, plan.ranges, plan.marks) for plan in (first, again))
+    assert [data.to_bytes()[4:8] for data in (old, new)] == [b"\0\0\0\1", b"\0\0\0\2"]
+    assert BatchMarks.from_bytes(new.to_bytes()) == new
