@@ -18,7 +18,7 @@ from benchmarks import bare
 from benchmarks.harness import machine
 
 HERE = Path(__file__).parent
-NAMES = sorted(m.name for m in iter_modules([str(HERE)]) if m.name not in {"harness", "bare", "__main__"})
+NAMES = sorted(m.name for m in iter_modules([str(HERE)]) if m.name not in {"harness", "bare", "push_sides", "__main__"})
 ROWS = {
     "g1": "append_singly",
     "g2": "append_lists",
@@ -27,7 +27,9 @@ ROWS = {
     "g5": "append_durably",
     "g6": "append_lists",
     "g7": "push",
+    "g8": "push_all",
     "g9": "push",
+    "g10": "push_long",
     "g12": "log_open",
     "g13": "log_open",
     "g14": "verify",
@@ -35,6 +37,7 @@ ROWS = {
     "g16": "spark_filter",
     "g17": "spark_filter",
     "g18": "filter_batch",
+    "g19": "push_idle",
 }
 
 

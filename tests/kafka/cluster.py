@@ -11,6 +11,7 @@ import socket
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -40,14 +41,25 @@ def missing() -> str | None:
 class KafkaCluster:
     """`with KafkaCluster(directory, nodes=3) as cluster:` yields when every broker answers at `bootstrap_servers`."""
 
-    def __init__(self, directory: Path, nodes: int = 1, settings: dict[str, str] | None = None) -> None:
-        self.directory, self.nodes = directory, range(1, nodes + 1)
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 1,
+        settings: dict[str, str] | None = None,
+        jvm: Sequence[str] = QUICK_START,
+    ) -> None:
+        self.directory, self.nodes, self._jvm = directory, range(1, nodes + 1), jvm
         self._settings = settings or {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         ports = free_ports(2 * nodes)
         self._ports = dict(zip(self.nodes, ports[:nodes], strict=True))
         self._controllers = dict(zip(self.nodes, ports[nodes:], strict=True))
         self.cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the brokers that run."""
+        return [process.pid for process in self._processes.values()]
 
     @property
     def bootstrap_servers(self) -> str:
@@ -77,7 +89,7 @@ class KafkaCluster:
         home = self.directory / f"node-{node}"
         with (home / "broker.log").open("ab") as log:
             self._processes[node] = subprocess.Popen(
-                [*java("-Xms256m", "-Xmx768m", *QUICK_START), "kafka.Kafka", str(home / "server.properties")],
+                [*java("-Xms256m", "-Xmx768m", *self._jvm), "kafka.Kafka", str(home / "server.properties")],
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=home, start_new_session=True,
             )  # fmt: skip
 
