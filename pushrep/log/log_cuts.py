@@ -30,7 +30,7 @@ class CuttableLog(LogWriter):
 
     def truncate_to(self, offset: int) -> int:
         """Cut at the base of the batch that holds `offset`; where. The caller checked the range. Raises NoRoomToCut."""
-        with self._own_turn(), self._lock:
+        with self._turn.own(), self._lock:
             self._check_writable()
             if offset >= self.log_end_offset:
                 return self.log_end_offset
@@ -45,7 +45,7 @@ class CuttableLog(LogWriter):
             except BaseException as error:
                 self._poison_by(error)
                 raise
-            self._publish()
+            self._publish(self.flushed_offset)
             return at
 
     def move_log_start(self, offset: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class CuttableLog(LogWriter):
         with self._lock:
             self._check_writable()
             self.log_start_offset = max(self.log_start_offset, offset)
-            self._publish()
+            self._publish(self.flushed_offset)
             gone = [base for base, next_base in pairwise(self._bases) if next_base <= self.log_start_offset]
         try:
             # The recovery point with it: a log must never end below its start.
@@ -65,7 +65,7 @@ class CuttableLog(LogWriter):
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            with self._own_turn(), self._lock:
+            with self._turn.own(), self._lock:
                 self._active.trim()  # what was allocated ahead makes room for the few bytes that free the most
             self.checkpoint()
         remove_segments(around.filesystem, around.view.path, gone)
@@ -83,7 +83,7 @@ class CuttableLog(LogWriter):
         around, damaged_from = self._around, self._report.damaged_from
         if damaged_from is None:
             return ()
-        with self._own_turn(), self._lock:
+        with self._turn.own(), self._lock:
             self.check_open()
             segment = self._active
             position = segment.size_bytes
@@ -126,7 +126,8 @@ class CuttableLog(LogWriter):
             self._watermark = min(end, self._watermark)
         # A start inside of the batch that goes, as `delete_records` leaves it: no log begins above its end.
         self.log_start_offset = min(self.log_start_offset, end)
-        self._publish()  # before the files change: readers take what they then miss for cut, not for corrupt
+        # Before the files change: readers take what they then miss for cut, not for corrupt.
+        self._publish(self.flushed_offset)
         move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
         around.view.reserve.with_room(lambda: segment.cut(position, end))
         around.filesystem.sync_directory(around.view.path)

@@ -1,21 +1,20 @@
 """The writing half of a log: appends, rolls, syncs. Knows offsets and files, not names, locks or readers.
 
     append   under _lock: stamp, write, note, then let readers see the new end        [log end offset]
-    flush    one thread syncs for all who wait; the others sleep until it has         [flushed offset]
-    flusher  every flush_ms or flush_bytes: flush, then the checkpoints               [recovery point]
+    flush    one thread syncs for all who wait (sync_turn.py)                         [flushed offset]
+    flusher  every flush_ms or flush_bytes (flush_promise.py): flush, checkpoints     [recovery point]
 
-Lock order: _lock, then _turn. The sync itself runs under neither, so that appends go on beside it; a segment that is
-rolled meanwhile keeps its descriptor until the sync has ended.
-Whoever is interrupted (Ctrl-C) must not keep the turn: it is taken inside the `try` that gives it back, and given back
-before anything else is done. A Condition's own `with` can be interrupted with its lock held; a plain lock's can't.
+Lock order: the turn, then _lock. The sync itself does not run under _lock, so that appends go on beside it; a segment
+that is rolled meanwhile keeps its descriptor until the sync has ended.
+What was flushed is published before a `flush` returns, to whomever: other processes see it from then on.
 A failed sync poisons: the kernel may have dropped the pages, and a second sync could succeed over lost data.
 """
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import get_ident
 
 from pushrep.errors import PushrepError
 from pushrep.log.clean_marker import CleanLog
@@ -23,17 +22,16 @@ from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cutting import move_aside
 from pushrep.log.directory import DirectoryView
 from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, append_remedy
-from pushrep.log.flusher import process_flusher
+from pushrep.log.flush_promise import Due, FlushPromise
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs
 from pushrep.log.reading import Bounds
 from pushrep.log.recovery import Recovered
 from pushrep.log.segment import Segment, SegmentMark
 from pushrep.log.segment_files import list_segments
+from pushrep.log.sync_turn import SyncTurn
 from pushrep.records import RecordBatch
-from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem
-
-_LOOK_AGAIN_S = 1.0  # in case that who had the turn was interrupted before it could tell
+from pushrep.seams import Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 
@@ -68,22 +66,16 @@ class LogWriter:
         self._revision = 0
         self._closed = self._ended = False
         self._unflushed_bytes = 0
-        self._dirty_since_ms: int | None = None
         self._lock = threading.Lock()
-        self._turn_lock = threading.Lock()
-        self._turn = threading.Condition(self._turn_lock)
-        self._syncing = False
+        self._turn = SyncTurn()
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
         self._changed = recovered.active.size_bytes == 0  # else the files have their final form already
         self._active.close()  # opened again by the first append
-        # A simulated clock gets no thread: its appends look at the age themselves, so that a run can be repeated.
-        self._flusher = process_flusher() if around.clock is SYSTEM_CLOCK else None
-        if self._flusher is not None:
-            self._flusher.attach(self)
-            if recovered.has_news:
-                self._dirty()  # the recovery point that was found is brought to disk soon
-        self._publish()
+        self._promise = FlushPromise(self, around.config, around.clock)
+        if recovered.has_news:
+            self._promise.again()  # the recovery point that was found is brought to disk soon
+        self._publish(self.flushed_offset)
 
     @property
     def high_watermark(self) -> int:
@@ -133,51 +125,42 @@ class LogWriter:
             self._changed = True
             self._unflushed_bytes += self._write(batches)
             self.log_end_offset = self._active.next_offset
-            self._publish()
+            self._publish(self.flushed_offset)
             self._active.write_indexes_if_due()
             result = AppendResult(base_offset, self.log_end_offset - 1)
         if not was_open:
             self._around.view.open_files.opened(self)
-        self._keep_promise()
+        self._keep_promise(self._unflushed_bytes)
         return result
 
     def flush(self, offset: int | None = None) -> None:
         """Everything below `offset` (None: the log end now) is on disk when this returns. Raises LogPoisoned."""
         wanted = self.log_end_offset if offset is None else offset
-        mine = False
+        turn, me = self._turn, get_ident()
         while True:
             try:
-                with self._turn_lock:
-                    # What was cut off meanwhile never gets to the disk: nobody waits for it.
-                    while self.flushed_offset < min(wanted, self.log_end_offset) and self._syncing and not self._poison:
-                        self._turn.wait(_LOOK_AGAIN_S)
-                    if self.flushed_offset >= min(wanted, self.log_end_offset):
-                        return
-                    if self._poison is not None:
-                        raise LogPoisoned(self._around.view.path, self._poison) from self._poison
-                    if self._ended:
-                        raise LogClosed(self._around.view.path)
-                    self._syncing = mine = True
+                if not turn.take(self._is_settled, wanted):
+                    return
                 self._sync()
             finally:
-                if mine:
-                    self._syncing = mine = False
-                    self._tell_waiting()
+                if turn.owner == me:  # by an assignment, see there
+                    turn.owner = None
+                    turn.tell()
 
     def flush_in_background(self) -> None:
         """The flusher's call: a flush and the checkpoints."""
         try:
-            self._dirty_since_ms = None
+            self._promise.kept()
             self.flush()
             share_ms = self._config.flush_ms // 4
-            if not self.checkpoint(share_ms) and self._flusher is not None:
-                self._flusher.soon(self, share_ms)  # another log has just written the files: the next write has ours
+            if not self.checkpoint(share_ms):
+                self._promise.again(share_ms)  # another log has just written the files: the next write has ours
             self._housekeeping.after_flush()
         except LogPoisoned:
             _LOG.exception("%s takes no more appends", self._around.view.path)
         except (OSError, PushrepError) as error:  # the log itself is on disk; the recovery point rises another time
             _LOG.warning("%s: checkpoint put off: %s", self._around.view.path, error)
-            self._dirty()
+            self._promise.again()
 
     def checkpoint(self, max_age_ms: int = 0) -> bool:
         """Raise the recovery point over what is flushed, the index entries of it on disk first.
@@ -204,13 +187,9 @@ class LogWriter:
                 self.flush()
             except PushrepError:
                 return False
-        mine = False
+        turn, me = self._turn, get_ident()
         try:
-            with self._turn_lock:
-                if self._syncing:
-                    return False
-                self._syncing = mine = True
-            if not self._lock.acquire(blocking=False):
+            if not turn.take_now() or not self._lock.acquire(blocking=False):
                 return False
             try:
                 if self.flushed_offset < self.log_end_offset:
@@ -220,9 +199,9 @@ class LogWriter:
             finally:
                 self._lock.release()
         finally:
-            if mine:
-                self._syncing = False
-                self._tell_waiting()
+            if turn.owner == me:
+                turn.owner = None
+                turn.tell()
 
     def close(self) -> CleanLog | None:
         """Bring everything to disk in its final form. None if the log must not count as closed clean.
@@ -231,21 +210,20 @@ class LogWriter:
         """
         with self._lock:
             self._closed = True
-        if self._flusher is not None:
-            self._flusher.detach(self)
+        self._promise.end()
         try:
             if self._poison is not None or self._report.damaged_from is not None:
                 return None
             self.flush()
             if self._changed:
-                with self._own_turn():
+                with self._turn.own():
                     self._around.view.reserve.with_room(self._active.finish)  # index entries, on a full disk, too
                     self._active.sync()
                 self.checkpoint(self._config.flush_ms)  # ten thousand logs that close share a few writes
             return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
         finally:
             self._ended = True
-            self._tell_waiting()
+            self._turn.tell()
             self._active.close()
             self._around.view.open_files.forget(self)
 
@@ -316,11 +294,8 @@ class LogWriter:
         new = Segment.create(self._around.filesystem, view.path, old.next_offset, self._config)
         self._active, self._bases = new, (*self._bases, new.base_offset)
         self._housekeeping.rolled()
-        with self._turn_lock:
-            if self._syncing:
-                self._retired.append(old)
-                return
-        old.close()
+        if not self._turn.do_unless_taken(old.close):
+            self._retired.append(old)
 
     def _sync(self) -> None:
         """One sync for everything that is in the log now. Only one thread at a time gets here."""
@@ -334,67 +309,40 @@ class LogWriter:
                 self._poison = error
             raise LogPoisoned(self._around.view.path, error) from error
         with self._lock:
-            self.flushed_offset = max(self.flushed_offset, target)
             self._unflushed_bytes -= size
-            self._publish()
+            flushed_offset = max(self.flushed_offset, target)
+            self._publish(flushed_offset)
+            self.flushed_offset = flushed_offset  # from here on who waits may go
             for old in self._retired:
                 if old is not self._active:
                     old.close()
             self._retired.clear()
 
-    def _publish(self) -> None:
+    def _publish(self, flushed_offset: int) -> None:
         self._revision += 1
         self._around.view.publish(
             self.log_end_offset,
-            self.flushed_offset,
+            flushed_offset,
             self.high_watermark,
             self.log_start_offset,
             self._epochs.latest_epoch,
         )
 
-    @contextmanager
-    def _own_turn(self) -> Iterator[None]:
-        """No sync runs meanwhile: descriptors may be closed."""
-        mine = False
-        try:
-            with self._turn_lock:
-                while self._syncing:
-                    self._turn.wait(_LOOK_AGAIN_S)
-                self._syncing = mine = True
-            yield
-        finally:
-            if mine:
-                self._syncing = False
-                self._tell_waiting()
+    def _is_settled(self, wanted: int) -> bool:
+        """Whether nobody has to wait for `wanted` any more: it is flushed, or cut off. Raises if it never will be."""
+        if self.flushed_offset >= min(wanted, self.log_end_offset):
+            return True
+        if self._poison is not None:
+            raise LogPoisoned(self._around.view.path, self._poison) from self._poison
+        if self._ended:
+            raise LogClosed(self._around.view.path)
+        return False
 
-    def _tell_waiting(self) -> None:
-        with self._turn_lock:
-            self._turn.notify_all()
-
-    def _keep_promise(self) -> None:
-        """The flushed offset and the recovery point rise at least once per flush_bytes or flush_ms."""
-        self._dirty()
-        if self._unflushed_bytes < self._config.flush_bytes:
+    def _keep_promise(self, unflushed_bytes: int = 0) -> None:
+        due = self._promise.made(unflushed_bytes)
+        if due is Due.NOTHING:
             return
-        if self._flusher is None or self._unflushed_bytes >= 2 * self._config.flush_bytes:
-            self.flush()  # the disk is slower than the appends: they wait for it
-        if self._flusher is None:
-            self.checkpoint()
-            self._housekeeping.after_flush()
-        else:
-            self._flusher.soon(self, 0)
-
-    def _dirty(self) -> None:
-        if self._flusher is not None:
-            if self._dirty_since_ms is None:
-                self._dirty_since_ms = 0
-                self._flusher.soon(self, self._config.flush_ms)
-            return
-        now_ms = self._around.clock.monotonic_ms()
-        if self._dirty_since_ms is None:
-            self._dirty_since_ms = now_ms
-        elif now_ms - self._dirty_since_ms >= self._config.flush_ms:
-            self._dirty_since_ms = None
-            self.flush()
+        self.flush()
+        if due is Due.FLUSH_AND_CHECKPOINT:
             self.checkpoint()
             self._housekeeping.after_flush()

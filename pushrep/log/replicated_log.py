@@ -90,7 +90,7 @@ class ReplicatedLog(CuttableLog):
             around = self._around
             around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
             self._epochs = epochs
-            self._publish()
+            self._publish(self.flushed_offset)
 
     def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
         """Set everything aside and start at `offset`; the names of the files.
@@ -100,7 +100,7 @@ class ReplicatedLog(CuttableLog):
         again.
         """
         around = self._around
-        with self._own_turn(), self._lock:
+        with self._turn.own(), self._lock:
             self._check_writable()
             around.view.give_up(self.log_end_offset)
             self._housekeeping.about_to_cut(0)
@@ -122,7 +122,7 @@ class ReplicatedLog(CuttableLog):
             except BaseException as error:
                 self._poison_by(error)
                 raise
-            self._publish()
+            self._publish(self.flushed_offset)
         return tuple(reversed(kept))
 
     def advance_high_watermark(self, offset: int) -> None:
@@ -134,5 +134,5 @@ class ReplicatedLog(CuttableLog):
                 return
             self._watermark = offset
             self._changed = True
-            self._publish()
-        self._dirty()
+            self._publish(self.flushed_offset)
+        self._keep_promise()

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ from pushrep.log import (
     SegmentLog,
 )
 from pushrep.log import directory as log_directory
+from pushrep.log.directory import DirectoryView
+from pushrep.log.sync_turn import SyncTurn
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
 from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedClock, SimulatedDisk
@@ -194,18 +197,27 @@ def test_an_interruption_while_a_segment_is_made_leaves_no_second_one(tmp_path, 
         assert [record.value[:5] for record in log.records(0)] == [b"xxxxx", b"small", b"zzzzz"]
 
 
+def lines_before_finally(code):
+    """(file, line) of each line of a function, up to where it gives back what it took."""
+    source, first = inspect.getsourcelines(code)
+    stripped = [line.strip() for line in source]
+    end = stripped.index("finally:") if "finally:" in stripped else len(stripped)
+    return {(code.co_filename, first + number) for number in range(end)}
+
+
 @pytest.mark.parametrize("end", ["flush", "close"])
 def test_an_interruption_while_others_wait_for_the_turn_lets_them_go(tmp_path, end):
     """Ctrl-C at every line from before the turn to sync is taken to the end of the sync."""
     log = SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=600_000))
-    source, first = inspect.getsourcelines(type(log._writer).flush)
-    lines = set(range(first, first + [line.strip() for line in source].index("finally:")))
+    codes = {type(log._writer).flush.__code__, SyncTurn.take.__code__}
+    lines = set(chain.from_iterable(map(lines_before_finally, codes)))
 
     def trace(frame, event, arg):
-        if frame.f_code is not type(log._writer).flush.__code__:
+        if frame.f_code not in codes:
             return None
-        if event == "line" and frame.f_lineno in lines:
-            lines.remove(frame.f_lineno)
+        at = (frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and at in lines:
+            lines.remove(at)
             raise KeyboardInterrupt
         return trace
 
@@ -220,7 +232,7 @@ def test_an_interruption_while_others_wait_for_the_turn_lets_them_go(tmp_path, e
             interrupted += 1
         finally:
             sys.settrace(before)
-    assert interrupted > 5
+    assert interrupted > 10
     others = threading.Thread(target=getattr(log, end), daemon=True)
     others.start()
     others.join(10)
@@ -516,6 +528,25 @@ def test_one_sync_serves_all_who_wait_and_appends_go_on_beside_it(tmp_path):
     assert sorted(ends) == list(range(40))
     assert filesystem.syncs == 2, "the first one, and one for the 39 who came while it ran"
     log.close()
+
+
+def test_what_is_flushed_is_published_before_anybody_is_told(tmp_path, monkeypatch):
+    """A second waiter goes as soon as it sees the flushed offset; who reads beside the log has to see it by then."""
+    published, publish = [0], DirectoryView.publish
+
+    def watched(view, log_end_offset, flushed_offset, *rest):
+        seen_here.append(log.flushed_offset)
+        assert seen_here[-1] <= published[-1], "a waiter would be let go before this is published"
+        publish(view, log_end_offset, flushed_offset, *rest)
+        published.append(flushed_offset)
+
+    seen_here = []
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=600_000)) as log:
+        monkeypatch.setattr(DirectoryView, "publish", watched)
+        for n in range(3):
+            log.append(b"%d" % n)
+            assert published[-1] == log.flushed_offset == n + 1
+        assert seen_here == [0, 0, 1, 1, 2, 2], "once for the append, once for its sync"
 
 
 @pytest.mark.parametrize(
