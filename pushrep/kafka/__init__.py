@@ -1,0 +1,30 @@
+"""From a log to a Kafka topic: the sealed batches as they are, in order, without holes, each record visible once.
+
+Outbox.open(..., kafka=KafkaDestination(bootstrap_servers="broker:9092"))
+
+Loads no Kafka client: the room's other modules do, and are imported when something is shipped (`pushrep[kafka]`).
+"""
+
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import (
+    CorruptDestinationsFile,
+    DestinationAhead,
+    DestinationRefused,
+    KafkaUnreachable,
+    ShippingError,
+    ShippingStopped,
+    ShippingTimeout,
+    TopicMissing,
+)
+
+__all__ = [
+    "CorruptDestinationsFile",
+    "DestinationAhead",
+    "DestinationRefused",
+    "KafkaDestination",
+    "KafkaUnreachable",
+    "ShippingError",
+    "ShippingStopped",
+    "ShippingTimeout",
+    "TopicMissing",
+]

@@ -1,0 +1,119 @@
+"""What a broker's answer to a batch means for the partition that sent it: a table, as the protocol numbers errors.
+
+Source: Kafka's protocol guide, "Error Codes". A code that is not in the table is tried again: what was appended and
+not acknowledged is found by its sequence number.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, IntEnum, auto
+from typing import NamedTuple
+
+
+class Code(IntEnum):
+    """The codes that are told apart here."""
+
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    NETWORK_EXCEPTION = 13
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    TOPIC_AUTHORIZATION_FAILED = 29
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    KAFKA_STORAGE_ERROR = 56
+    UNKNOWN_PRODUCER_ID = 59
+    LISTENER_NOT_FOUND = 72
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    INVALID_RECORD = 87
+    PRODUCER_FENCED = 90
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
+
+    @classmethod
+    def name_of(cls, code: int) -> str:
+        """For people; a number that has no name here stays a number."""
+        try:
+            return cls(code).name
+        except ValueError:
+            return f"error {code}"
+
+
+class Answer(NamedTuple):
+    """What a broker says about one batch. `base_offset` is -1 where it does not know; `message` is for people."""
+
+    error_code: int
+    base_offset: int
+    message: str = ""
+
+    def __str__(self) -> str:
+        name = Code.name_of(self.error_code)
+        return f"{name} ({self.message})" if self.message else name
+
+
+class Reaction(Enum):
+    """What becomes of a batch that was answered."""
+
+    DONE = auto()
+    RETRY = auto()
+    """The same bytes again, after a pause."""
+    REFRESH = auto()
+    """The same, after asking who leads."""
+    CHECK_TOPIC = auto()
+    """The same, after making sure that the topic is still the one it was."""
+    RESYNC = auto()
+    """The broker does not know how far this producer id came: a new one, from what the topic holds on."""
+    SPLIT = auto()
+    """Too large as one batch."""
+    STOP = auto()
+    """Not before somebody acts: on the topic's settings, on rights, or on the record."""
+
+
+_REACTIONS: Mapping[int, Reaction] = {
+    Code.NONE: Reaction.DONE,
+    # It is there, and the broker has forgotten where.
+    Code.DUPLICATE_SEQUENCE_NUMBER: Reaction.DONE,
+    Code.LEADER_NOT_AVAILABLE: Reaction.REFRESH,
+    Code.NOT_LEADER_OR_FOLLOWER: Reaction.REFRESH,
+    Code.KAFKA_STORAGE_ERROR: Reaction.REFRESH,
+    Code.NETWORK_EXCEPTION: Reaction.REFRESH,
+    Code.LISTENER_NOT_FOUND: Reaction.REFRESH,
+    Code.FENCED_LEADER_EPOCH: Reaction.REFRESH,
+    Code.UNKNOWN_LEADER_EPOCH: Reaction.REFRESH,
+    Code.UNKNOWN_TOPIC_OR_PARTITION: Reaction.CHECK_TOPIC,
+    Code.UNKNOWN_TOPIC_ID: Reaction.CHECK_TOPIC,
+    Code.INCONSISTENT_TOPIC_ID: Reaction.CHECK_TOPIC,
+    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: Reaction.RESYNC,
+    Code.INVALID_PRODUCER_EPOCH: Reaction.RESYNC,
+    Code.UNKNOWN_PRODUCER_ID: Reaction.RESYNC,
+    Code.PRODUCER_FENCED: Reaction.RESYNC,
+    Code.MESSAGE_TOO_LARGE: Reaction.SPLIT,
+    Code.RECORD_LIST_TOO_LARGE: Reaction.SPLIT,
+    Code.INVALID_TOPIC_EXCEPTION: Reaction.STOP,
+    Code.TOPIC_AUTHORIZATION_FAILED: Reaction.STOP,
+    Code.CLUSTER_AUTHORIZATION_FAILED: Reaction.STOP,
+    Code.INVALID_TIMESTAMP: Reaction.STOP,
+    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: Reaction.STOP,
+    Code.POLICY_VIOLATION: Reaction.STOP,
+    Code.UNSUPPORTED_COMPRESSION_TYPE: Reaction.STOP,
+    Code.INVALID_RECORD: Reaction.STOP,
+}
+
+
+def reaction_to(error_code: int) -> Reaction:
+    """What an answer with this code means for its batch."""
+    return _REACTIONS.get(error_code, Reaction.RETRY)

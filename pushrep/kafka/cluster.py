@@ -1,0 +1,194 @@
+"""The brokers of one Kafka cluster as shipping needs them: who leads which partition, and one connection to each.
+
+Connections, their security and the wire's structures are aiokafka's. Its client keeps metadata by itself, and asks for
+topics in a way that makes a deleted one again; so asking is done here, when something says that it is due.
+All of it runs in one event loop.
+"""
+
+import asyncio
+import random
+from typing import Any, NamedTuple
+
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
+from aiokafka.errors import KafkaError
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.protocol.transaction import InitProducerIdRequest
+
+from pushrep.kafka.answers import Code
+from pushrep.kafka.destination import KafkaDestination, Token
+from pushrep.kafka.errors import KafkaUnreachable, ShippingError, TopicMissing
+
+_EARLIEST, _LATEST = -2, -1
+_READ_UNCOMMITTED = 0
+_FETCH_BYTES = 4 << 20
+_FETCH_WAIT_MS = 500
+UNREACHABLE = (OSError, KafkaError, asyncio.TimeoutError)
+"""What a connection raises when its broker does not answer, or not in Kafka's language."""
+
+
+class BrokerError(ShippingError):
+    """A broker answered with an error that may pass: ask again after a pause."""
+
+    def __init__(self, what: str, error_code: int) -> None:
+        super().__init__(f"{what}: {Code.name_of(error_code)}")
+        self.error_code = error_code
+
+
+class Bounds(NamedTuple):
+    """Offsets of a Kafka partition that can be read: [start, end)."""
+
+    start: int
+    end: int
+
+
+class Cluster:
+    """See the file's map. `leaders`: Kafka partition to broker, where one is known; `partitions`: how many."""
+
+    def __init__(self, destination: KafkaDestination, topic: str) -> None:
+        self._destination, self._topic = destination, topic
+        self._ssl_context = destination.ssl_context()
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._connections: dict[int, AIOKafkaConnection] = {}
+        self._connecting: dict[int, asyncio.Task[AIOKafkaConnection]] = {}
+        self.leaders: dict[int, int] = {}
+        self.partitions = 0
+
+    async def refresh(self) -> None:
+        """Ask who leads. Raises KafkaUnreachable, TopicMissing."""
+        request = MetadataRequest([self._topic], allow_auto_topic_creation=False)
+        response = await self._ask_any(request)
+        self._addresses = {broker[0]: (broker[1], broker[2]) for broker in response.brokers}
+        for error_code, topic, _, partitions in response.topics:
+            if topic != self._topic:
+                continue
+            if error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                raise TopicMissing(topic)
+            if error_code:
+                raise BrokerError(f"metadata of topic {topic}", error_code)
+            self.partitions = len(partitions)
+            self.leaders = {one[1]: one[2] for one in partitions if one[2] >= 0}
+
+    async def connection(self, node: int) -> AIOKafkaConnection:
+        """The one connection to a broker. Raises what UNREACHABLE names."""
+        found = self._connections.get(node)
+        if found is not None and found.connected():
+            return found
+        task = self._connecting.get(node)
+        if task is None:
+            if node not in self._addresses:
+                raise KafkaUnreachable(f"broker {node} is not known any more")
+            task = self._connecting[node] = asyncio.ensure_future(self._connect(*self._addresses[node]))
+            task.add_done_callback(lambda _: self._connecting.pop(node, None))
+        connection = self._connections[node] = await asyncio.shield(task)
+        return connection
+
+    def drop(self, node: int) -> None:
+        """Close the connection: whoever did not answer in time may answer the wrong question later."""
+        found = self._connections.pop(node, None)
+        if found is not None:
+            found.close(reason=CloseReason.CONNECTION_TIMEOUT)
+
+    async def init_producer_id(self) -> tuple[int, int]:
+        """A producer id that nobody had before, and its epoch. Raises as `refresh`, BrokerError."""
+        response = await self._ask_any(InitProducerIdRequest(None, -1))
+        if response.error_code:
+            raise BrokerError("a producer id", response.error_code)
+        return response.producer_id, response.producer_epoch
+
+    async def bounds(self, partition: int) -> Bounds:
+        """What can be read of a partition now. Raises BrokerError and what UNREACHABLE names."""
+        return Bounds(await self._offset(partition, _EARLIEST), await self._offset(partition, _LATEST))
+
+    async def fetch(self, partition: int, offset: int) -> bytes:
+        """Batches from the one that holds `offset` on, the last one perhaps cut off. Raises as `bounds`."""
+        partitions = [(partition, offset, _FETCH_BYTES)]
+        request = FetchRequest(_FETCH_WAIT_MS, 1, _FETCH_BYTES, _READ_UNCOMMITTED, [(self._topic, partitions)])
+        response = await self._ask_leader(partition, request)
+        one = response.topics[0][1][0]
+        if one[1]:
+            raise BrokerError(f"reading {self._topic}-{partition} from offset {offset}", one[1])
+        return bytes(one[-1] or b"")
+
+    def close(self) -> None:
+        """Close every connection."""
+        for task in self._connecting.values():
+            task.cancel()
+        for connection in self._connections.values():
+            connection.close(reason=CloseReason.SHUTDOWN)
+        self._connections = {}
+
+    async def _offset(self, partition: int, which: int) -> int:
+        request = OffsetRequest(-1, _READ_UNCOMMITTED, [(self._topic, [(partition, which)])])
+        response = await self._ask_leader(partition, request)
+        _, error_code, _, offset = response.topics[0][1][0]
+        if error_code:
+            raise BrokerError(f"the end of {self._topic}-{partition}", error_code)
+        return int(offset)
+
+    async def _ask_leader(self, partition: int, request: Any) -> Any:
+        node = self.leaders.get(partition)
+        if node is None:
+            raise BrokerError(f"{self._topic}-{partition}", Code.LEADER_NOT_AVAILABLE)
+        connection = await self.connection(node)
+        try:
+            return await connection.send(request)
+        except TimeoutError:
+            self.drop(node)
+            raise
+
+    async def _ask_any(self, request: Any) -> Any:
+        """The answer of the first broker that gives one."""
+        failure: object = "no broker is known"
+        nodes = list(self._addresses)
+        random.shuffle(nodes)
+        for node in nodes:
+            try:
+                connection = await self.connection(node)
+                return await connection.send(request)
+            except UNREACHABLE as error:
+                failure = error
+                self.drop(node)
+        servers = self._destination.bootstrap_servers.split(",")
+        random.shuffle(servers)
+        for server in servers:
+            host, _, port = server.strip().rpartition(":")
+            try:
+                connection = await self._connect(host.strip("[]"), int(port))
+            except UNREACHABLE as error:
+                failure = error
+                continue
+            try:
+                return await connection.send(request)
+            except UNREACHABLE as error:
+                failure = error
+            finally:
+                connection.close(reason=CloseReason.SHUTDOWN)
+        raise KafkaUnreachable(repr(failure) if isinstance(failure, BaseException) else str(failure))
+
+    async def _connect(self, host: str, port: int) -> AIOKafkaConnection:
+        destination = self._destination
+        return await create_conn(
+            host,
+            port,
+            client_id=destination.client_id,
+            request_timeout_ms=destination.request_timeout_ms + _FETCH_WAIT_MS,
+            ssl_context=self._ssl_context,
+            security_protocol=destination.security_protocol,
+            sasl_mechanism=destination.sasl_mechanism,
+            sasl_plain_username=destination.sasl_username,
+            sasl_plain_password=destination.sasl_password,
+            sasl_oauth_token_provider=None if destination.sasl_oauth_token is None else _Tokens(destination),
+        )
+
+
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc] # aiokafka has no types
+    def __init__(self, destination: KafkaDestination) -> None:
+        assert destination.sasl_oauth_token is not None, "OAUTHBEARER was checked to have it"
+        self._token: Token = destination.sasl_oauth_token
+
+    async def token(self) -> str:
+        text, _ = await asyncio.get_running_loop().run_in_executor(None, self._token)
+        return text

@@ -1,0 +1,139 @@
+"""KafkaDestination: which topic an outbox ships to, and how its brokers are reached. A value; nothing connects here.
+
+Settings are spelled as Kafka's clients spell them, `_` for `.`. Secrets appear in no repr, message or log line.
+"""
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pushrep.errors import BadArgument
+from pushrep.topic_id_partition import topic_fault
+
+_TOKENS = "OAUTHBEARER"
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _TOKENS)
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_DURATION_MAX_MS = 1 << 31  # both clients take 32 bits
+
+Token = Callable[[], tuple[str, float]]
+"""Gives an OAuth token and the second since 1970 at which it expires; called in other threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaDestination:
+    """Where an outbox's records go: `Outbox.open(..., kafka=KafkaDestination(bootstrap_servers="broker:9092"))`.
+
+    topic: None takes the outbox's own. It has to be there; how many of its partitions are used is fixed at first use.
+    security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL; sasl_mechanism: PLAIN, SCRAM-SHA-256,
+        SCRAM-SHA-512 or OAUTHBEARER (`sasl_oauth_token` gives token and second of expiry).
+    ssl_cafile: certificates that brokers are checked against (None: the system's); ssl_certfile, ssl_keyfile: our own.
+    request_timeout_ms: a broker that does not answer within it is asked again, over a new connection.
+    retry_backoff_ms, retry_backoff_max_ms: the pause after a failure, doubled each time up to the second.
+    Raises BadArgument, which names the setting.
+    """
+
+    bootstrap_servers: str
+    topic: str | None = None
+    client_id: str = "pushrep"
+    security_protocol: str = "PLAINTEXT"
+    sasl_mechanism: str | None = None
+    sasl_username: str | None = None
+    sasl_password: str | None = field(default=None, repr=False)
+    sasl_oauth_token: Token | None = field(default=None, repr=False)
+    ssl_cafile: str | Path | None = None
+    ssl_certfile: str | Path | None = None
+    ssl_keyfile: str | Path | None = None
+    ssl_keyfile_password: str | None = field(default=None, repr=False)
+    ssl_check_hostname: bool = True
+    request_timeout_ms: int = 30_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1000
+
+    def __post_init__(self) -> None:
+        servers = self.bootstrap_servers
+        if not isinstance(servers, str) or not servers or not all(_is_address(one) for one in servers.split(",")):
+            raise BadArgument("bootstrap_servers", f"give 'host:port', several with commas, not {servers!r}")
+        if self.topic is not None and (why := topic_fault(self.topic)) is not None:
+            raise BadArgument("topic", f"{self.topic[:300]!r}: {why}")
+        for name in ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _DURATION_MAX_MS:
+                raise BadArgument(name, f"give milliseconds from 1 on, not {value!r}")
+        if self.security_protocol not in _PROTOCOLS:
+            raise BadArgument("security_protocol", f"{self.security_protocol!r} is none of {', '.join(_PROTOCOLS)}")
+        self._check_sasl()
+        self._check_tls()
+
+    def _check_sasl(self) -> None:
+        if not self.uses_sasl:
+            for name in ("sasl_mechanism", "sasl_username", "sasl_password", "sasl_oauth_token"):
+                if getattr(self, name) is not None:
+                    raise BadArgument(name, f"security_protocol={self.security_protocol} uses no SASL: take SASL_SSL")
+        elif self.sasl_mechanism not in _MECHANISMS:
+            raise BadArgument("sasl_mechanism", f"{self.sasl_mechanism!r} is none of {', '.join(_MECHANISMS)}")
+        elif self.sasl_mechanism == _TOKENS:
+            if not callable(self.sasl_oauth_token):
+                raise BadArgument("sasl_oauth_token", "give a function that returns a token and when it expires")
+        elif not self.sasl_username or not self.sasl_password:
+            raise BadArgument("sasl_username", f"{self.sasl_mechanism} needs sasl_username and sasl_password")
+
+    def _check_tls(self) -> None:
+        if not self.uses_tls:
+            for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"):
+                if getattr(self, name) is not None:
+                    raise BadArgument(name, f"security_protocol={self.security_protocol} uses no TLS: take SSL")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise BadArgument("ssl_certfile", "ssl_keyfile needs the certificate that it belongs to")
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.security_protocol in {"SSL", "SASL_SSL"}
+
+    @property
+    def uses_sasl(self) -> bool:
+        """Whether the client names itself by SASL."""
+        return self.security_protocol.startswith("SASL_")
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """For asyncio; None without TLS. Raises OSError, `ssl.SSLError` for files that are no certificates."""
+        if not self.uses_tls:
+            return None
+        context = ssl.create_default_context(cafile=_text(self.ssl_cafile))
+        context.check_hostname = self.ssl_check_hostname
+        if self.ssl_certfile is not None:
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
+        return context
+
+    def librdkafka_settings(self) -> dict[str, Any]:
+        """The same as confluent-kafka spells it."""
+        settings = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "client.id": self.client_id,
+            "security.protocol": self.security_protocol,
+            "socket.timeout.ms": max(10, min(self.request_timeout_ms, 300_000)),
+            "sasl.mechanism": self.sasl_mechanism,
+            "sasl.username": self.sasl_username,
+            "sasl.password": self.sasl_password,
+            "ssl.ca.location": _text(self.ssl_cafile),
+            "ssl.certificate.location": _text(self.ssl_certfile),
+            "ssl.key.location": _text(self.ssl_keyfile),
+            "ssl.key.password": self.ssl_keyfile_password,
+        }
+        if self.uses_tls and not self.ssl_check_hostname:
+            settings["ssl.endpoint.identification.algorithm"] = "none"
+        if self.sasl_oauth_token is not None:
+            token = self.sasl_oauth_token
+            settings["oauth_cb"] = lambda _: token()
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def _is_address(text: str) -> bool:
+    host, colon, port = text.strip().rpartition(":")
+    return bool(host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16)
+
+
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else str(path)

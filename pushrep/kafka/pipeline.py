@@ -1,0 +1,162 @@
+"""One Kafka partition's pipeline: which batch goes next under which sequence number, and what an answer changes. Pure.
+
+    unacknowledged, in order:   [acked] [in flight] [in flight] [in flight]  < 5      next_sequence ─▶ the next batch
+                                   └─ leaves when everything before it is acknowledged
+
+A failure closes the pipeline: nothing more is sent until every answer is in. Then the first batch that is not
+acknowledged says what to do: the same bytes again in the same order, or a new producer id from what the topic holds on.
+Until the first batch under an id is acknowledged it goes alone, because a broker that knows nothing of an id takes any
+first sequence number: of several, a later one could land first. The same after a long silence, when it has forgotten.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pushrep.kafka.answers import Answer, Code, Reaction, reaction_to
+from pushrep.records import RecordBatch
+
+IN_FLIGHT_MAX = 5
+"""Brokers know the last five batches of a producer again (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
+_SEQUENCES = 1 << 31  # the number after the last one is 0
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A batch on its way: records [start, end) of a log partition under `base_sequence`.
+
+    log_crc: of the sealed batch in the log, of which this is all or a part. data: the bytes as they are sent.
+    """
+
+    partition: int
+    start: int
+    end: int
+    log_crc: int
+    batch: RecordBatch
+    data: bytes = b""
+    base_sequence: int = -1
+    in_flight: bool = False
+    base_offset: int | None = None
+    """Where it landed; None: not acknowledged, -1: it did, and the broker does not know where."""
+    answer: Answer | None = None
+    """The last bad one."""
+
+    @property
+    def is_acknowledged(self) -> bool:
+        return self.base_offset is not None
+
+
+class Pipeline:
+    """The batches of one Kafka partition that are not acknowledged yet. Knows no clock and no network."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.producer_id, self.producer_epoch = -1, -1
+        self._next_sequence = 0
+        self._sent: deque[Sent] = deque()
+        self._in_flight = 0
+        self._is_known = False  # the broker has state of our id
+        self._is_closed = False
+
+    def begin(self, producer_id: int, producer_epoch: int) -> None:
+        """Go on under another producer id; nothing is in flight, and what was not acknowledged is read again."""
+        assert not self._in_flight, "a retry of the old id could land between the new one's batches"
+        self.producer_id, self.producer_epoch = producer_id, producer_epoch
+        self._next_sequence, self._is_known, self._is_closed = 0, False, False
+        self._sent.clear()
+
+    def has_been_idle(self) -> None:
+        """For so long that the broker may have forgotten: the next batch goes alone."""
+        if not self._sent:
+            self._is_known = False
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that wait for an answer."""
+        return self._in_flight
+
+    @property
+    def is_empty(self) -> bool:
+        """Everything that was sent is acknowledged."""
+        return not self._sent
+
+    @property
+    def is_drained(self) -> bool:
+        """A failure closed it, and every answer is in: `verdict` tells what to do."""
+        return self._is_closed and not self._in_flight
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether one more batch may be sent now."""
+        if self._is_closed or self.producer_id < 0:
+            return False
+        return self._in_flight < (IN_FLIGHT_MAX if self._is_known else 1)
+
+    def waiting(self) -> Sent | None:
+        """The batch to send before any new one: the first that was sent before and is to be sent again."""
+        return next((one for one in self._sent if not one.in_flight and not one.is_acknowledged), None)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a new batch may be added: what is not known to be acknowledged spans five at most."""
+        return len(self._sent) < IN_FLIGHT_MAX
+
+    def add(self, sent: Sent) -> None:
+        """Give a new batch its sequence number, the next one after all others, and patch it into its bytes."""
+        sent.base_sequence = self._next_sequence
+        sent.data = sent.batch.with_producer(self.producer_id, self.producer_epoch, sent.base_sequence)
+        offsets = sent.batch.header.last_offset_delta + 1
+        self._next_sequence = (self._next_sequence + offsets) % _SEQUENCES
+        self._sent.append(sent)
+
+    def on_sent(self, sent: Sent) -> None:
+        """It is on the wire."""
+        sent.in_flight = True
+        self._in_flight += 1
+
+    def on_answer(self, sent: Sent, answer: Answer) -> Iterator[Sent]:
+        """Those that are acknowledged now, in log order, with everything before them."""
+        sent.in_flight = False
+        self._in_flight -= 1
+        if reaction_to(answer.error_code) is Reaction.DONE:
+            sent.base_offset, sent.answer, self._is_known = answer.base_offset, None, True
+            while self._sent and self._sent[0].is_acknowledged:
+                yield self._sent.popleft()
+            self._is_closed = self._is_closed and bool(self._sent)
+        else:
+            sent.answer = answer
+            self._is_closed = True
+
+    def verdict(self) -> tuple[Sent, Reaction]:
+        """Of a drained pipeline: the first batch that is not acknowledged, and what its answer asks for."""
+        assert self.is_drained, "an answer that is still to come may change it"
+        first = next(one for one in self._sent if not one.is_acknowledged)
+        answer = first.answer
+        if answer is None:  # it was not sent again since a later one failed
+            return first, Reaction.RETRY
+        reaction = reaction_to(answer.error_code)
+        if reaction in {Reaction.SPLIT, Reaction.STOP} and any(one.is_acknowledged for one in self._sent):
+            # A later one is in the topic, so this one is as well, from a try whose answer was lost.
+            return first, Reaction.RESYNC
+        return first, reaction
+
+    def reopen(self) -> None:
+        """Send again what is not acknowledged, the same bytes in the same order."""
+        for one in self._sent:
+            one.answer = None
+        self._is_closed = False
+
+    def forget(self, first: Sent) -> list[Sent]:
+        """Take back the batches from `first` on, of which the broker took none, and their sequence numbers."""
+        taken = []
+        while self._sent and self._sent[-1] is not first:
+            taken.append(self._sent.pop())
+        taken.append(self._sent.pop())
+        self._next_sequence = first.base_sequence
+        self._is_closed = False
+        return taken[::-1]
+
+
+def connection_lost(why: str) -> Answer:
+    """The answer of a broker that gave none: the batch may have been taken or not."""
+    return Answer(Code.NETWORK_EXCEPTION, -1, why)

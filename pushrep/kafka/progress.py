@@ -1,0 +1,190 @@
+"""destinations.json: how far each destination is, beside the logs of an outbox.
+
+    {"version": 1, "crc32c": int, "destinations": {topic: {
+        "topic_id": uuid | null, "pid_epoch": int,                  whose numbers these are, under which PID epoch
+        "epochs": [{"pid_epoch": int, "partitions": int | null,     how many of the topic's partitions are used, of the
+                    "starts": {partition: offset}}, ...],           records from these offsets on (missing: 0)
+        "progress": {partition: [acknowledged, destination offset, crc]},
+        "skipped": [{"partition": int, "offset": int, "reason": str, "at_ms": int}, ...]}}}
+
+Offsets are the log's, but for the destination offset: what the topic holds from there on is not known yet. `crc` is
+that of the log's batch which ends at `acknowledged` or holds it: where the log has another one there, it was cut and
+written anew, and its start is where shipping begins. `crc32c` is taken over the other fields as compact JSON with
+sorted keys. Written whole and atomically, under the directory's lock. Format: docs/formats/destinations.md.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import google_crc32c
+
+from pushrep.kafka.errors import CorruptDestinationsFile
+from pushrep.seams import Filesystem, read_whole, write_atomic
+
+FILE_NAME = "destinations.json"
+VERSION = 1
+_FILE_BYTES_MAX = 256 << 20  # a million partitions make about 40 MB
+
+
+class PartitionProgress(NamedTuple):
+    """Of one log partition; see the file's map."""
+
+    acknowledged: int
+    destination_offset: int
+    log_crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPartitions:
+    """From `starts` on (a partition that is not named: from its beginning) `partitions` of the topic are used.
+
+    partitions None: it is fixed when the topic is next seen.
+    """
+
+    pid_epoch: int
+    partitions: int | None
+    starts: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.partitions is not None and self.partitions < 1:
+            raise ValueError(f"{self.partitions} partitions")
+
+
+class Skip(NamedTuple):
+    """A record that is not shipped, by an operator's word."""
+
+    partition: int
+    offset: int
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Of one destination. A new one knows nothing."""
+
+    topic_id: UUID | None = None
+    pid_epoch: int = 0
+    epochs: tuple[EpochPartitions, ...] = ()
+    partitions: Mapping[int, PartitionProgress] = field(default_factory=dict)
+    skipped: tuple[Skip, ...] = ()
+
+    def topic_partition(self, partition: int, offset: int) -> int:
+        """The Kafka partition of a log partition's record; every epoch's number is fixed."""
+        for epoch in reversed(self.epochs):
+            if offset >= epoch.starts.get(partition, 0):
+                assert epoch.partitions is not None, "it is fixed before anything is shipped"
+                return partition % epoch.partitions
+        raise AssertionError("the first epoch begins at the beginning")
+
+    def next_boundary(self, partition: int, offset: int) -> int | None:
+        """Where the next epoch of this partition begins, above `offset`; None if no later one does."""
+        starts = [epoch.starts.get(partition, 0) for epoch in self.epochs]
+        return min((start for start in starts if start > offset), default=None)
+
+    def skipped_of(self, partition: int) -> frozenset[int]:
+        """The offsets that are not shipped."""
+        return frozenset(one.offset for one in self.skipped if one.partition == partition)
+
+    def with_topic(self, topic_id: UUID, partitions: int, pid_epoch: int) -> "Progress":
+        """For the topic as it is now: what is not fixed yet is fixed, and another topic's numbers are dropped."""
+        epochs = self.epochs or (EpochPartitions(pid_epoch, partitions),)
+        is_same = self.topic_id in {None, topic_id}
+        fixed = tuple(
+            replace(one, partitions=partitions if one.partitions is None else min(one.partitions, partitions))
+            for one in epochs
+        )
+        known = dict(self.partitions) if is_same else {}
+        return replace(self, topic_id=topic_id, pid_epoch=pid_epoch, epochs=fixed, partitions=known)
+
+    def within(self, ends: Mapping[int, int]) -> "Progress":
+        """For logs that end there: a later epoch begins where a log was cut, if that is lower."""
+        epochs = tuple(
+            replace(one, starts={p: min(at, ends.get(p, at)) for p, at in one.starts.items()}) for one in self.epochs
+        )
+        return replace(self, epochs=epochs)
+
+    def repartitioned(self, pid_epoch: int, ends: Mapping[int, int]) -> "Progress":
+        """From these ends of the logs on, as many partitions are used as the topic has when it is next seen."""
+        return replace(self, epochs=(*self.epochs, EpochPartitions(pid_epoch, None, dict(ends))))
+
+
+def read_progress(filesystem: Filesystem, directory: Path) -> dict[str, Progress]:
+    """By topic; empty where the file is not there. Raises CorruptDestinationsFile."""
+    path = directory / FILE_NAME
+    try:
+        data = read_whole(filesystem, path, _FILE_BYTES_MAX)
+    except OSError as error:
+        raise CorruptDestinationsFile(path, f"can't be read: {error.strerror or error}") from error
+    return {} if data is None else decode_progress(path, data)
+
+
+def write_progress(filesystem: Filesystem, directory: Path, progress: Mapping[str, Progress]) -> None:
+    """Replace the file; on disk when this returns. The caller holds the directory's lock. Raises OSError."""
+    write_atomic(filesystem, directory / FILE_NAME, [encode_progress(progress)])
+
+
+def encode_progress(progress: Mapping[str, Progress]) -> bytes:
+    """The file's bytes."""
+    fields = {"version": VERSION, "destinations": {topic: _fields_of(one) for topic, one in progress.items()}}
+    return (json.dumps({**fields, "crc32c": _checksum(fields)}, sort_keys=True) + "\n").encode()
+
+
+def decode_progress(path: Path, data: bytes) -> dict[str, Progress]:
+    """What the file's bytes say. Raises CorruptDestinationsFile."""
+    try:
+        fields = json.loads(data)
+        checksum = fields.pop("crc32c")
+        version = fields["version"]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptDestinationsFile(path, f"not a file of destinations ({error})") from error
+    if version != VERSION:
+        raise CorruptDestinationsFile(path, f"version {version!r}, this pushrep reads {VERSION}")
+    if checksum != _checksum(fields):
+        raise CorruptDestinationsFile(path, "its checksum does not match its fields")
+    try:
+        return {topic: _progress_of(one) for topic, one in fields["destinations"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptDestinationsFile(path, f"unusable fields ({error})") from error
+
+
+def _fields_of(one: Progress) -> dict[str, Any]:
+    return {
+        "topic_id": None if one.topic_id is None else str(one.topic_id),
+        "pid_epoch": one.pid_epoch,
+        "epochs": [
+            {
+                "pid_epoch": epoch.pid_epoch,
+                "partitions": epoch.partitions,
+                "starts": {str(p): at for p, at in epoch.starts.items()},
+            }
+            for epoch in one.epochs
+        ],
+        "progress": {str(partition): list(at) for partition, at in one.partitions.items()},
+        "skipped": [skip._asdict() for skip in one.skipped],
+    }
+
+
+def _progress_of(fields: Mapping[str, Any]) -> Progress:
+    topic_id = fields["topic_id"]
+    return Progress(
+        topic_id=None if topic_id is None else UUID(topic_id),
+        pid_epoch=fields["pid_epoch"],
+        epochs=tuple(
+            EpochPartitions(one["pid_epoch"], one["partitions"], _by_number(one["starts"])) for one in fields["epochs"]
+        ),
+        partitions={p: PartitionProgress(*at) for p, at in _by_number(fields["progress"]).items()},
+        skipped=tuple(Skip(**one) for one in fields["skipped"]),
+    )
+
+
+def _by_number(fields: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(number): value for number, value in fields.items()}
+
+
+def _checksum(fields: Mapping[str, Any]) -> int:
+    return int(google_crc32c.value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))

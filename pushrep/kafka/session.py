@@ -1,0 +1,355 @@
+"""One topic as it is now, shipped to until something about it changes: what goes to which broker, and when.
+
+    sources ─▶ Pipeline (one per Kafka partition) ─▶ requests per broker, one batch a partition ─▶ answers
+       ▲ look: what is stable now                       < 5 on the way to each broker         │
+       └───────────── recovery.py: again, in parts, under a new producer id ◀── a failure ────┘
+
+Runs in one event loop; no two things happen at once in it, so nothing here is locked.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+from aiokafka.conn import AIOKafkaConnection
+
+from pushrep.errors import PushrepError
+from pushrep.kafka.answers import Answer
+from pushrep.kafka.cluster import UNREACHABLE, Cluster
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import KafkaUnreachable
+from pushrep.kafka.pipeline import Pipeline, Sent, connection_lost
+from pushrep.kafka.produce import ProduceBatches, answers_of
+from pushrep.kafka.recovery import Recovery
+from pushrep.kafka.resume import Origin
+from pushrep.kafka.shipment import Shipment
+from pushrep.kafka.source import LogSource
+from pushrep.kafka.topic import TopicFacts
+from pushrep.log import LogClosed
+from pushrep.seams import Clock
+
+_LOG = logging.getLogger("pushrep.kafka")
+
+_REQUEST_BYTES = 1 << 20  # as Kafka's max.request.size; a batch that is larger goes alone
+_REQUESTS_IN_FLIGHT_MAX = 5
+_LOOK_S_MIN, _LOOK_S_MAX = 0.002, 0.02
+_LOOK_SHARE = 50  # of the time, one part is spent on looking: ten thousand idle partitions take 20 ms at a look
+_IDLE_MAX_MS = 10_000
+STOPPED_RETRY_MS = 5_000
+
+
+class _Channel:
+    """A broker: how many requests it has not answered, and how long it wants to be left alone."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.blocked_until_s = 0.0
+        self.connection: AIOKafkaConnection | None = None
+        self.connecting: asyncio.Task[None] | None = None
+
+
+class Session:
+    """See the file's map. `run` returns when `stop` was called; it raises what ends the session."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a session stands on
+        self,
+        destination: KafkaDestination,
+        facts: TopicFacts,
+        cluster: Cluster,
+        shipment: Shipment,
+        origin: Origin,
+        clock: Clock,
+    ) -> None:
+        self._destination, self._facts, self._cluster = destination, facts, cluster
+        self._shipment, self._clock = shipment, clock
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._pipelines: dict[int, Pipeline] = {}
+        self._sources: dict[int, list[LogSource]] = {}
+        self._nodes: dict[int, int] = {}  # where a pipeline's batches are in flight
+        self._last_answer_ms: dict[int, int] = {}
+        self._idle_ms = min(_IDLE_MAX_MS, facts.producer_id_expiration_ms // 2)
+        self._ready: dict[int, None] = {}
+        self._channels: dict[int, _Channel] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: BaseException | None = None
+        self._look_at_s = 0.0
+        self._recovery = Recovery(destination, facts, cluster, shipment, origin)
+
+    def stop(self) -> None:
+        """End soon: nothing new is sent."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Ship. Raises TopicReplaced, TopicMissing, KafkaUnreachable, DestinationAhead, LogClosed."""
+        try:
+            await self._begin()
+            while not self._stopping:
+                self._look()
+                self._dispatch()
+                if self._failure is not None:
+                    raise self._failure
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(max(0.0, self._look_at_s - self._loop.time())):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            await self._end()
+
+    async def _begin(self) -> None:
+        """Find out what the topic holds, and get a producer id."""
+        self._shipment.told(None)
+        for source in self._shipment.sources.values():
+            source.in_flight = 0
+            self._place(source)
+        for partition in self._pipelines:
+            await self._recovery.resume(partition, self._sources[partition])
+        producer = await self._recovery.new_producer_id()
+        for pipeline in self._pipelines.values():
+            pipeline.begin(*producer)
+        self._shipment.moved()
+
+    async def _end(self) -> None:
+        """Give answers that are on their way a moment, so that the next start has less to find out."""
+        waiting = [task for task in self._tasks if not task.done()]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=1.0 if self._stopping else 0.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _place(self, source: LogSource) -> None:
+        """Put a log partition to the Kafka partition of its next record, by the number that its PID epoch goes by."""
+        for sources in self._sources.values():
+            if source in sources:
+                sources.remove(source)
+        partition = self._shipment.progress.topic_partition(source.partition, source.next_offset)
+        if partition not in self._pipelines:
+            self._pipelines[partition], self._sources[partition] = Pipeline(partition), []
+        self._sources[partition].append(source)
+        source.boundary = self._shipment.progress.next_boundary(source.partition, source.next_offset)
+
+    # -- what is there to send -------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ask the logs how far they are stable, now and then."""
+        now_s = self._loop.time()
+        if now_s < self._look_at_s:
+            return
+        now_ms = self._clock.monotonic_ms()
+        for partition, sources in self._sources.items():
+            for source in sources:
+                if source.look() and (source.stopped is None or now_ms >= source.stopped_until_ms):
+                    self._ready[partition] = None
+        took_s = self._loop.time() - now_s
+        self._look_at_s = now_s + max(_LOOK_S_MIN if self._ready else _LOOK_S_MAX, took_s * _LOOK_SHARE)
+
+    def _next_of(self, pipeline: Pipeline) -> Sent | None:
+        if not pipeline.takes_more:
+            return None
+        waiting = pipeline.waiting()
+        if waiting is not None:
+            return waiting
+        if not pipeline.has_room:
+            return None
+        sources = self._sources[pipeline.partition]
+        for _ in range(len(sources)):
+            source = sources.pop(0)
+            sources.append(source)
+            sent = self._next_piece(source, pipeline)
+            if sent is not None:
+                return sent
+        return None
+
+    def _next_piece(self, source: LogSource, pipeline: Pipeline) -> Sent | None:
+        if source.boundary is not None and source.next_offset >= source.boundary:
+            if not source.in_flight:
+                self._cross(source)
+            return None
+        if source.stopped is not None and self._clock.monotonic_ms() < source.stopped_until_ms:
+            return None
+        try:
+            sent = source.next_piece(self._recovery.size_max_bytes)
+        except LogClosed:
+            raise
+        except (PushrepError, OSError) as error:  # too large, or the log can't be read there
+            self._stop_source(source, str(error))
+            return None
+        if sent is not None:
+            self._wake_known(pipeline)
+            pipeline.add(sent)
+            source.in_flight += 1
+        return sent
+
+    def _cross(self, source: LogSource) -> None:
+        """Its next record belongs to a later PID epoch, which may go to another partition."""
+        before = set(self._pipelines)
+        self._place(source)
+        partition = self._shipment.progress.topic_partition(source.partition, source.next_offset)
+        if partition not in before:
+            self._run(self._join(partition))
+        self._ready[partition] = None
+
+    async def _join(self, partition: int) -> None:
+        pipeline = self._pipelines[partition]
+        pipeline.begin(*await self._recovery.until_done(self._recovery.new_producer_id))
+        self._ready[partition] = None
+
+    def _wake_known(self, pipeline: Pipeline) -> None:
+        idle_since_ms = self._last_answer_ms.get(pipeline.partition, 0)
+        if self._clock.monotonic_ms() - idle_since_ms > self._idle_ms:
+            pipeline.has_been_idle()
+
+    def _stop_source(self, source: LogSource, reason: str) -> None:
+        if source.stopped != reason:
+            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.next_offset, reason)
+        source.stop(reason, self._clock.monotonic_ms() + STOPPED_RETRY_MS)
+        self._recovery.look_again()
+        self._shipment.moved()
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        for node, partitions in self._by_broker().items():
+            channel = self._channels[node]
+            while partitions and channel.in_flight < _REQUESTS_IN_FLIGHT_MAX:
+                batches = self._collect(partitions, node)
+                if not batches or not self._send(node, channel, batches):
+                    break
+
+    def _by_broker(self) -> dict[int, list[int]]:
+        """The ready Kafka partitions by the broker that leads them, if it may be sent to now."""
+        found: dict[int, list[int]] = {}
+        now_s = self._loop.time()
+        for partition in self._ready:
+            node = self._cluster.leaders.get(partition)
+            if node is None:
+                self._refresh()
+                continue
+            channel = self._channels.setdefault(node, _Channel())
+            if channel.connection is None or not channel.connection.connected():
+                self._connect(node, channel)
+            elif now_s >= channel.blocked_until_s:
+                found.setdefault(node, []).append(partition)
+        return found
+
+    def _collect(self, partitions: list[int], node: int) -> dict[int, Sent]:
+        """A batch of each partition, up to a request's size; who has nothing more leaves `partitions`."""
+        batches: dict[int, Sent] = {}
+        size = 0
+        for partition in tuple(partitions):
+            pipeline = self._pipelines[partition]
+            if pipeline.in_flight and self._nodes.get(partition) != node:
+                partitions.remove(partition)  # the broker that led it has to answer first
+                continue
+            sent = self._next_of(pipeline)
+            if sent is None:
+                partitions.remove(partition)
+                self._ready.pop(partition, None)
+                continue
+            batches[partition] = sent
+            self._nodes[partition] = node
+            pipeline.on_sent(sent)
+            size += len(sent.data)
+            if size >= _REQUEST_BYTES:
+                break
+        for partition in batches:  # the others come first next time
+            self._ready.pop(partition)
+            self._ready[partition] = None
+            if partition in partitions:
+                partitions.remove(partition)
+                partitions.append(partition)
+        return batches
+
+    def _send(self, node: int, channel: _Channel, batches: dict[int, Sent]) -> bool:
+        data = {partition: sent.data for partition, sent in batches.items()}
+        timeout_ms = self._destination.request_timeout_ms
+        assert channel.connection is not None, "who is asked for batches is connected"
+        try:  # written here and now, so that batches are on the wire in their order
+            answer = channel.connection.send(ProduceBatches(self._facts.topic, self._facts.topic_id, data, timeout_ms))
+        except UNREACHABLE as error:
+            self._lost(node, batches, error)
+            return False
+        channel.in_flight += 1
+        self._run(self._receive(node, channel, batches, answer))
+        return True
+
+    async def _receive(self, node: int, channel: _Channel, batches: dict[int, Sent], answer: Awaitable[Any]) -> None:
+        try:
+            answers, throttle_ms = answers_of(await answer)
+        except UNREACHABLE as error:
+            channel.in_flight -= 1
+            self._lost(node, batches, error)
+            return
+        channel.in_flight -= 1
+        if throttle_ms:
+            channel.blocked_until_s = self._loop.time() + throttle_ms / 1000
+        missing = connection_lost("the broker's answer leaves it out")
+        for partition, sent in batches.items():
+            self._take(self._pipelines[partition], sent, answers.get(partition, missing))
+        self._shipment.moved()
+        self._wake.set()
+
+    def _lost(self, node: int, batches: dict[int, Sent], error: BaseException) -> None:
+        self._cluster.drop(node)
+        self._refresh()
+        for partition, sent in batches.items():
+            self._take(self._pipelines[partition], sent, connection_lost(repr(error)))
+        self._wake.set()
+
+    def _take(self, pipeline: Pipeline, sent: Sent, answer: Answer) -> None:
+        partition = pipeline.partition
+        for done in pipeline.on_answer(sent, answer):
+            source = self._shipment.sources[done.partition]
+            source.in_flight -= 1
+            assert done.base_offset is not None, "it was acknowledged"
+            at = done.base_offset + len(done.batch) if done.base_offset >= 0 else -1
+            source.on_acknowledged(done.end, done.log_crc, at)
+            self._recovery.succeeded(partition)
+        self._last_answer_ms[partition] = self._clock.monotonic_ms()
+        if pipeline.is_drained:
+            self._run(self._recover(pipeline))
+        else:
+            self._ready[partition] = None
+
+    async def _recover(self, pipeline: Pipeline) -> None:
+        stopped = await self._recovery.recover(pipeline, self._sources[pipeline.partition])
+        if stopped is not None:
+            self._stop_source(*stopped)
+        self._ready[pipeline.partition] = None
+
+    # -- brokers ---------------------------------------------------------------------------------------------------
+
+    def _connect(self, node: int, channel: _Channel) -> None:
+        if channel.connecting is None or channel.connecting.done():
+            channel.connecting = self._run(self._connected(node, channel))
+
+    async def _connected(self, node: int, channel: _Channel) -> None:
+        try:
+            channel.connection = await self._cluster.connection(node)
+        except (*UNREACHABLE, KafkaUnreachable) as error:
+            self._shipment.told(f"broker {node} can't be reached: {error!r}")
+            await self._recovery.refresh()
+        else:
+            self._shipment.told(None)
+
+    def _refresh(self) -> None:
+        if not self._recovery.is_refreshing:
+            self._run(self._recovery.refresh())
+
+    def _run(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
+            self._failure = error
+        self._wake.set()

@@ -1,0 +1,252 @@
+"""Shipper: one outbox's logs into one Kafka topic, in a thread of its own, from `start` to `close`.
+
+look at the topic ─▶ refused? (tried again now and then) ─▶ Session ─▶ ends: the topic changed, nobody answers ─┐
+▲                                                                                                         │
+└─────────────────────────────────────── a pause ◀────────────────────────────────────────────────────────┘
+every second: destinations.json, if something moved
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import (
+    DestinationAhead,
+    DestinationRefused,
+    KafkaUnreachable,
+    ShippingError,
+    TopicMissing,
+    TopicReplaced,
+)
+from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
+from pushrep.kafka.recovery import backoff_s, in_thread
+from pushrep.kafka.resume import Origin
+from pushrep.kafka.session import Session
+from pushrep.kafka.shipment import DestinationLag, Shipment, oldest_timestamp_ms
+from pushrep.kafka.source import ShippedLog
+from pushrep.kafka.topic import TopicFacts, look_at_topic
+from pushrep.log import LogClosed
+from pushrep.seams import Clock, Filesystem
+
+_LOG = logging.getLogger("pushrep.kafka")
+
+CHECKPOINT_S = 1.0
+_REFUSED_RETRY_S = 5.0
+_CLOSE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """Whose logs are shipped: the outbox's directory, its topic, logs and own PIDs.
+
+    batch_bytes: what its batches are sealed at; 0: none are made any more.
+    """
+
+    directory: Path
+    topic: str
+    logs: Sequence[ShippedLog]
+    origin: Origin
+    batch_bytes: int
+    filesystem: Filesystem
+    clock: Clock
+
+
+class Shipper:
+    """See the file's map. Thread-safe. Raises CorruptDestinationsFile, DestinationAhead."""
+
+    def __init__(self, shipped: Shipped, destination: KafkaDestination) -> None:
+        self._shipped, self._destination = shipped, destination
+        self.topic = destination.topic or shipped.topic
+        self._all_progress = read_progress(shipped.filesystem, shipped.directory)
+        progress = self._all_progress.get(self.topic, Progress())
+        self._shipment = Shipment(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
+        self._written = progress
+        self._writing = threading.Lock()
+        self._started = threading.Event()
+        self._stopping = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._session: Session | None = None
+        self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
+
+    def start(self, timeout_s: float) -> None:
+        """Begin, and wait so long until the topic is known. Kafka may be away: what is appended then is sent later.
+
+        Raises DestinationRefused, TopicMissing, DestinationAhead, if it is known by then.
+        """
+        self._thread.start()
+        self._started.wait(timeout_s)
+        if (refusal := self._shipment.refusal) is not None:
+            self.close()
+            raise refusal
+
+    def close(self) -> None:
+        """Send nothing more, and write down how far it is. A second call does nothing. Raises OSError."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._call(self._stop)
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+        self._checkpoint()
+
+    def lag(self) -> DestinationLag:
+        """How far the topic is behind the logs."""
+        return self._shipment.lag()
+
+    def wait(self, ends: Mapping[int, int], timeout: float | None) -> None:
+        """Return when the topic holds everything below these ends, by log partition.
+
+        Raises ShippingTimeout, ShippingStopped, DestinationRefused, TopicMissing, DestinationAhead.
+        """
+        self._shipment.wait(ends, timeout)
+
+    def needed_from(self, partition: int) -> int:
+        """The first offset that the topic has not acknowledged: retention keeps it."""
+        return self._shipment.sources[partition].acknowledged
+
+    def skip(self, partition: int, offset: int, reason: str) -> None:
+        """Do not ship this record; written down when this returns. Raises OSError."""
+        now_ms = self._shipped.clock.wall_ms()
+        shipment = self._shipment
+        skip = Skip(partition, offset, reason, now_ms)
+        shipment.progress = replace(shipment.progress, skipped=(*shipment.progress.skipped, skip))
+        self._checkpoint()
+        source = shipment.sources[partition]
+        source.skipped = shipment.progress.skipped_of(partition)
+        source.stopped_until_ms = 0
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except Exception as error:  # noqa: BLE001 - a thread that ends silently would look like one that waits
+            _LOG.exception("shipping to %s ended", self.topic)
+            self._shipment.refused(error if isinstance(error, ShippingError) else ShippingError(repr(error)))
+        finally:
+            self._started.set()
+
+    async def _main(self) -> None:
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        checkpoints = asyncio.ensure_future(self._checkpoint_always())
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                pause_s = _REFUSED_RETRY_S
+                try:
+                    await self._ship()
+                    failures = 0
+                    continue
+                except (DestinationRefused, TopicMissing, DestinationAhead) as error:
+                    self._shipment.refused(error)
+                except TopicReplaced as error:
+                    _LOG.warning("%s: it is shipped again from the logs' start", error)
+                    pause_s = 0.0
+                except (*UNREACHABLE, BrokerError, KafkaUnreachable) as error:
+                    self._shipment.told(str(error) or repr(error))
+                    failures += 1
+                    pause_s = backoff_s(self._destination, failures)
+                except LogClosed:
+                    return
+                if isinstance(self._shipment.refusal, DestinationAhead):
+                    self._started.set()
+                    return
+                if self._shipment.refusal is not None:
+                    self._started.set()
+                await self._sleep(pause_s)
+        finally:
+            checkpoints.cancel()
+
+    async def _ship(self) -> None:
+        """One session; returns when the shipper closes."""
+        facts = await self._interruptible(lambda: look_at_topic(self._destination, self.topic))
+        if facts is None:
+            return
+        self._check(facts)
+        self._shipment.refused(None)
+        self._settle(facts)
+        cluster = Cluster(self._destination, self.topic)
+        try:
+            await cluster.refresh()
+            shipped = self._shipped
+            self._session = Session(self._destination, facts, cluster, self._shipment, shipped.origin, shipped.clock)
+            self._started.set()
+            if not self._stopping.is_set():
+                await self._session.run()
+        finally:
+            self._session = None
+            cluster.close()
+
+    def _check(self, facts: TopicFacts) -> None:
+        wall_ms = self._shipped.clock.wall_ms()
+        oldest = [oldest_timestamp_ms(source) for source in self._shipment.sources.values()]
+        times = [one for one in oldest if one is not None and one >= 0]
+        age_ms = wall_ms - min(times) if times else None
+        facts.check(batch_bytes=self._shipped.batch_bytes, oldest_unsent_age_ms=age_ms)
+
+    def _settle(self, facts: TopicFacts) -> None:
+        """What is fixed at first use is on disk before the first batch is sent."""
+        shipment = self._shipment
+        before = shipment.progress
+        if before.topic_id not in {None, facts.topic_id}:
+            _LOG.warning("%s is not the topic that it was (%s): all is shipped again", self.topic, facts.topic_id)
+            shipment.void()
+        shipment.progress = before.with_topic(facts.topic_id, facts.partitions, shipment.pid_epoch)
+        self._checkpoint()
+
+    async def _interruptible(self, work: Callable[[], TopicFacts]) -> TopicFacts | None:
+        """None if the shipper is closed meanwhile."""
+        assert self._wake is not None, "the loop runs"
+        looking = asyncio.ensure_future(in_thread(work))
+        stopped = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait([looking, stopped], return_when=asyncio.FIRST_COMPLETED)
+            return looking.result() if looking.done() else None
+        finally:
+            looking.cancel()
+            stopped.cancel()
+
+    async def _sleep(self, seconds: float) -> None:
+        assert self._wake is not None, "the loop runs"
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _stop(self) -> None:
+        assert self._wake is not None, "the loop runs"
+        self._wake.set()
+        if self._session is not None:
+            self._session.stop()
+
+    def _call(self, what: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(what)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    async def _checkpoint_always(self) -> None:
+        while True:
+            await asyncio.sleep(CHECKPOINT_S)
+            try:
+                await in_thread(partial(self._checkpoint, self._shipment.current()))
+            except OSError as error:
+                _LOG.warning("progress could not be written down, and is tried again: %s", error)
+
+    def _checkpoint(self, progress: Progress | None = None) -> None:
+        with self._writing:
+            current = progress if progress is not None else self._shipment.current()
+            if current == self._written:
+                return
+            self._all_progress[self.topic] = current
+            write_progress(self._shipped.filesystem, self._shipped.directory, self._all_progress)
+            self._written = current

@@ -1,0 +1,125 @@
+"""One log partition on its way to Kafka: its sealed batches in order, below the stable offset, read ahead a little.
+
+log ─ read ─▶ [batch] [batch] ─ CRC checked, split if it must be ─▶ pieces ─▶ next_piece()
+acknowledged ≤ next_offset ≤ stable offset
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from pushrep.kafka.errors import RecordAboveLimit
+from pushrep.kafka.pipeline import Sent
+from pushrep.kafka.splitting import Piece, pieces_of
+from pushrep.records import BatchHeader, Record, RecordBatch
+
+_READ_BYTES = 1 << 20
+
+
+class ShippedLog(Protocol):
+    """A log as shipping needs it: a SegmentLog."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def log_end_offset(self) -> int: ...
+    @property
+    def stable_offset(self) -> int: ...
+    def read(self, offset: int, max_bytes: int) -> bytes: ...
+    def records(self, start: int, end: int | None = None) -> Iterator[Record]: ...
+    def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]: ...
+    def size_from(self, offset: int) -> int: ...
+
+
+class LogSource:
+    """See the file's map. `acknowledged`: everything below is in the topic, or given up.
+
+    stopped: why it goes no further until somebody acts; None while it goes on.
+    """
+
+    def __init__(self, log: ShippedLog, acknowledged: int, log_crc: int) -> None:
+        self.log, self.partition = log, log.partition
+        self.acknowledged, self.log_crc = acknowledged, log_crc
+        self.destination_offset = -1
+        self.skipped: frozenset[int] = frozenset()
+        self.stopped: str | None = None
+        self.stopped_until_ms = 0
+        self.next_offset = acknowledged
+        self.stable_offset = acknowledged
+        self.boundary: int | None = None
+        self.in_flight = 0
+        self._read: deque[RecordBatch] = deque()
+        self._pieces: deque[tuple[Piece, int]] = deque()
+
+    def look(self) -> bool:
+        """Ask the log how far it is stable; whether there is something to send. Raises LogClosed."""
+        self.stable_offset = self.log.stable_offset
+        return self.next_offset < self.stable_offset
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something stable is not sent yet, by the last look."""
+        return self.next_offset < self.stable_offset
+
+    def rewind(self) -> None:
+        """Read again from the first record that is not acknowledged."""
+        assert not self.in_flight, "an answer that is still to come belongs to what was read before"
+        self.next_offset = self.acknowledged
+        self._read.clear()
+        self._pieces.clear()
+
+    def stop(self, reason: str, until_ms: int) -> None:
+        """Go no further before `until_ms`, or before somebody acted."""
+        self.stopped, self.stopped_until_ms = reason, until_ms
+
+    def next_piece(self, size_max_bytes: int) -> Sent | None:
+        """What is to be sent next, a sealed batch as a rule; None if nothing is.
+
+        Raises RecordAboveLimit, and what reading a log raises: CorruptRecordBatch, CorruptBatch, LogClosed, OSError.
+        """
+        while self._pieces or self._cut_next(size_max_bytes):
+            piece, log_crc = self._pieces[0]
+            if piece.batch is None:  # given up: it counts as sent once everything before it is
+                if self.in_flight:
+                    return None
+                self.on_acknowledged(piece.end, log_crc, -1)
+            self._pieces.popleft()
+            self.next_offset = piece.end
+            if piece.batch is not None:
+                return Sent(self.partition, piece.start, piece.end, log_crc, piece.batch)
+        return None
+
+    def on_acknowledged(self, end: int, log_crc: int, destination_offset: int) -> None:
+        """The topic holds everything below `end`, and that below its own `destination_offset` (-1: not known)."""
+        self.acknowledged, self.log_crc, self.stopped = end, log_crc, None
+        self.destination_offset = max(self.destination_offset, destination_offset)
+
+    def _cut_next(self, size_max_bytes: int) -> bool:
+        """Take the next sealed batch apart, mostly into one piece; whether there is one."""
+        batch = self._next_batch()
+        if batch is None:
+            return False
+        try:
+            for piece in pieces_of(batch, self.next_offset, size_max_bytes, self.skipped):
+                self._pieces.append((piece, batch.header.crc))
+        except RecordAboveLimit:
+            self._read.clear()  # what follows is read again, from where the pieces end
+            if not self._pieces:
+                raise
+        return True
+
+    def _next_batch(self) -> RecordBatch | None:
+        if not self._read and self.next_offset < self.stable_offset:
+            # Checked, because its CRC is about to be computed anew: what the disk broke must not become valid.
+            data = memoryview(self.log.read(self.next_offset, _READ_BYTES))
+            position = 0
+            while position < len(data):
+                header = BatchHeader.parse(data, position)
+                end = position + header.size_bytes
+                self._read.append(RecordBatch.check(data[position:end], header))
+                position = end
+        if not self._read or self._read[0].header.next_offset > self.stable_offset:
+            return None
+        return self._read.popleft()

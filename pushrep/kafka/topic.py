@@ -1,0 +1,120 @@
+"""What the topic is, and whether its settings let every record through: asked of the brokers by librdkafka's admin.
+
+cleanup.policy      compact keeps a replay and deletes the first copy           refused
+max.message.bytes   below batch_bytes every batch would be encoded again        refused
+retention.ms        shorter than the oldest unsent record is old: it would be
+deleted on arrival, since retention looks at record times   refused
+"""
+
+import base64
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # it does not list what it gives on
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
+
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
+
+_LOG = logging.getLogger("pushrep.kafka")
+
+_EXPIRATION = "producer.id.expiration.ms"
+_EXPIRATION_MS = 86_400_000  # the broker's default
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
+
+
+class TopicFacts(NamedTuple):
+    """A topic as it is now.
+
+    retention_ms: -1 is for ever. producer_id_expiration_ms: after such a silence brokers forget a producer.
+    """
+
+    topic: str
+    topic_id: UUID
+    partitions: int
+    cleanup_policy: str
+    max_message_bytes: int
+    retention_ms: int
+    has_append_time: bool
+    producer_id_expiration_ms: int
+
+    def check(self, *, batch_bytes: int, oldest_unsent_age_ms: int | None) -> None:
+        """Raise DestinationRefused, naming the setting. batch_bytes: of the batches that the outbox makes, 0: none."""
+        if "compact" in self.cleanup_policy:
+            raise self._refused(
+                "cleanup.policy",
+                self.cleanup_policy,
+                "compaction keeps a record's replay and deletes its first copy, which readers wait for: take delete",
+            )
+        if self.max_message_bytes < batch_bytes:
+            raise self._refused(
+                "max.message.bytes",
+                self.max_message_bytes,
+                f"every batch of batch_bytes={batch_bytes} would be taken apart: raise it, or lower batch_bytes",
+            )
+        age_ms = oldest_unsent_age_ms
+        if age_ms is not None and 0 <= self.retention_ms < age_ms and not self.has_append_time:
+            raise self._refused(
+                "retention.ms",
+                self.retention_ms,
+                f"the oldest record that is not sent yet is {age_ms} ms old by its own time, and would be deleted "
+                "before it is read: raise it (-1: for ever)",
+            )
+
+    def _refused(self, setting: str, value: object, why: str) -> DestinationRefused:
+        return DestinationRefused(self.topic, setting, value, why)
+
+
+def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
+    """Ask the brokers; waits for them up to `request_timeout_ms`. Raises TopicMissing, KafkaUnreachable."""
+    timeout_s = destination.request_timeout_ms / 1000
+    admin = AdminClient({**destination.librdkafka_settings(), "log_level": 0})
+    try:
+        if destination.sasl_oauth_token is not None:
+            admin.poll(timeout_s)  # the token is fetched there
+        future = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s)[topic]
+        description = future.result(timeout_s)
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        settings = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result(timeout_s)
+        broker = str(next((one.leader.id for one in description.partitions if one.leader is not None), ""))
+        expiration_ms = _expiration_ms(admin, broker, timeout_s)
+    except KafkaException as error:
+        if error.args[0].code() in _MISSING:
+            raise TopicMissing(topic) from error
+        raise KafkaUnreachable(error.args[0].str()) from error
+    except TimeoutError as error:
+        raise KafkaUnreachable(f"no answer within {timeout_s} s") from error
+    return TopicFacts(
+        topic=topic,
+        topic_id=_uuid(description.topic_id),
+        partitions=len(description.partitions),
+        cleanup_policy=settings["cleanup.policy"].value,
+        max_message_bytes=int(settings["max.message.bytes"].value),
+        retention_ms=int(settings["retention.ms"].value),
+        has_append_time=settings["message.timestamp.type"].value == "LogAppendTime",
+        producer_id_expiration_ms=expiration_ms,
+    )
+
+
+def _expiration_ms(admin: AdminClient, broker: str, timeout_s: float) -> int:
+    """The broker's own, or its default where this user may not ask."""
+    resource = ConfigResource(ResourceType.BROKER, broker)
+    try:
+        found: Mapping[str, Any] = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result(
+            timeout_s
+        )
+        return int(found[_EXPIRATION].value)
+    except (KafkaException, TimeoutError, KeyError, TypeError, ValueError) as error:
+        _LOG.info("%s can't be asked for, so its default is taken: %s", _EXPIRATION, error)
+        return _EXPIRATION_MS
+
+
+def _uuid(topic_id: Any) -> UUID:
+    """Kafka writes a topic's id as unpadded URL-safe base64."""
+    return UUID(bytes=base64.urlsafe_b64decode(str(topic_id) + "=="))

@@ -1,0 +1,114 @@
+"""An outbox's way to Kafka: opened with the outbox, closed before its logs are, and what the logs keep for it.
+
+A destination that was used once holds its unsent records in the logs, whether the outbox is opened with it or not,
+until it is dropped by name. Kafka's clients are loaded when there is a destination, and not before.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.progress import read_progress
+from pushrep.log import SegmentLog
+from pushrep.outbox.epoch import LATER_EPOCHS
+from pushrep.outbox.errors import SettingRefused
+from pushrep.outbox.identity import OutboxIdentity
+from pushrep.seams import Clock, Filesystem
+
+if TYPE_CHECKING:
+    from pushrep.kafka.shipment import DestinationLag
+    from pushrep.kafka.shipper import Shipped, Shipper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToShip:
+    """What there is to ship from."""
+
+    directory: Path
+    identity: OutboxIdentity
+    logs: Sequence[SegmentLog]
+    batch_bytes: int
+    filesystem: Filesystem
+    clock: Clock
+
+
+def check_destination(kafka: object) -> KafkaDestination | None:
+    """The argument of `Outbox.open`. Raises SettingRefused."""
+    if kafka is not None and not isinstance(kafka, KafkaDestination):
+        raise SettingRefused("kafka", f"give a KafkaDestination, not {type(kafka).__name__}")
+    return kafka
+
+
+class Shipping:
+    """The destinations of an open outbox; made by `start_shipping`."""
+
+    def __init__(self, logs: Sequence[SegmentLog], shipper: "Shipper | None") -> None:
+        self._logs, self.shipper = logs, shipper
+
+    def lag(self) -> "dict[str, DestinationLag]":
+        """By `kafka:<topic>`; empty without a destination."""
+        return {} if self.shipper is None else {holder_name(self.shipper.topic): self.shipper.lag()}
+
+    def wait(self, timeout: float | None) -> None:
+        """Return when the topic holds everything that is in the logs now. Raises as `Outbox.wait_shipped`."""
+        if self.shipper is None:
+            raise SettingRefused("kafka", "the outbox was opened without a destination: Outbox.open(..., kafka=...)")
+        self.shipper.wait({log.partition: log.log_end_offset for log in self._logs}, timeout)
+
+
+def holder_name(topic: str) -> str:
+    """What a destination is called in lags, and where it holds a log."""
+    return f"kafka:{topic}"
+
+
+def start_shipping(
+    resources: ExitStack, to_ship: ToShip, destination: KafkaDestination | None, timeout_s: float
+) -> Shipping:
+    """Ship from now on; `resources` ends it. Waits so long until the topic is known, then goes on without.
+
+    Raises what refuses the topic, CorruptDestinationsFile, DestinationAhead.
+    """
+    shipper = None
+    if destination is not None:
+        from pushrep.kafka.shipper import Shipper  # noqa: PLC0415 - Kafka's clients are an extra of their own
+
+        shipper = Shipper(_shipped(to_ship), destination)
+    _hold(to_ship, shipper)
+    if shipper is not None:
+        resources.callback(shipper.close)
+        shipper.start(timeout_s)
+    return Shipping(to_ship.logs, shipper)
+
+
+def _hold(to_ship: ToShip, shipper: "Shipper | None") -> None:
+    known = read_progress(to_ship.filesystem, to_ship.directory)
+    for log in to_ship.logs:
+        for topic, progress in known.items():
+            if shipper is None or topic != shipper.topic:
+                at = progress.partitions.get(log.partition)
+                offset = at.acknowledged if at is not None else log.log_start_offset
+                log.hold(holder_name(topic), partial(int, offset))
+        if shipper is not None:
+            log.hold(holder_name(shipper.topic), partial(shipper.needed_from, log.partition))
+
+
+def _shipped(to_ship: ToShip) -> "Shipped":
+    from pushrep.kafka.resume import Origin  # noqa: PLC0415
+    from pushrep.kafka.shipper import Shipped  # noqa: PLC0415
+
+    identity = to_ship.identity
+    epochs = range(identity.pid_epoch, identity.pid_epoch + LATER_EPOCHS + 1)
+    pids = {epoch: replace(identity, pid_epoch=epoch).pid for epoch in epochs}
+    return Shipped(
+        directory=to_ship.directory,
+        topic=identity.topic,
+        logs=to_ship.logs,
+        origin=Origin(carrier=identity.carrier, pids=pids, pid_epoch=identity.pid_epoch),
+        batch_bytes=to_ship.batch_bytes,
+        filesystem=to_ship.filesystem,
+        clock=to_ship.clock,
+    )
