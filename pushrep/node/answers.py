@@ -10,6 +10,7 @@ from uuid import UUID
 
 from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
+from pushrep.node.promises import NO_MEMBER
 from pushrep.node.replica import Replica
 from pushrep.node.settings import ANYBODY
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
@@ -81,15 +82,16 @@ class Answers:
     def _describe_log(self, request: wire.DescribeLogRequest, sender: str) -> Struct:
         kept = self._store.outbox(request.outbox_id)
         create = request.create and self._may_create(request.outbox_id, sender)
-        logs = self._descriptions(kept, request.partitions or tuple(kept.partitions()), create=create)
-        return wire.DescribeLogResponse(
-            replica_epoch=self._store.replica_epoch,
-            member=self._index_in(kept),
-            highest_epoch=kept.promises.newest_epoch,
-            grants=_grants(kept),
-            logs=logs,
-            last_contact_ms=kept.last_contact_ms,
-        )
+        with kept.at_home():
+            logs = self._descriptions(kept, request.partitions or tuple(kept.partitions()), create=create)
+            return wire.DescribeLogResponse(
+                replica_epoch=self._store.replica_epoch,
+                member=self._index_in(kept),
+                highest_epoch=_highest_epoch(kept),
+                grants=_grants(kept),
+                logs=logs,
+                last_contact_ms=kept.last_contact_ms,
+            )
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
         try:
@@ -99,14 +101,15 @@ class Answers:
         kept = self._store.outbox(offered.outbox_id)
         if kept.promises.grant is None and not self._may_create(offered.outbox_id, sender):
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{offered.outbox_id} may not be created here")
-        outcome = kept.offer_grant(offered, request.sender)
-        return wire.GrantResponse(
-            error_code=CODE_OF[outcome],
-            member=self._index_in(kept),
-            highest_epoch=kept.promises.newest_epoch,
-            grants=_grants(kept),
-            logs=self._descriptions(kept, request.partitions, create=False),
-        )
+        with kept.at_home():
+            outcome = kept.offer_grant(offered, request.sender, self._address)
+            return wire.GrantResponse(
+                error_code=CODE_OF[outcome],
+                member=self._index_in(kept),
+                highest_epoch=_highest_epoch(kept),
+                grants=_grants(kept),
+                logs=self._descriptions(kept, request.partitions, create=False),
+            )
 
     def _descriptions(
         self, kept: KeptOutbox, tps: Iterable[TopicIdPartition], *, create: bool
@@ -120,10 +123,11 @@ class Answers:
         return tuple(described)
 
     def _index_in(self, kept: KeptOutbox) -> int:
-        """Which member this node is, by where it listens; -1 if no grant names that."""
-        grant = kept.promises.grant
-        members = (*grant.members, *grant.previous_members) if grant is not None else ()
-        return next((member.index for member in members if member.address == self._address), -1)
+        """Which member this node is, by what it knows of itself or by where it listens; -1 if no grant names that."""
+        promises = kept.promises
+        if promises.member != NO_MEMBER or promises.grant is None:
+            return promises.member
+        return promises.grant.index_at(self._address)
 
     def _may_create(self, outbox_id: UUID, sender: str) -> bool:
         allow = self._store.settings.allow
@@ -188,14 +192,19 @@ def _ends(replica: Replica) -> LogEnds:
     return replica.state().log
 
 
+def _highest_epoch(kept: KeptOutbox) -> int:
+    return max(kept.promises.newest_epoch, kept.promises.number)
+
+
 def _grants(kept: KeptOutbox) -> tuple[wire.Grant, ...]:
     grant = kept.promises.grant
     return (grant_to_wire(grant),) if grant is not None else ()
 
 
 def _description(replica: Replica) -> wire.LogDescription:
-    log, ends = replica.log, _ends(replica)
-    granted = granted_end(ends, None)
+    log, state = replica.log, replica.settled_state()
+    ends, ungranted = state.log, state.ungranted
+    granted = granted_end(ends, ungranted)
     return wire.LogDescription(
         tp=replica.tp,
         error_code=ErrorCode.LOG_OFFLINE if replica.finding is not None else ErrorCode.NONE,
@@ -206,6 +215,7 @@ def _description(replica: Replica) -> wire.LogDescription:
         leader_epochs=epochs_to_wire(ends.leader_epochs),
         granted_epoch=granted.epoch,
         granted_end_offset=granted.end_offset,
+        ungranted_from=-1 if ungranted is None else ungranted.start_offset,
         damaged_from=-1 if log.damaged_from is None else log.damaged_from,
     )
 

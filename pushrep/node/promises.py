@@ -1,23 +1,28 @@
 """What a member has promised, on disk before its answer says so: the newest grant, and the newest leader epoch taken.
 
     <data>/replica-epoch.json                    {"version": 1, "replica_epoch": n, "crc32c": c}
-    <data>/<outbox id>/promises.json             {"version": 1, "outbox_id": u, "leader_epoch": n,
-                                                  "grant": {...} | null, "crc32c": c}
+    <data>/<outbox id>/promises.json             {"version": 2, "outbox_id": u, "member": i, "leader_epoch": n,
+                                                  "grant": {...} | null, "number": n,
+                                                  "ungranted": {log: [start, epoch, end]}, "crc32c": c}
 
+A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
+becomes the other. Version 1 had no `member`, `number` and `ungranted`.
 crc32c is taken over the other fields as compact JSON with sorted keys. Both files are replaced whole and atomically. A
 file that is there and can't be believed stops the node for that outbox: a promise that is forgotten loses records.
 """
 
 import json
+import threading
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import google_crc32c
 
 from pushrep.node.errors import CorruptNodeFile
+from pushrep.replication.epochs import EpochEnd, Ungranted
 from pushrep.replication.errors import BadGrant
 from pushrep.replication.grants import Grant, Member
 from pushrep.seams import Filesystem, read_whole, write_atomic
@@ -25,41 +30,107 @@ from pushrep.seams import Filesystem, read_whole, write_atomic
 PROMISES_NAME = "promises.json"
 REPLICA_EPOCH_NAME = "replica-epoch.json"
 _VERSION = 1
-_FILE_BYTES_MAX = 1 << 20
+_PROMISES_VERSION = 2
+_FILE_BYTES_MAX = 64 << 20  # a line for every partition that appended without a grant
+NO_MEMBER = -1
 
 
-class Promises(NamedTuple):
-    """Of one outbox. leader_epoch: the newest one that any of its logs here has taken; -1 for none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promises:
+    """Of one outbox. leader_epoch: the newest one that any of its logs here has taken; -1 for none.
+
+    member: which one this is; NO_MEMBER until a grant names where it listens. number: the newest own one it has taken,
+    granted or not. ungranted: by log, what was appended without a grant.
+    """
 
     leader_epoch: int = -1
     grant: Grant | None = None
+    member: int = NO_MEMBER
+    number: int = -1
+    ungranted: Mapping[str, Ungranted] = field(default_factory=dict)
 
     @property
     def newest_epoch(self) -> int:
-        """Of everything older nothing is accepted."""
+        """Of everything older nothing is accepted. What was taken without a grant fences nobody."""
         return max(self.leader_epoch, self.grant.epoch if self.grant is not None else -1)
+
+    @property
+    def is_led_here(self) -> bool:
+        """Whether the newest grant names this member: its service opens the directory, and a node stays away."""
+        return self.grant is not None and self.grant.leader == self.member
+
+
+class PromiseKeeper:
+    """The promises of one directory. Thread-safe. Raises CorruptNodeFile, OSError."""
+
+    def __init__(self, directory: Path, outbox_id: UUID, filesystem: Filesystem) -> None:
+        self.directory, self.outbox_id, self._filesystem = directory, outbox_id, filesystem
+        self.lock = threading.RLock()
+        """Held by who reads, judges, and keeps."""
+        self._kept = read_promises(directory, outbox_id, filesystem)
+
+    @property
+    def kept(self) -> Promises:
+        """As they stand on disk."""
+        return self._kept
+
+    def keep(self, promises: Promises) -> None:
+        """On disk when this returns; the old ones hold if it raises."""
+        with self.lock:
+            if promises != self._kept:
+                self._filesystem.make_directory(self.directory)
+                write_promises(self.directory, self.outbox_id, promises, self._filesystem)
+                self._kept = promises
+
+    def read_again(self) -> None:
+        """After another process may have written them."""
+        with self.lock:
+            self._kept = read_promises(self.directory, self.outbox_id, self._filesystem)
 
 
 def read_promises(directory: Path, outbox_id: UUID, filesystem: Filesystem) -> Promises:
     """What was promised to the outbox that is kept in `directory`. Raises CorruptNodeFile, OSError."""
-    path = directory / PROMISES_NAME
-    fields = _read(path, filesystem)
-    if fields is None:
+    found = find_promises(directory, filesystem)
+    if found is None:
         return Promises()
+    if found[0] != outbox_id:
+        raise CorruptNodeFile(directory / PROMISES_NAME, f"it belongs to outbox {found[0]}")
+    return found[1]
+
+
+def find_promises(directory: Path, filesystem: Filesystem) -> tuple[UUID, Promises] | None:
+    """Which outbox `directory` is a member of, and what it promised; None if it is none's. Raises as above."""
+    path = directory / PROMISES_NAME
+    fields = _read(path, filesystem, _PROMISES_VERSION)
+    if fields is None:
+        return None
     try:
-        if UUID(fields["outbox_id"]) != outbox_id:
-            raise CorruptNodeFile(path, f"it belongs to outbox {fields['outbox_id']}")
         grant = fields["grant"]
-        return Promises(int(fields["leader_epoch"]), _grant_of(grant) if grant is not None else None)
-    except (KeyError, TypeError, ValueError, BadGrant) as error:
+        return UUID(fields["outbox_id"]), Promises(
+            leader_epoch=int(fields["leader_epoch"]),
+            grant=_grant_of(grant) if grant is not None else None,
+            member=int(fields.get("member", NO_MEMBER)),
+            number=int(fields.get("number", -1)),
+            ungranted={
+                str(log): Ungranted(int(start), EpochEnd(int(epoch), int(end)))
+                for log, (start, epoch, end) in fields.get("ungranted", {}).items()
+            },
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
 
 
 def write_promises(directory: Path, outbox_id: UUID, promises: Promises, filesystem: Filesystem) -> None:
     """On disk when this returns. Raises OSError; the old ones hold then."""
-    grant = _grant_fields(promises.grant) if promises.grant is not None else None
-    fields = {"outbox_id": str(outbox_id), "leader_epoch": promises.leader_epoch, "grant": grant}
-    _write(directory / PROMISES_NAME, fields, filesystem)
+    fields = {
+        "outbox_id": str(outbox_id),
+        "member": promises.member,
+        "leader_epoch": promises.leader_epoch,
+        "grant": _grant_fields(promises.grant) if promises.grant is not None else None,
+        "number": promises.number,
+        "ungranted": {log: [start, *granted] for log, (start, granted) in promises.ungranted.items()},
+    }
+    _write(directory / PROMISES_NAME, fields, filesystem, _PROMISES_VERSION)
 
 
 def raise_replica_epoch(data: Path, filesystem: Filesystem) -> int:
@@ -74,7 +145,7 @@ def raise_replica_epoch(data: Path, filesystem: Filesystem) -> int:
     return epoch
 
 
-def _read(path: Path, filesystem: Filesystem) -> dict[str, Any] | None:
+def _read(path: Path, filesystem: Filesystem, newest: int = _VERSION) -> dict[str, Any] | None:
     data = read_whole(filesystem, path, _FILE_BYTES_MAX)
     if data is None:
         return None
@@ -85,13 +156,14 @@ def _read(path: Path, filesystem: Filesystem) -> dict[str, Any] | None:
         raise CorruptNodeFile(path, f"it is no JSON object with a crc32c: {error}") from error
     if crc != _crc(fields):
         raise CorruptNodeFile(path, "its crc32c does not match")
-    if fields.pop("version", None) != _VERSION:
-        raise CorruptNodeFile(path, f"its version is not {_VERSION}: it was written by a newer pushrep")
+    version = fields.pop("version", None)
+    if version not in range(_VERSION, newest + 1):
+        raise CorruptNodeFile(path, f"its version is {version}, not {newest}: it was written by a newer pushrep")
     return dict(fields)
 
 
-def _write(path: Path, fields: Mapping[str, Any], filesystem: Filesystem) -> None:
-    whole = {"version": _VERSION, **fields}
+def _write(path: Path, fields: Mapping[str, Any], filesystem: Filesystem, version: int = _VERSION) -> None:
+    whole = {"version": version, **fields}
     whole["crc32c"] = _crc(whole)
     write_atomic(filesystem, path, [json.dumps(whole, sort_keys=True, indent=1).encode() + b"\n"])
 

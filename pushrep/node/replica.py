@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
@@ -33,11 +33,17 @@ class CantFollow(PushrepError):
     """The log can't do what the rules ask for."""
 
 
-class Replica:
-    """A log that follows. Thread-safe. Made by the node; a failed one is closed and opened again when it is described.
+class KeepsPromises(Protocol):
+    """The outbox of a log: what it has promised is asked anew for every request, and made durable."""
 
-    promises: what its outbox has promised, asked anew for every request. take_epoch: makes a newer one durable.
-    """
+    @property
+    def promises(self) -> Promises: ...
+    def take_epoch(self, leader_epoch: int) -> None: ...
+    def forget_ungranted(self, log: str) -> None: ...
+
+
+class Replica:
+    """A log that follows, made by the node. Thread-safe. A failed one is opened again when it is described next."""
 
     def __init__(  # noqa: PLR0913 - what a log stands on, all by name
         self,
@@ -47,8 +53,7 @@ class Replica:
         config: LogConfig,
         replica_epoch: int,
         flush: bool,
-        promises: Callable[[], Promises],
-        take_epoch: Callable[[int], None],
+        promises: KeepsPromises,
         filesystem: Filesystem,
         clock: Clock,
     ) -> None:
@@ -58,16 +63,24 @@ class Replica:
         self.finding: Finding | None = None
         """Why it waits for an operator, if it does."""
         self.last_contact_ms = -1
-        self._promises, self._take_epoch, self._clock, self._flush = promises, take_epoch, clock, flush
+        self._outbox, self._clock, self._flush = promises, clock, flush
         self._session: ReplicaSession = NO_SESSION
         self._lock = threading.Lock()
         self.log = SegmentLog.open(
             directory / str(tp), config, log_id=tp.topic_id, has_replicas=True, filesystem=filesystem, clock=clock
         )
 
+    def settled_state(self) -> ReplicaState:
+        """Behind the request that is being carried out, if there is one: for who promised something just now.
+
+        A request that was judged before the promise may still be appended; what is shown after it has to have that.
+        """
+        with self._lock:
+            return self.state()
+
     def state(self) -> ReplicaState:
         """Everything that the rules look at."""
-        log, promises = self.log, self._promises()
+        log, promises = self.log, self._outbox.promises
         return ReplicaState(
             log=LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
             flushed_offset=log.flushed_offset,
@@ -76,6 +89,7 @@ class Replica:
             replica_epoch=self.replica_epoch,
             grant=promises.grant,
             session=self._session,
+            ungranted=promises.ungranted.get(str(self.tp)),
             is_offline=self.finding is not None or log.damaged_from is not None,
         )
 
@@ -123,6 +137,17 @@ class Replica:
         kept = self.log.begin_anew(effect.offset, effect.leader_epoch)
         _LOG.warning("%s begins anew at offset %d; what it held is in %s", self.tp, effect.offset, kept)
 
+    def _set_ungranted_aside(self, log: LogEnds) -> None:
+        before = self.log.log_end_offset
+        cut_ungranted(self.log, log)
+        self._outbox.forget_ungranted(str(self.tp))
+        _LOG.warning(
+            "%s: %d records from offset %d on were appended without a grant, and another leads: they are kept in .cut",
+            self.tp,
+            before - log.log_end_offset,
+            log.log_end_offset,
+        )
+
     def _open_session(self, session: ReplicaSession) -> None:
         self._session = session
 
@@ -165,8 +190,18 @@ _DONE_BY: Mapping[type, Callable[[Replica, Any], None]] = {
     does.SetAside: lambda self, do: self._set_aside(do),
     does.SetHighWatermark: lambda self, do: self.log.advance_high_watermark(do.high_watermark),
     does.SetLogStart: lambda self, do: self._move_start(do.log_start_offset),
-    does.SetUngrantedAside: lambda self, do: self._cut(do.log.log_end_offset),
-    does.TakeEpoch: lambda self, do: self._take_epoch(do.leader_epoch),
+    does.SetUngrantedAside: lambda self, do: self._set_ungranted_aside(do.log),
+    does.TakeEpoch: lambda self, do: self._outbox.take_epoch(do.leader_epoch),
     does.Truncate: lambda self, do: self._cut(do.offset),
 }
 assert {*_DONE_BY, Answer} == set(get_args(FollowerEffect)), "every effect is carried out"
+
+
+def cut_ungranted(log: SegmentLog, kept: LogEnds) -> None:
+    """Cut what was appended without a grant: the log is `kept` afterwards, the rest is in `.cut`, durably.
+
+    A cut leaves an epoch that starts right there in the list; the newest granted one takes its place. Raises
+    LogPoisoned, OSError.
+    """
+    log.truncate_to(kept.log_end_offset)
+    log.begin_epoch(*kept.leader_epochs.entries[-1])

@@ -6,19 +6,26 @@
           /<outbox id>/<topic>-<n>/          a log                     (replica.py)
 
 A log that failed is closed, and opened again when it is described next: its leader comes back with backoff.
+
+Grants decide whose a directory is. While the newest one names this member, its service opens it as an Outbox, and the
+node only answers who wants to lead (`at_home`), when the service is not running. With a grant for another it follows.
 """
 
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 from pushrep.errors import PushrepError
+from pushrep.log.directory import LogDirectory
+from pushrep.log.errors import LogLocked
 from pushrep.log.log_names import list_logs
 from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.node.errors import NodeInUse
-from pushrep.node.promises import Promises, raise_replica_epoch, read_promises, write_promises
+from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, raise_replica_epoch
 from pushrep.node.replica import Replica
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.error_codes import ErrorCode
@@ -46,13 +53,67 @@ class KeptOutbox:
         self.outbox_id, self.directory = outbox_id, store.data / str(outbox_id)
         self._store = store
         self._lock = threading.Lock()
+        self._visiting = threading.RLock()
+        self._is_visited = False
+        self._borrowers = 0
         self._replicas: dict[tuple[str, int], Replica] = {}
-        self._promises = read_promises(self.directory, outbox_id, store.filesystem)
+        self._keeper = PromiseKeeper(self.directory, outbox_id, store.filesystem)
 
     @property
     def promises(self) -> Promises:
         """The newest grant and leader epoch, as they stand on disk."""
-        return self._promises
+        return self._keeper.kept
+
+    def look_again(self) -> None:
+        """A directory that was put here while the node runs. Raises CorruptNodeFile, OSError."""
+        if self._keeper.kept == Promises():
+            self._keeper.read_again()
+
+    @contextmanager
+    def at_home(self) -> Iterator[None]:
+        """While a call about grants and logs is answered. Raises Refusal while the directory is another's."""
+        if self._borrowers:
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is let go for now")
+        if not self.promises.is_led_here:
+            yield
+            return
+        with self._visiting:
+            held = self._acquire()
+            try:
+                self._keeper.read_again()
+                self._is_visited = True
+                yield
+            finally:
+                self._is_visited = False
+                if self.promises.is_led_here:
+                    self.close()  # its service may come at any time
+                held.release()
+
+    @contextmanager
+    def let_go(self) -> Iterator[Path]:
+        """The directory, its logs closed clean; until the end of the block the node does not touch it.
+
+        What its promises are then decides who opens it next.
+        """
+        with self._lock:
+            self._borrowers += 1
+        try:
+            self.close()
+            yield self.directory
+        finally:
+            self._keeper.read_again()
+            with self._lock:
+                self._borrowers -= 1
+
+    def _acquire(self) -> LogDirectory:
+        try:
+            held = LogDirectory.acquire(self.directory, self._store.filesystem, self._store.clock)
+        except LogLocked as error:
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"its service has it: {error}") from error
+        if held.references > 1:
+            held.release()
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"a service in this process has {self.directory}")
+        return held
 
     @property
     def last_contact_ms(self) -> int:
@@ -61,22 +122,35 @@ class KeptOutbox:
 
     def take_epoch(self, leader_epoch: int) -> None:
         """Nothing of an older leader from now on, durably. Raises OSError."""
-        with self._lock:
-            if leader_epoch > self._promises.leader_epoch:
-                self._keep(self._promises._replace(leader_epoch=leader_epoch))
+        with self._keeper.lock:
+            if leader_epoch > self.promises.leader_epoch:
+                self._keeper.keep(replace(self.promises, leader_epoch=leader_epoch))
 
-    def offer_grant(self, offered: Grant, sender: int) -> Outcome:
-        """Store it, on disk when this returns, if the rules let it; else why not. Raises OSError."""
-        with self._lock:
-            kept = self._promises
+    def offer_grant(self, offered: Grant, sender: int, address: str) -> Outcome:
+        """Store it, on disk when this returns, if the rules let it; else why not. Raises OSError.
+
+        address: where this node listens; the member that the first grant knows there is this one.
+        """
+        with self._keeper.lock:
+            kept = self.promises
             outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
             if outcome is Outcome.NONE and offered != kept.grant:
-                self._keep(kept._replace(grant=offered))
+                member = kept.member if kept.member != NO_MEMBER else offered.index_at(address)
+                self._keeper.keep(replace(kept, grant=offered, member=member))
             return outcome
+
+    def forget_ungranted(self, log: str) -> None:
+        """What `log` held without a grant is cut off. Raises OSError."""
+        with self._keeper.lock:
+            kept = self.promises
+            ungranted = {name: mark for name, mark in kept.ungranted.items() if name != log}
+            self._keeper.keep(replace(kept, ungranted=ungranted))
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> Replica:
         """The open log of `tp`; one that failed is tried again here. Raises Refusal."""
         with self._lock:
+            if self._borrowers or (self.promises.is_led_here and not self._is_visited):
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} belongs to its service")
             replica = self._replicas.get((tp.topic, tp.partition))
             if replica is not None and replica.failure is not None:
                 replica.close()
@@ -92,6 +166,13 @@ class KeptOutbox:
         """The log of `tp` if it is in use."""
         replica = self._replicas.get((tp.topic, tp.partition))
         return replica if replica is not None and replica.tp == tp else None
+
+    def release(self, tp: TopicIdPartition) -> None:
+        """Close the log and know it no more, before its files go."""
+        with self._lock:
+            replica = self._replicas.pop((tp.topic, tp.partition), None)
+        if replica is not None:
+            replica.close()
 
     def partitions(self) -> Iterator[TopicIdPartition]:
         """Every log that lies here, in use or not."""
@@ -122,8 +203,7 @@ class KeptOutbox:
                     config=store.settings.log_config,
                     replica_epoch=store.replica_epoch,
                     flush=store.settings.flush,
-                    promises=lambda: self._promises,
-                    take_epoch=self.take_epoch,
+                    promises=self,
                     filesystem=store.filesystem,
                     clock=store.clock,
                 )
@@ -131,11 +211,6 @@ class KeptOutbox:
             _LOG.error("%s can't be opened: %s", tp, error)
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         raise refusal
-
-    def _keep(self, promises: Promises) -> None:
-        self._store.filesystem.make_directory(self.directory)
-        write_promises(self.directory, self.outbox_id, promises, self._store.filesystem)
-        self._promises = promises
 
 
 def _refusal(tp: TopicIdPartition, found: UUID | None, *, create: bool) -> Refusal | None:
@@ -172,6 +247,8 @@ class NodeStore:
             kept = self._outboxes.get(outbox_id)
             if kept is None:
                 kept = self._outboxes[outbox_id] = KeptOutbox(outbox_id, self)
+            else:
+                kept.look_again()
             return kept
 
     def describe(self, kept: KeptOutbox, tp: TopicIdPartition, *, create: bool) -> Replica:

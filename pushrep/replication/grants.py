@@ -103,6 +103,11 @@ class Grant:
         """Every member, of both lists."""
         return frozenset().union(*(quorum.members for quorum in self.quorums))
 
+    def index_at(self, address: str) -> int:
+        """The member that listens at `address`; -1 if none does."""
+        members = (*self.members, *self.previous_members)
+        return next((member.index for member in members if member.address == address), -1)
+
     def may_lead(self, stored: AbstractSet[int]) -> bool:
         """Whether the members that stored the grant are enough to lead by it."""
         return all(len(quorum.members & stored) >= quorum.to_lead for quorum in self.quorums)
