@@ -68,6 +68,10 @@ Examples
     python -m spark_jobs.jobs.apply --path outbox --topic orders \\
         --value-format avro --value-schema order.avsc \\
         --sink ./orders-table --checkpoint orders-checkpoint --trigger 5s
+  the same, and sent back by `pushrep startpoint set outbox orders --consumer billing --to -1h --reset-marks`:
+    python -m spark_jobs.jobs.apply --path outbox --topic orders --consumer billing --trigger 5s \\
+        --sink ./orders-table --checkpoint orders-checkpoint \\
+        --keep topic,partition,offset,timestamp,startpoint_epoch
   by spark-submit, which wants this file's path and the Python that has pushrep:
     export PYSPARK_PYTHON=$(command -v python)
     spark-submit "$(python -m spark_jobs.jobs.apply --where)" --path outbox --topic orders \\
@@ -97,6 +101,7 @@ def _tell_where(ctx: click.Context, param: click.Parameter, value: bool) -> None
 @click.option("--source-option", "source_options", type=_Pair(), multiple=True, help="Any option of the source.")
 @click.option("--carrier", type=click.Choice(["key", "header"]), default="key", help="Where the metadata travels.")
 @click.option("--starting-offsets", help="earliest, latest or JSON; for a fresh checkpoint only.  [default: earliest]")
+@click.option("--consumer", help="Source pushrep: follow this consumer's startpoints while the job runs.")
 @click.option("--max-records-per-trigger", type=click.IntRange(min=1), help="At most so many records a batch.")
 @click.option("--window", type=click.IntRange(min=0), default=0, help="Offsets so far below a mark may still come.")
 @click.option(

@@ -26,7 +26,12 @@ _OTHER_TRIGGERS: Mapping[str, str] = {
 }
 # A source option that the job sets by an option of its own, by source; one of the two would be silently lost.
 _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
-    "pushrep": {"path": "--path", "topic": "--topic", "maxrecordspertrigger": "--max-records-per-trigger"},
+    "pushrep": {
+        "path": "--path",
+        "topic": "--topic",
+        "maxrecordspertrigger": "--max-records-per-trigger",
+        "startingstartpoint": "--consumer",
+    },
     "kafka": {
         "subscribe": "--topic",
         "subscribepattern": "--topic",
@@ -58,6 +63,7 @@ class ApplyOptions:
     source_options: dict[str, str] = field(default_factory=dict)
     carrier: str = "key"
     starting_offsets: str | None = None
+    consumer: str | None = None
     max_records_per_trigger: int | None = None
     window: int = 0
     only_pids: frozenset[int] | None = None
@@ -79,6 +85,12 @@ class ApplyOptions:
             raise BadOption("--path", None, "source pushrep reads logs from a directory: name it")
         if self.source != "pushrep" and self.path is not None:
             raise BadOption("--path", self.path, f"belongs to source pushrep; use --source-option for {self.source}")
+        if self.source != "pushrep" and self.consumer is not None:
+            why = (
+                f"only source pushrep follows startpoints while it runs; for {self.source} see pushrep startpoint "
+                "export and apply-checkpoint"
+            )
+            raise BadOption("--consumer", self.consumer, why)
         self._check_source_options()
         made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
         if made not in {None, self.carrier}:
@@ -132,6 +144,8 @@ class ApplyOptions:
             options["path"] = self.path
         if self.max_records_per_trigger is not None:
             options["maxOffsetsPerTrigger" if kafka else "maxRecordsPerTrigger"] = str(self.max_records_per_trigger)
+        if self.consumer is not None:
+            options["startingStartpoint"] = self.consumer
         if self.carrier == "header":
             options["includeHeaders"] = "true"
         return options | self.source_options

@@ -61,6 +61,12 @@ WRONG = {
     ),
     "no path": ([*GIVEN[:2], *GIVEN[4:]], 1, "error: --path: source pushrep reads logs from a directory: name it"),
     "a path for kafka": ([*GIVEN, "--source", "kafka"], 1, "--path='{logs}': belongs to source pushrep"),
+    "startpoints for kafka": (
+        [*GIVEN[:2], *GIVEN[4:], "--source", "kafka", "--consumer", "c"], 1, "--consumer='c': only source pushrep",
+    ),
+    "a consumer said twice": (
+        [*GIVEN, "--source-option", "startingStartpoint=c"], 1, "startingStartpoint='c': say it by --consumer",
+    ),
     "kafka without a broker": ([*GIVEN[:2], *GIVEN[4:], "--source", "kafka"], 1, "kafka.bootstrap.servers=HOST:9092"),
     "an empty sink": ([*GIVEN, "--sink", ""], 1, "error: --sink='': it is empty"),
     "an empty checkpoint": ([*GIVEN, "--checkpoint", ""], 1, "error: --checkpoint='': it is empty"),

@@ -107,11 +107,23 @@ def test_a_dry_run_shows_and_writes_nothing(run, out):
     assert run("history", out)[1] == ""
 
 
+def test_rule_9_what_would_be_dropped_is_told_before_anything_is_written(run, out, monkeypatch):
+    def refuse(*_words, **_named):
+        raise StartpointFailed("nobody", 1, "the disk is full")
+
+    read_all(out)
+    monkeypatch.setattr(StartpointStore, "write", refuse)
+    code, said, errors = set_(run, out, "--to", "2013-07-04T12:50")
+    assert (code, "the disk is full" in errors) == (1, True)
+    assert "would be dropped: orders-1 [50, 60)" in said
+
+
 def test_set_tells_what_a_filter_would_drop_and_writes(run, out, store):
     read_all(out)
     code, said, _ = set_(run, out, "--to", "2013-07-04T12:50", "--ttl", "30m")
     assert code == 0
     assert "20 offsets would be read again" in said
+    assert "would be dropped: orders-0 [50, 60)\nwould be dropped: orders-1 [50, 60)" in said
     assert "--reset-marks" in said
     assert "startpoint 1 is written: billing at orders" in said
     (written,) = store.history()

@@ -68,18 +68,23 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     rows = preview(directory, opened, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
     if not unchecked:
         _check(directory, target, rows, tell=dry_run)
+    # Before the write: whoever reads on and sees what would be dropped can still say no.
+    if as_json:
+        for row in rows:
+            show_json(row.as_dict())
+    else:
+        _tell(target, startpoint, rows)
     written = None
     if not dry_run:
         written = opened.write(
             target.consumer, target.topic, target.partition, startpoint, reason, task=task, author=author, ttl_s=ttl_s
         )
     if as_json:
-        for row in rows:
-            show_json(row.as_dict())
         show_json({"sequence": written, "dry_run": dry_run})
-        return
-    _tell(target, startpoint, rows)
-    click.echo(f"startpoint {written} is written: {target}" if written is not None else "dry run: nothing was written")
+    else:
+        click.echo(
+            f"startpoint {written} is written: {target}" if written is not None else "dry run: nothing was written"
+        )
 
 
 @click.command()
@@ -158,9 +163,12 @@ def _tell(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
     for row in rows:
         if row.why is not None:
             click.echo(f"{target.topic}-{row.partition}: {row.why}")
-    again = sum(row.read_again for row in rows)
+    again = [row for row in rows if row.read_again]
     if again and not startpoint.reset_marks:
         click.echo(
-            f"{count(again)} offsets would be read again: a replay filter behind this consumer drops what it has seen; "
-            "--reset-marks lets it through"
+            f"{count(sum(row.read_again for row in again))} offsets would be read again: a replay filter behind this "
+            "consumer drops what it has seen; --reset-marks lets it through"
         )
+        for row in again:
+            end = count((row.offset or 0) + row.read_again)
+            click.echo(f"would be dropped: {target.topic}-{row.partition} [{count(row.offset or 0)}, {end})")
