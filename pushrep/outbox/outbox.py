@@ -21,9 +21,10 @@ from typing import NoReturn, Self
 from filtering import StreamMetadata
 from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
-from pushrep.outbox.batch import Batch, Receipt
+from pushrep.outbox.batch import Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import RecordRules
+from pushrep.outbox.control.serving import serve_control
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
@@ -37,6 +38,7 @@ from pushrep.outbox.identity import new_identity, read_identity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.lane import Lane
 from pushrep.outbox.opening import Opened, ToOpen, open_all
+from pushrep.outbox.pending import decided_by, pending_in, tell_failure
 from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
 from pushrep.outbox.settings import (
     BATCH_BYTES,
@@ -47,6 +49,7 @@ from pushrep.outbox.settings import (
     refuse_for_now,
 )
 from pushrep.outbox.shared import Shared
+from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import Sealer, Writers
 from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
@@ -74,6 +77,7 @@ class Outbox:
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
         self._owner_pid = os.getpid()
+        self._facts = Facts(directory, identity, settings, {log.partition: log for log, _ in logs}, opened.replication)
         self._closing = threading.Lock()
         self._closed = False
         self._sealer.start()
@@ -186,6 +190,7 @@ class Outbox:
         with ExitStack() as resources:
             outbox = cls(directory, open_all(resources, asked), settings, clock=clock)
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
+            serve_control(outbox._resources, outbox._facts, filesystem)
             return outbox
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
@@ -286,6 +291,10 @@ class Outbox:
         """How far each replica is, by its address; empty without replicas."""
         return {} if self._replication is None else self._replication.lag()
 
+    def status(self) -> OutboxStatus:
+        """Members, in-sync set, epochs, watermarks, over all partitions; what `pushrep replica status` shows."""
+        return status_of(self._facts)
+
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything appended before is on disk, whatever the durability.
 
@@ -295,10 +304,9 @@ class Outbox:
         for lane in lanes:
             lane.want_seal()
         deadline = None if timeout is None else monotonic() + timeout
-        pending = [batch for lane in lanes for batch in lane.pending()]
-        if not self._decided_by(deadline, pending) and timeout is not None:
+        if not decided_by(deadline, pending_in(lanes)) and timeout is not None:
             raise ReceiptTimeout(timeout)
-        self._tell_failure(lanes)
+        tell_failure(lanes)
         try:
             for lane in lanes:
                 lane.log.flush()
@@ -322,7 +330,7 @@ class Outbox:
         for lane in self._all_lanes:
             lane.refuse(lambda: OutboxClosed(self.directory))
         deadline = monotonic() + self._settings.close_timeout_s
-        late = not self._decided_by(deadline, [batch for lane in self._all_lanes for batch in lane.pending()])
+        late = not decided_by(deadline, pending_in(self._all_lanes))
         for lane in self._all_lanes:
             lane.give_up(closed)
         self._sealer.stop()
@@ -334,7 +342,7 @@ class Outbox:
         try:
             self._resources.close()
         finally:
-            self._tell_failure(self._all_lanes)  # lost records are the worse news
+            tell_failure(self._all_lanes)  # lost records are the worse news
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
@@ -383,16 +391,6 @@ class Outbox:
         if not self._budget.wait_for(size, deadline_ms):
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=self._settings.block_ms)
         return deadline_ms
-
-    @staticmethod
-    def _decided_by(deadline: float | None, batches: list[Batch]) -> bool:
-        return all(batch.wait(None if deadline is None else max(0.0, deadline - monotonic())) for batch in batches)
-
-    @staticmethod
-    def _tell_failure(lanes: list[Lane]) -> None:
-        failed = [batch for lane in lanes if (batch := lane.unseen_failure()) is not None]
-        for batch in failed:
-            batch.raise_failure()
 
     def _no_partition(self, partition: object) -> NoReturn:
         raise RecordRefused(

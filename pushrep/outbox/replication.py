@@ -25,6 +25,7 @@ from pushrep.outbox.members import Asker, Seen, fetch, highest_epoch, look, memb
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.settings import ReplicaSettings
 from pushrep.push.leading import Leading
+from pushrep.push.manager import PushManager
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.replication.errors import LogNotFit, NotAhead
@@ -114,8 +115,24 @@ class Replication:
 
     def lag(self) -> dict[str, ReplicaLag]:
         """By address."""
+        lags = self.lag_by_index()
+        return {str(one.address): lags[one.index] for one in self._replicas}
+
+    def lag_by_index(self) -> dict[int, ReplicaLag]:
+        """By the member's index."""
         now_ms = self._clock.monotonic_ms()
-        return {str(one.address): lag_of(one.index, self.lanes, self._logs, now_ms) for one in self._replicas}
+        return {one.index: lag_of(one.index, self.lanes, self._logs, now_ms) for one in self._replicas}
+
+    @property
+    def manager(self) -> PushManager | None:
+        """Who pushes; None until this outbox leads."""
+        leading = self._leading
+        return None if leading is None else leading.manager
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether receipts wait for replicas."""
+        return self._settings.needs_all
 
     def close(self) -> None:
         """End the sessions and the threads. A second call does nothing."""

@@ -1,4 +1,4 @@
-"""outbox.lag(): records, bytes and the age of the oldest, per replica (contract: "The outbox as its caller sees it")."""
+"""outbox.lag(): records, bytes and the age of the oldest, per replica, as the contract wants it."""
 
 from pushrep import Acks
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
@@ -34,7 +34,7 @@ def test_a_replica_that_was_never_there_owes_everything(world):
     world.node(1)
     world.nodes[1].stop()
     with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
-        for number in range(5):
+        for _ in range(5):
             outbox.append(0, b"alone").result(WAIT_S)
         (lag,) = outbox.lag().values()
         assert (lag.records, lag.in_sync, lag.size_bytes) == (5, 0, outbox.log(0).size_from(0))

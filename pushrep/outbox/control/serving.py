@@ -1,0 +1,55 @@
+"""What an open outbox answers on its control socket, and that it listens at all.
+
+    status       {}                                  OutboxStatus.as_dict()
+    partitions   {"first": 0, "count": 1000}         PartitionStatus.as_dict() of each, 1,000 at a time
+
+An outbox whose disk takes no socket (a network share, say), or that stands on a simulated disk, goes on without one:
+the service is there for its records.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from pushrep.errors import BadArgument
+from pushrep.outbox.control.server import Calls, ControlServer
+from pushrep.outbox.status import Facts, partitions_of, status_of
+from pushrep.seams import Filesystem, RealFilesystem
+
+_LOG = logging.getLogger("pushrep.outbox")
+PARTITIONS_AT_ONCE = 1000
+
+
+def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) -> None:
+    """Answer from now on; what `resources` holds ends it first."""
+    if not isinstance(filesystem, RealFilesystem):
+        return
+    try:
+        server = ControlServer(facts.directory, calls_of(facts))
+    except OSError as error:
+        _LOG.warning(
+            "%s has no control socket, so commands can't reach it while it is open: %s", facts.directory, error
+        )
+        return
+    resources.callback(server.close)
+
+
+def calls_of(facts: Facts) -> Calls:
+    """By name."""
+    return {
+        "status": lambda _: status_of(facts).as_dict(),
+        "partitions": lambda arguments: _partitions(facts, arguments),
+    }
+
+
+def _partitions(facts: Facts, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+    first, count = _number(arguments, "first", 0), _number(arguments, "count", PARTITIONS_AT_ONCE)
+    return [one.as_dict() for one in partitions_of(facts, range(first, first + min(count, PARTITIONS_AT_ONCE)))]
+
+
+def _number(arguments: Mapping[str, Any], name: str, default: int) -> int:
+    value = arguments.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise BadArgument(name, f"give a number of at least 0, got {value!r}")
+    return value

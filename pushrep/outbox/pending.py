@@ -1,0 +1,24 @@
+"""Waiting for batches that are on their way, and telling of one that failed and that nobody asked about."""
+
+from collections.abc import Iterable
+from time import monotonic
+
+from pushrep.outbox.batch import Batch
+from pushrep.outbox.lane import Lane
+
+
+def pending_in(lanes: Iterable[Lane]) -> list[Batch]:
+    """Every batch that is not decided yet."""
+    return [batch for lane in lanes for batch in lane.pending()]
+
+
+def decided_by(deadline_s: float | None, batches: Iterable[Batch]) -> bool:
+    """Whether all are decided by then, on the monotonic clock; None: however long it takes."""
+    return all(batch.wait(None if deadline_s is None else max(0.0, deadline_s - monotonic())) for batch in batches)
+
+
+def tell_failure(lanes: Iterable[Lane]) -> None:
+    """Raise `DeliveryFailed` for the first failure that no receipt was asked about; the others count as told."""
+    failed = [batch for lane in lanes if (batch := lane.unseen_failure()) is not None]
+    for batch in failed:
+        batch.raise_failure()

@@ -1,0 +1,252 @@
+"""What an open outbox says of itself: members, sessions, watermarks; the same for its caller, the CLI and metrics.
+
+status_of(facts) ─▶ OutboxStatus          of all partitions together: a few lines however many there are
+partitions_of(facts, numbers) ─▶ PartitionStatus ...     one by one, where somebody asks for them
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pushrep.log import SegmentLog
+from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.lag import ReplicaLag
+from pushrep.outbox.settings import OutboxSettings
+from pushrep.push.led_partition import LedPartition
+from pushrep.replication.grants import Grant
+
+if TYPE_CHECKING:
+    from pushrep.outbox.replication import Replication
+
+
+class LeadingState(Enum):
+    """Whether an outbox takes records for its replicas."""
+
+    ALONE = "alone"
+    """It has no replicas."""
+    LEADING = "leading"
+    LOOKING = "looking for members"
+    """Too few answered yet: with ALL nothing is taken."""
+    RESIGNED = "resigned"
+    """Another member leads."""
+    FAILED = "failed"
+    """It can't lead; open it again."""
+
+
+class Facts(NamedTuple):
+    """What an open outbox consists of."""
+
+    directory: Path
+    identity: OutboxIdentity
+    settings: OutboxSettings
+    logs: Mapping[int, SegmentLog]
+    replication: "Replication | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStatus:
+    """A member. `sessions`: how many of its partitions are pushed to now; `lag` None for the leader itself."""
+
+    index: int
+    address: str
+    is_leader: bool
+    sessions: int
+    last_end_reason: str | None
+    lag: ReplicaLag | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxStatus:
+    """An open outbox, all partitions together.
+
+    epoch, members_epoch: of the grant that it leads by, -1 without one. in_sync_min: members in the smallest in-sync
+    set, the leader counted. ends, high_watermarks, flushed: summed over the partitions.
+    """
+
+    directory: str
+    pid: int
+    outbox_id: str
+    producer: str
+    topic: str
+    partitions: int
+    durability: str
+    acks: str
+    state: LeadingState
+    why: str | None
+    member: int
+    leader: int
+    epoch: int
+    members_epoch: int
+    min_insync_replicas: int
+    in_sync_min: int
+    under_min_insync: int
+    log_end_offsets: int
+    flushed_offsets: int
+    high_watermarks: int
+    buffer_bytes: int
+    session_ends: Mapping[str, int]
+    members: tuple[MemberStatus, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As values of JSON."""
+        members = [{**asdict(one), "lag": one.lag and one.lag._asdict()} for one in self.members]
+        return {**asdict(self), "state": self.state.value, "session_ends": dict(self.session_ends), "members": members}
+
+
+class SessionStatus(NamedTuple):
+    """One replica of one partition. acknowledged, flushed: -1 before it has said so in this session."""
+
+    replica: int
+    state: str
+    replica_epoch: int
+    session_id: int
+    acknowledged: int
+    flushed: int
+    next_offset: int
+    in_flight: int
+    end_reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """One partition as its leader sees it. Half-open offsets; in_sync holds indexes, the leader's own as well."""
+
+    partition: int
+    log_start_offset: int
+    log_end_offset: int
+    flushed_offset: int
+    high_watermark: int
+    leader_epoch: int
+    in_sync: tuple[int, ...]
+    sessions: tuple[SessionStatus, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As values of JSON."""
+        return {**asdict(self), "sessions": [session._asdict() for session in self.sessions]}
+
+
+def status_of(facts: Facts) -> OutboxStatus:
+    """All partitions together. Raises LogClosed once the outbox is closed."""
+    identity, settings, logs = facts.identity, facts.settings, facts.logs.values()
+    state, why = leading_state(facts)
+    led = led_of(facts)
+    grant = next((one.leader.grant for one in led.values()), None)
+    in_sync = [len(one.leader.in_sync) for one in led.values()]
+    manager = facts.replication.manager if facts.replication is not None else None
+    return OutboxStatus(
+        directory=str(facts.directory),
+        pid=os.getpid(),
+        outbox_id=identity.outbox_id,
+        producer=identity.producer,
+        topic=identity.topic,
+        partitions=identity.partitions,
+        durability=settings.durability.name,
+        acks="ALL" if facts.replication is not None and facts.replication.needs_all else "LOCAL",
+        state=state,
+        why=why,
+        member=identity.member,
+        leader=identity.member if grant is None else grant.leader,
+        epoch=-1 if grant is None else grant.epoch,
+        members_epoch=-1 if grant is None else grant.members_epoch,
+        min_insync_replicas=grant.min_insync_replicas if grant is not None else identity.min_insync_replicas,
+        in_sync_min=min(in_sync, default=1),
+        under_min_insync=sum(not one.takes_all for one in led.values()),
+        log_end_offsets=sum(log.log_end_offset for log in logs),
+        flushed_offsets=sum(log.flushed_offset for log in logs),
+        high_watermarks=sum(log.high_watermark for log in logs),
+        buffer_bytes=0 if manager is None else manager.memory.used_bytes,
+        session_ends={} if manager is None else {reason.name: count for reason, count in manager.session_ends.items()},
+        members=_members(facts, grant, led),
+    )
+
+
+def partitions_of(facts: Facts, numbers: Iterable[int]) -> list[PartitionStatus]:
+    """These partitions, one by one; those that do not exist are left out."""
+    led = led_of(facts)
+    return [_partition(facts.logs[n], led.get(n)) for n in numbers if n in facts.logs]
+
+
+def led_of(facts: Facts) -> dict[int, LedPartition]:
+    """The partitions that are led, by number; none while nobody leads."""
+    if facts.replication is None:
+        return {}
+    return {n: lane.led for n, lane in facts.replication.lanes.items() if lane.led is not None}
+
+
+def leading_state(facts: Facts) -> tuple[LeadingState, str | None]:
+    """The state, and why it is no better one."""
+    if facts.replication is None:
+        return LeadingState.ALONE, None
+    for lane in facts.replication.lanes.values():
+        if lane.failure is not None:
+            return LeadingState.FAILED, str(lane.failure)
+        if lane.led is None:
+            return LeadingState.LOOKING, None
+        if lane.led.resigned is not None:
+            return LeadingState.RESIGNED, str(lane.led.resigned)
+    return LeadingState.LEADING, None
+
+
+def _members(facts: Facts, grant: Grant | None, led: Mapping[int, LedPartition]) -> tuple[MemberStatus, ...]:
+    if facts.replication is None:
+        return ()
+    identity = facts.identity
+    addresses = {identity.member: "", **dict(identity.replicas)}
+    if grant is not None:
+        addresses = {one.index: one.address for one in (*grant.previous_members, *grant.members)}
+    lags = facts.replication.lag_by_index()
+    live: Counter[int] = Counter()
+    ended: dict[int, str] = {}
+    for one in led.values():
+        with one.lock:
+            for index, progress in one.leader.sessions.items():
+                live[index] += progress.is_live
+                if progress.reason is not None:
+                    ended[index] = progress.reason.name
+    return tuple(
+        MemberStatus(
+            index=index,
+            address=address,
+            is_leader=index == identity.member,
+            sessions=live[index],
+            last_end_reason=ended.get(index),
+            lag=lags.get(index),
+        )
+        for index, address in sorted(addresses.items())
+    )
+
+
+def _partition(log: SegmentLog, led: LedPartition | None) -> PartitionStatus:
+    in_sync: tuple[int, ...] = ()
+    sessions: list[SessionStatus] = []
+    if led is not None:
+        with led.lock:
+            in_sync = tuple(sorted(led.leader.in_sync))
+            for index, progress in sorted(led.leader.sessions.items()):
+                sessions.append(
+                    SessionStatus(
+                        replica=index,
+                        state=progress.state.name,
+                        replica_epoch=progress.id.replica_epoch,
+                        session_id=progress.id.session_id,
+                        acknowledged=-1 if progress.acknowledged is None else progress.acknowledged,
+                        flushed=-1 if progress.flushed is None else progress.flushed,
+                        next_offset=progress.next_offset,
+                        in_flight=len(progress.in_flight),
+                        end_reason=None if progress.reason is None else progress.reason.name,
+                    )
+                )
+    return PartitionStatus(
+        partition=log.partition,
+        log_start_offset=log.log_start_offset,
+        log_end_offset=log.log_end_offset,
+        flushed_offset=log.flushed_offset,
+        high_watermark=log.high_watermark,
+        leader_epoch=log.leader_epochs.latest_epoch,
+        in_sync=in_sync,
+        sessions=tuple(sessions),
+    )
