@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from filtering import StreamMetadata
+
 
 class PartitionerError(Exception):
     """The root of every error of this package."""
@@ -45,3 +47,59 @@ class TopicShrunk(PartitionerError):
             "give it a partitioner of its own and a new PID epoch"
         )
         self.pinned, self.partitions = pinned, partitions
+
+
+class BreaksPrefixCondition(BadPartitionerSetting):
+    """A setting of the client would let a record overtake or skip another: leave it out."""
+
+    def __init__(self, setting: str, value: object, needed: str) -> None:
+        super().__init__(setting, value, f"{needed}: else readers that filter replays lose records; leave it out")
+
+
+class OffsetNotAbove(PartitionerError, ValueError):
+    """Readers would drop this record as a replay: begin at the first source offset that was not sent in this run."""
+
+    def __init__(self, metadata: StreamMetadata, highest: int) -> None:
+        super().__init__(
+            f"source offset {metadata.offset} of source partition {metadata.partition} (PID {metadata.pid}) is not "
+            f"above {highest}, the last one taken: readers would drop it as a replay"
+        )
+        self.metadata, self.highest = metadata, highest
+
+
+class PartitionStopped(PartitionerError):
+    """A record can't be delivered, and nothing goes past it: mend what it failed of, then call `retry`."""
+
+    def __init__(self, partition: int, metadata: StreamMetadata, cause: Exception) -> None:
+        super().__init__(
+            f"partition {partition} stands at source offset {metadata.offset} of source partition "
+            f"{metadata.partition} (PID {metadata.pid}): {cause}; mend that, then call retry({partition})"
+        )
+        self.partition, self.metadata, self.cause = partition, metadata, cause
+
+
+class NotDelivered(PartitionerError):
+    """The time is over and records are not acknowledged; they may still be delivered. Wait again, or close."""
+
+    def __init__(self, records: int, timeout_s: float) -> None:
+        super().__init__(f"{records} records are not acknowledged after {timeout_s} s; they may still be delivered")
+        self.records, self.timeout_s = records, timeout_s
+
+
+class TopicCompacted(PartitionerError):
+    """Compaction keeps the replay and deletes the first copy: set the topic's cleanup.policy to delete."""
+
+    def __init__(self, topic: str, policy: str) -> None:
+        super().__init__(
+            f"topic {topic!r} has cleanup.policy={policy}: compaction keeps a replayed record and deletes its first "
+            "copy, which readers then miss; set cleanup.policy=delete"
+        )
+        self.topic, self.policy = topic, policy
+
+
+class NoSuchTopic(PartitionerError):
+    """The destination topic is not there: create it, with as many partitions as are to be used."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist: create it first, its partitions are pinned at first use")
+        self.topic = topic

@@ -24,3 +24,11 @@ def broker(tool_or_skip, tmp_path_factory):
     tool_or_skip(missing())
     with KafkaCluster(tmp_path_factory.mktemp("broker")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def three_brokers(tool_or_skip, tmp_path_factory):
+    """Three real brokers for all tests; who kills one starts it again and waits until it serves."""
+    tool_or_skip(missing())
+    with KafkaCluster(tmp_path_factory.mktemp("brokers"), nodes=3) as cluster:
+        yield cluster

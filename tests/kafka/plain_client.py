@@ -21,11 +21,11 @@ class Seen(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-def create_topic(servers: str, topic: str, partitions: int = 1, **settings: object) -> None:
-    """Make a topic; `settings` are its own, `_` for `.`."""
+def create_topic(servers: str, topic: str, partitions: int = 1, copies: int = -1, **settings: object) -> None:
+    """Make a topic; `copies` -1: as many as the brokers' default; `settings` are its own, `_` for `.`."""
     config = {name.replace("_", "."): str(value) for name, value in settings.items()}
     admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
-    admin.create_topics([NewTopic(topic, partitions, config=config)])[topic].result(_TIMEOUT_S)
+    admin.create_topics([NewTopic(topic, partitions, copies, config=config)])[topic].result(_TIMEOUT_S)
 
 
 def plain_producer(servers: str, **settings: object) -> Producer:

@@ -1,0 +1,344 @@
+"""aiokafka's door for who leaves sending to us: a producer that owns its client and leaves no hole.
+
+    send ─▶ books ─▶ a task for each partition: one batch on its way, the next only when that one is acknowledged
+                       └ given up by the client ─▶ a new client; the same records go out again, from the first on
+
+aiokafka gives up a batch whose leader stays unknown past its timeout, idempotent or not, and goes on with the next.
+With one batch on its way there is no next: what is lost is the first of what is left, and goes out again.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    InvalidTopicError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    ProducerClosed,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
+
+from filtering import METADATA_HEADER, StreamMetadata
+from partitioner.errors import (
+    BadPartitionerSetting,
+    BreaksPrefixCondition,
+    NoSuchTopic,
+    NotDelivered,
+    TopicCompacted,
+    TopicShrunk,
+)
+from partitioner.prefix import Books, Pending
+from partitioner.source_partition import partition_for
+
+Header = tuple[str, bytes | None]
+
+_HELD: dict[str, tuple[object, frozenset[object]]] = {
+    "enable_idempotence": (True, frozenset({True})),
+    "acks": ("all", frozenset({"all", -1})),
+}
+_OURS = {
+    "transactional_id": "not for this producer: an aborted transaction takes records back that were acknowledged",
+    "partitioner": "not for this producer: it picks the partition itself",
+    "key_serializer": "not for this producer: it takes bytes",
+    "value_serializer": "not for this producer: it takes bytes",
+}
+# Sent again, these fail again: somebody has to mend the record, the topic or the rights first.
+_FINAL = (
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    ClusterAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    InvalidTopicError,
+)
+_SHARED = {"bootstrap_servers", "security_protocol", "ssl_context", "client_id"}
+_PENDING_MAX = 100_000
+
+
+_STOP_S = 5.0
+
+
+class _Connected(NamedTuple):
+    """A client, and what is set once another has taken its place."""
+
+    producer: AIOKafkaProducer
+    gone: "asyncio.Future[None]"
+
+
+class _Record(NamedTuple):
+    value: bytes | None
+    key: bytes | None
+    headers: list[Header]
+    timestamp_ms: int
+    delivered: "asyncio.Future[int]"
+
+
+class SourcePartitionProducer:
+    """Sends records with their source position; a (PID, source partition) stays in one partition, in order, gapless.
+
+    settings: AIOKafkaProducer's (`bootstrap_servers`, security, `max_batch_size`, `compression_type` ...); one that
+    would break the prefix condition is refused by name. partition_count, carrier: as in partitioner/confluent.py.
+    Use it in `async with`, in one event loop. Raises BreaksPrefixCondition, BadPartitionerSetting; entering it raises
+    NoSuchTopic, TopicShrunk, TopicCompacted and the client's KafkaError.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        partition_count: int | None = None,
+        carrier: Literal["key", "header"] = "key",
+        **settings: Any,
+    ) -> None:
+        if carrier not in {"key", "header"}:
+            raise BadPartitionerSetting("carrier", carrier, '"key" or "header"')
+        if partition_count is not None and (isinstance(partition_count, bool) or partition_count < 1):
+            raise BadPartitionerSetting("partition_count", partition_count, "None or a whole number from 1 on")
+        self.topic, self._carrier = topic, carrier
+        self._settings = _held(settings)
+        self._partition_count = partition_count
+        self._books: Books[_Record] = Books()
+        self._senders: dict[int, asyncio.Task[None]] = {}
+        self._news: dict[int, asyncio.Event] = {}
+        self._changed = asyncio.Condition()
+        self._renewing = asyncio.Lock()
+        self._client: _Connected | None = None
+        self.failures = 0
+        """How often the client gave a batch up that then went out again."""
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions are used: keep it with the producer's state."""
+        if self._partition_count is None:
+            raise BadPartitionerSetting("producer", "not started", "used in `async with`")
+        return self._partition_count
+
+    @property
+    def stopped(self) -> dict[int, Exception]:
+        """The partitions whose first record can't be delivered, each with the reason."""
+        return self._books.stopped
+
+    def __len__(self) -> int:
+        """Records that are not acknowledged."""
+        return len(self._books)
+
+    async def start(self) -> None:
+        """Connect, and pin the number of partitions. Raises what the class says."""
+        self._client = await self._connected()
+        try:
+            await self._pin(self._client.producer)
+        except BaseException:
+            await self._let_go()
+            raise
+
+    async def send(
+        self,
+        metadata: StreamMetadata,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[Header] = (),
+        timestamp_ms: int | None = None,
+    ) -> "asyncio.Future[int]":
+        """Take a record; it goes out behind all others of its partition. A future of its offset in the topic.
+
+        Waits while 100,000 records are not acknowledged. Raises OffsetNotAbove, PartitionStopped,
+        BadPartitionerSetting for a key beside the key carrier.
+        """
+        if key is not None and self._carrier == "key":
+            raise BadPartitionerSetting("key", key, 'the metadata\'s own; make the producer with carrier="header"')
+        partition = partition_for(metadata.partition, self.partition_count)
+        self._books.check(partition, metadata)
+        while len(self._books) >= _PENDING_MAX:
+            async with self._changed:
+                await self._changed.wait()
+        self._books.check(partition, metadata)
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        packed, kept = metadata.pack(), [header for header in headers if header[0] != METADATA_HEADER]
+        delivered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self._carrier == "header":
+            record = _Record(value, key, [*kept, (METADATA_HEADER, packed)], now_ms, delivered)
+        else:
+            record = _Record(value, packed, kept, now_ms, delivered)
+        self._books.note(Pending(partition, metadata, record))
+        if partition not in self._senders:
+            self._news[partition] = asyncio.Event()
+            self._senders[partition] = asyncio.create_task(self._send_all(partition))
+        self._news[partition].set()
+        return delivered
+
+    async def flush(self, timeout_s: float = 60) -> None:
+        """Every record that was taken is in the log when this returns.
+
+        Raises PartitionStopped as soon as only records of stopped partitions are left, NotDelivered after the time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: next(self._books.outgoing(), None) is None)
+        except TimeoutError:
+            raise NotDelivered(len(self._books), timeout_s) from None
+        if stopped := self._books.stopped:
+            raise self._books.refusal(min(stopped))
+
+    def retry(self, partition: int) -> None:
+        """What its first record failed of is mended: send the partition's records again, from that one on."""
+        self._books.resume(partition)
+        if partition in self._news:
+            self._news[partition].set()
+
+    async def close(self, timeout_s: float = 60) -> None:
+        """Flush, then let go of the client. Raises as `flush`; it is closed in any case. A second call does nothing."""
+        if self._client is None:
+            return
+        try:
+            await self.flush(timeout_s)
+        finally:
+            await self._let_go()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self._let_go()
+
+    async def _send_all(self, partition: int) -> None:
+        """One partition, batch behind batch, until cancelled."""
+        news = self._news[partition]
+        while True:
+            await news.wait()
+            news.clear()
+            while (first := next(self._books.outgoing(partition), None)) is not None:
+                try:
+                    await self._send_first(partition)
+                except _FINAL as error:
+                    self._books.fail(first, error)
+                    await self._tell()
+
+    async def _send_first(self, partition: int) -> None:
+        """As much of what waits as one batch takes, until it is in the log. Raises what no sending mends."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: isinstance(error, KafkaError) and not isinstance(error, _FINAL)),
+            wait=wait_random_exponential(multiplier=0.05, max=5.0),
+            reraise=True,
+        )
+        async for attempt in retrying:
+            with attempt:
+                client = self._client
+                assert client is not None, "senders end before the client does"
+                try:
+                    sent, offset = await self._send_batch(client, partition)
+                except KafkaError:
+                    self.failures += 1
+                    await self._renew(client)  # what it gave up has left a hole in its sequence numbers
+                    raise
+        for number, pending in enumerate(sent):
+            self._books.acknowledge(pending)
+            if not pending.record.delivered.done():
+                pending.record.delivered.set_result(offset + number)
+        await self._tell()
+
+    async def _send_batch(self, client: _Connected, partition: int) -> tuple[list[Pending[_Record]], int]:
+        batch, sent = client.producer.create_batch(), []
+        for pending in self._books.outgoing(partition):
+            record = pending.record
+            taken = batch.append(
+                key=record.key, value=record.value, timestamp=record.timestamp_ms, headers=record.headers
+            )
+            if taken is None:
+                break
+            sent.append(pending)
+        if not sent:
+            raise MessageSizeTooLargeError("the record is larger than max_batch_size")
+        delivered = await client.producer.send_batch(batch, self.topic, partition=partition)
+        await asyncio.wait({delivered, client.gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not delivered.done():
+            raise ProducerClosed
+        return sent, delivered.result().offset
+
+    async def _renew(self, failed: _Connected) -> None:
+        async with self._renewing:
+            if self._client is failed:
+                if not failed.gone.done():
+                    failed.gone.set_result(None)
+                    await _hang_up(failed.producer)
+                self._client = await self._connected()
+
+    async def _connected(self) -> _Connected:
+        producer = AIOKafkaProducer(**self._settings)
+        try:
+            await producer.start()
+        except BaseException:
+            await producer.stop()
+            raise
+        return _Connected(producer, asyncio.get_running_loop().create_future())
+
+    async def _let_go(self) -> None:
+        for task in self._senders.values():
+            task.cancel()
+        await asyncio.gather(*self._senders.values(), return_exceptions=True)
+        client, self._client = self._client, None
+        if client is not None:
+            await _hang_up(client.producer)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _pin(self, producer: AIOKafkaProducer) -> None:
+        try:
+            found = len(await producer.partitions_for(self.topic))
+        except UnknownTopicOrPartitionError:
+            raise NoSuchTopic(self.topic) from None
+        if self._partition_count is not None and found < self._partition_count:
+            raise TopicShrunk(self._partition_count, found)
+        await self._refuse_compaction()
+        self._partition_count = self._partition_count or found
+
+    async def _refuse_compaction(self) -> None:
+        shared = {name: value for name, value in self._settings.items() if name in _SHARED or name.startswith("sasl_")}
+        admin = AIOKafkaAdminClient(**shared)
+        await admin.start()
+        try:
+            resource = ConfigResource(ConfigResourceType.TOPIC, self.topic, configs={"cleanup.policy": None})
+            [answer] = await admin.describe_configs([resource])
+            policy = next(entry[1] for found in answer.resources for entry in found[4] if entry[0] == "cleanup.policy")
+        finally:
+            await admin.close()
+        if "compact" in policy:
+            raise TopicCompacted(self.topic, policy)
+
+
+async def _hang_up(producer: AIOKafkaProducer) -> None:
+    """Stop a client that may have a batch on its way to a broker that does not answer: `stop` would wait for it."""
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await producer.stop()
+    except TimeoutError:
+        await producer._sender.close()  # noqa: SLF001 - else its task goes on for ever; there is no public way
+        await producer.client.close()
+
+
+def _held(settings: dict[str, Any]) -> dict[str, Any]:
+    """The user's settings and those that hold the prefix condition. Raises BreaksPrefixCondition."""
+    for name, value in settings.items():
+        if name in _OURS:
+            raise BreaksPrefixCondition(name, value, _OURS[name])
+        if name in _HELD and value not in _HELD[name][1]:
+            raise BreaksPrefixCondition(name, value, f"{_HELD[name][0]} in this producer")
+    return {**settings, **{name: value for name, (value, _) in _HELD.items()}}

@@ -1,0 +1,358 @@
+"""confluent-kafka's door: a producer that owns its client, since librdkafka asks no Python code where a record goes.
+
+    produce ─▶ books (what is not acknowledged, in order) ─▶ librdkafka: idempotent, gapless, no time that drops
+      a report says delivered ─▶ out of the books
+      a report says failed    ─▶ a new client; everything that is in the books goes out again, from the first on
+                                 what no sending mends (too large, not allowed) stops its partition until `retry`
+
+So the prefix condition holds: per (PID, source partition) each attempt reaches the log in order and without holes.
+Why a new client: with `enable.gapless.guarantee` the old one ends at a failure rather than go past it.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from tenacity import RetryCallState, Retrying, wait_random_exponential
+
+from filtering import METADATA_HEADER, StreamMetadata
+from partitioner.errors import (
+    BadPartitionerSetting,
+    BreaksPrefixCondition,
+    NoSuchTopic,
+    NotDelivered,
+    TopicCompacted,
+    TopicShrunk,
+)
+from partitioner.prefix import Books, Pending
+from partitioner.source_partition import partition_for
+
+Header = tuple[str, str | bytes | None]
+OnDelivery = Callable[[StreamMetadata, Message], None]
+
+# What holds the prefix condition. The guarantee does not cover timeouts, hence the last one.
+_HELD: Mapping[str, tuple[object, frozenset[object]]] = {
+    "enable.idempotence": (True, frozenset({True, "true", "True"})),
+    "acks": ("all", frozenset({"all", "-1", -1})),
+    "enable.gapless.guarantee": (True, frozenset({True, "true", "True"})),
+    "message.timeout.ms": (0, frozenset({0, "0"})),
+    "queuing.strategy": ("fifo", frozenset({"fifo"})),
+    "delivery.report.only.error": (False, frozenset({False, "false", "False"})),
+}
+_ALIASES = {"request.required.acks": "acks", "delivery.timeout.ms": "message.timeout.ms"}
+_OURS = {
+    "transactional.id": "not for this producer: an aborted transaction takes records back that were acknowledged",
+    "on_delivery": "given with each record: produce(..., on_delivery=...)",
+    "dr_cb": "given with each record: produce(..., on_delivery=...)",
+    "dr_msg_cb": "given with each record: produce(..., on_delivery=...)",
+    "partitioner": "not for this producer: it picks the partition itself",
+    "partitioner_cb": "not for this producer: it picks the partition itself",
+}
+# Sent again, these fail again: somebody has to mend the record, the topic or the rights first.
+_FINAL = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_MSG,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's own names of its local errors
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+_MAX_BLOCK_MS = 60_000  # as Kafka's own producer waits for room
+_METADATA_TIMEOUT_S = 30
+_DRAIN_S = 5.0
+_POLL_S = 0.05
+_PAUSE = wait_random_exponential(multiplier=0.05, max=5.0)
+
+
+class _Record(NamedTuple):
+    value: bytes | None
+    key: bytes | None
+    headers: list[Header]
+    timestamp_ms: int
+    on_delivery: OnDelivery | None
+
+
+class _Report(NamedTuple):
+    client: Producer
+    pending: Pending[_Record]
+    error: KafkaError | None
+    message: Message
+
+
+class SourcePartitionProducer:
+    """Sends records with their source position; a (PID, source partition) stays in one partition, in order, gapless.
+
+    config: librdkafka's settings (`bootstrap.servers`, security, `linger.ms` ...); one that would break the prefix
+    condition is refused by name. partition_count: how many partitions are used; without it the number at the first
+    use is pinned for this object's life: keep `.partition_count` with the producer's state and pass it after a restart
+    (raising it is a new PID epoch). carrier: where the 20 bytes travel, "key" or "header" (`stream-metadata`); with
+    "header" a record may have a key of its own. Thread-safe; threads that must keep an order call one after another.
+
+    Raises BreaksPrefixCondition, BadPartitionerSetting, NoSuchTopic, TopicShrunk, TopicCompacted, KafkaException.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topic: str,
+        *,
+        partition_count: int | None = None,
+        carrier: Literal["key", "header"] = "key",
+        max_block_ms: int = _MAX_BLOCK_MS,
+    ) -> None:
+        if carrier not in {"key", "header"}:
+            raise BadPartitionerSetting("carrier", carrier, '"key" or "header"')
+        self.topic, self._carrier, self._max_block_s = topic, carrier, max_block_ms / 1000
+        self._config = _held(config)
+        self._books: Books[_Record] = Books()
+        self._reports: deque[_Report] = deque()
+        self._lock = threading.RLock()
+        self._attempts = 0
+        self._renew_at_s: float | None = None
+        self._is_closed = False
+        self._client = Producer(self._config)
+        self.partition_count = self._pinned(partition_count)
+        """How many partitions are used: keep it with the producer's state."""
+
+    @property
+    def stopped(self) -> dict[int, Exception]:
+        """The partitions whose first record can't be delivered, each with the reason."""
+        with self._lock:
+            return self._books.stopped
+
+    def __len__(self) -> int:
+        """Records that are not acknowledged."""
+        with self._lock:
+            return len(self._books)
+
+    def produce(  # noqa: PLR0913 - a record has these parts
+        self,
+        metadata: StreamMetadata,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[Header] = (),
+        timestamp_ms: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Take a record; it goes out behind all others of its partition. Waits while the client's queue is full.
+
+        on_delivery(metadata, message) is called by `poll`, `flush` or a later `produce`, once it is in the log.
+        Raises OffsetNotAbove, PartitionStopped, BadPartitionerSetting for a key beside the key carrier, NotDelivered
+        after `max_block_ms`, and KafkaException for a record that the client does not take: then it was not taken.
+        """
+        if key is not None and self._carrier == "key":
+            raise BadPartitionerSetting("key", key, 'the metadata\'s own; make the producer with carrier="header"')
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        packed = metadata.pack()
+        kept = [header for header in headers if header[0] != METADATA_HEADER]
+        if self._carrier == "header":
+            record = _Record(value, key, [*kept, (METADATA_HEADER, packed)], now_ms, on_delivery)
+        else:
+            record = _Record(value, packed, kept, now_ms, on_delivery)
+        partition = partition_for(metadata.partition, self.partition_count)
+        deadline_s = time.monotonic() + self._max_block_s
+        while not self._try(partition, metadata, record):
+            if time.monotonic() >= deadline_s:
+                raise NotDelivered(len(self), self._max_block_s)
+            self.poll(_POLL_S)
+        self.poll(0)
+
+    def poll(self, timeout_s: float = 0) -> int:
+        """Serve deliveries, and send again what failed; how many were acknowledged. Never raises for a record."""
+        _serve(self._client, timeout_s if self._renew_at_s is None else min(timeout_s, _POLL_S))
+        with self._lock:
+            done = self._settle()
+            if self._renew_at_s is not None and time.monotonic() >= self._renew_at_s and not self._is_closed:
+                done += self._renew()
+        for report in done:
+            if report.pending.record.on_delivery is not None:
+                report.pending.record.on_delivery(report.pending.metadata, report.message)
+        return len(done)
+
+    def flush(self, timeout_s: float = 60) -> None:
+        """Every record that was taken is in the log when this returns.
+
+        Raises PartitionStopped as soon as only records of stopped partitions are left, NotDelivered after the time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                left, stopped = len(self._books), self._books.stopped
+                if left == 0:
+                    return
+                if stopped and next(self._books.outgoing(), None) is None:
+                    raise self._books.refusal(min(stopped))
+            if time.monotonic() >= deadline_s:
+                raise NotDelivered(left, timeout_s)
+            self.poll(_POLL_S)
+
+    def retry(self, partition: int) -> None:
+        """What its first record failed of is mended: send the partition's records again, from that one on."""
+        with self._lock:
+            if partition in self._books.stopped:
+                self._books.resume(partition)
+                self._renew_at_s = time.monotonic()  # in order with what the client may hold of others: all anew
+
+    def close(self, timeout_s: float = 60) -> None:
+        """Flush, then let go of the client. Raises as `flush`; it is closed in any case. A second call does nothing."""
+        if self._is_closed:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            with self._lock:
+                self._is_closed = True
+                self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        with self._lock:
+            self._is_closed = True
+            self._let_go()
+
+    def _try(self, partition: int, metadata: StreamMetadata, record: _Record) -> bool:
+        """False while the client has no room."""
+        with self._lock:
+            if self._is_closed:
+                raise BadPartitionerSetting("producer", "closed", "open while records are produced")
+            self._books.check(partition, metadata)
+            if self._renew_at_s is not None:
+                return False
+            pending = Pending(partition, metadata, record)
+            try:
+                self._send(pending)
+            except BufferError:
+                return False
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._FATAL:  # noqa: SLF001 - the client's own name
+                    self._plan_renewal()
+                    return False
+                raise
+            self._books.note(pending)
+            return True
+
+    def _send(self, pending: Pending[_Record]) -> None:
+        client, record = self._client, pending.record
+        client.produce(
+            self.topic,
+            value=record.value,
+            key=record.key,
+            partition=pending.partition,
+            timestamp=record.timestamp_ms,
+            headers=record.headers,
+            on_delivery=lambda error, message: self._reports.append(_Report(client, pending, error, message)),
+        )
+
+    def _settle(self) -> list[_Report]:
+        """Carry what the client reported into the books; what got into the log."""
+        done = []
+        while self._reports:
+            report = self._reports.popleft()
+            if report.error is None:
+                if self._books.acknowledge(report.pending):
+                    self._attempts = 0
+                    done.append(report)
+                continue
+            if report.error.code() in _FINAL:
+                self._books.fail(report.pending, KafkaException(report.error))
+            if report.client is self._client:
+                self._plan_renewal()
+        return done
+
+    def _plan_renewal(self) -> None:
+        if self._renew_at_s is None:
+            self._renew_at_s = time.monotonic() + _pause_s(self._attempts)
+            self._attempts += 1
+
+    def _renew(self) -> list[_Report]:
+        """A new client, and everything that is not acknowledged once more, from the first record on."""
+        self._let_go()
+        done = self._settle()  # what was delivered before it ended
+        self._client, self._renew_at_s = Producer(self._config), None
+        try:
+            for pending in self._books.outgoing():
+                self._send(pending)
+        except (BufferError, KafkaException):  # the rest goes with the next attempt, behind what is in the log by then
+            self._plan_renewal()
+        return done
+
+    def _let_go(self) -> None:
+        """Nothing of the client is in flight any more, and all its reports are here."""
+        self._client.purge()
+        deadline_s = time.monotonic() + _DRAIN_S
+        while len(self._client) and time.monotonic() < deadline_s:
+            _serve(self._client, _POLL_S)
+
+    def _pinned(self, wanted: int | None) -> int:
+        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
+            raise BadPartitionerSetting("partition_count", wanted, "None or a whole number from 1 on")
+        found = self._client.list_topics(self.topic, timeout=_METADATA_TIMEOUT_S).topics[self.topic]
+        if found.error is not None:
+            if found.error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:  # noqa: SLF001
+                raise NoSuchTopic(self.topic)
+            raise KafkaException(found.error)
+        if wanted is not None and len(found.partitions) < wanted:
+            raise TopicShrunk(wanted, len(found.partitions))
+        _refuse_compaction(self._config, self.topic)
+        return len(found.partitions) if wanted is None else wanted
+
+
+def _serve(client: Producer, timeout_s: float) -> None:
+    """Let the client call back. A fatal error comes as an exception, once; what it did to each record is reported."""
+    try:
+        client.poll(timeout_s)
+    except KafkaException as error:
+        if not error.args[0].fatal():
+            raise
+
+
+def _held(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's settings and those that hold the prefix condition. Raises BreaksPrefixCondition."""
+    for name, value in config.items():
+        if name in _OURS:
+            raise BreaksPrefixCondition(name, value, _OURS[name])
+        needed = _HELD.get(_ALIASES.get(name, name))
+        if needed is not None and value not in needed[1]:
+            raise BreaksPrefixCondition(name, value, f"{needed[0]} in this producer")
+    kept = {name: value for name, value in config.items() if name not in _ALIASES}
+    return {**kept, **{name: value for name, (value, _) in _HELD.items()}}
+
+
+def _refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
+    names = {name: value for name, value in config.items() if name not in _HELD}
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(names)  # held until it has answered
+    described = admin.describe_configs([resource], request_timeout=_METADATA_TIMEOUT_S)[resource]
+    policy = described.result(_METADATA_TIMEOUT_S)["cleanup.policy"].value
+    if "compact" in policy:
+        raise TopicCompacted(topic, policy)
+
+
+def _pause_s(attempts: int) -> float:
+    """None the first time, then longer and longer, at random."""
+    if attempts == 0:
+        return 0.0
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = attempts
+    return _PAUSE(state)

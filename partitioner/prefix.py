@@ -1,0 +1,92 @@
+"""The books of a producer that leaves no hole: what was taken and is not acknowledged, partition by partition.
+
+    note ─▶ | first not acknowledged | ... | newest |        acknowledge: from the left, in order
+                └ fail: the partition stands, nothing is taken for it until `resume`; `outgoing` then begins here
+
+The prefix condition of the replay filter: what each attempt writes for a (PID, source partition) reaches the log in
+order and without holes. A second attempt that begins at the first record that is not acknowledged keeps it: what is
+written twice so is a replay, which readers drop. Pure.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from filtering import StreamMetadata
+from partitioner.errors import OffsetNotAbove, PartitionStopped
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending(Generic[Record]):
+    """One record that was taken: where it goes, where it came from, and what goes out."""
+
+    partition: int
+    metadata: StreamMetadata
+    record: Record
+
+
+class Books(Generic[Record]):
+    """See the file's map. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, deque[Pending[Record]]] = {}
+        self._stopped: dict[int, Exception] = {}
+        self._highest: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        """Records that are not acknowledged."""
+        return sum(map(len, self._pending.values()))
+
+    @property
+    def stopped(self) -> dict[int, Exception]:
+        """The partitions that take nothing, each with what its first record failed of."""
+        return dict(self._stopped)
+
+    def check(self, partition: int, metadata: StreamMetadata) -> None:
+        """Whether a record may be taken. Raises OffsetNotAbove, PartitionStopped."""
+        if partition in self._stopped:
+            raise self.refusal(partition)
+        highest = self._highest.get((metadata.pid, metadata.partition))
+        if highest is not None and metadata.offset <= highest:
+            raise OffsetNotAbove(metadata, highest)
+
+    def refusal(self, partition: int) -> PartitionStopped:
+        """What a stopped partition answers."""
+        return PartitionStopped(partition, self._pending[partition][0].metadata, self._stopped[partition])
+
+    def note(self, pending: Pending[Record]) -> None:
+        """A record that `check` let through is on its way, behind all others of its partition."""
+        metadata = pending.metadata
+        self._highest[metadata.pid, metadata.partition] = metadata.offset
+        self._pending.setdefault(pending.partition, deque()).append(pending)
+
+    def acknowledge(self, pending: Pending[Record]) -> bool:
+        """It is in the log. False if one before it is not known to be: it stays, and goes out again behind that."""
+        waiting = self._pending[pending.partition]
+        if not waiting or waiting[0] is not pending:
+            return False
+        waiting.popleft()
+        return True
+
+    def fail(self, pending: Pending[Record], error: Exception) -> None:
+        """It will not get through by being sent again: nothing more is taken for its partition until `resume`.
+
+        A failure of one that waits behind another says nothing: it comes again, or does not, once it is the first.
+        """
+        waiting = self._pending[pending.partition]
+        if waiting and waiting[0] is pending:
+            self._stopped[pending.partition] = error
+
+    def resume(self, partition: int) -> None:
+        """What it failed of is mended."""
+        self._stopped.pop(partition, None)
+
+    def outgoing(self, partition: int | None = None) -> Iterator[Pending[Record]]:
+        """What is not acknowledged, each partition in order; None: of all partitions that are not stopped."""
+        partitions = self._pending if partition is None else (partition,)
+        for each in partitions:
+            if each not in self._stopped:
+                yield from self._pending.get(each, ())

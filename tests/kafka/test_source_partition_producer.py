@@ -1,0 +1,248 @@
+"""Producers for services that keep their client, on a real broker: order and prefix hold, whatever fails.
+
+The judge is the replay filter: what a plain consumer reads, filtered, is every record once and in order.
+"""
+
+import asyncio
+import itertools
+
+import pytest
+
+from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
+from partitioner import NoSuchTopic, NotDelivered, PartitionStopped, TopicCompacted, TopicShrunk
+from tests.kafka.plain_client import consume, create_topic
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+
+PID = 7
+_topics = (f"producer-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def topic(broker):
+    name = next(_topics)
+    create_topic(broker.bootstrap_servers, name, partitions=2)
+    return name
+
+
+def confluent(broker, topic, settings=None, **more):
+    from partitioner.confluent import SourcePartitionProducer
+
+    config = {"bootstrap.servers": broker.bootstrap_servers, "log_level": 0, "linger.ms": 5}
+    return SourcePartitionProducer({**config, **(settings or {})}, topic, **more)
+
+
+def aio(broker, topic, **more):
+    from partitioner.aiokafka_producer import SourcePartitionProducer
+
+    return SourcePartitionProducer(topic, bootstrap_servers=broker.bootstrap_servers, **more)
+
+
+def filtered(broker, topic, partition, carrier="key"):
+    """The source offsets that a reader sees, by source partition; and how many records lie in the topic."""
+    rule, kept, raw = ReplayFilter(), {}, 0
+    for record in consume(broker.bootstrap_servers, topic, partition):
+        raw += 1
+        packed = record.key if carrier == "key" else dict(record.headers)[METADATA_HEADER]
+        if rule.admit(packed, partition):
+            metadata = StreamMetadata.unpack(packed)
+            kept.setdefault(metadata.partition, []).append(metadata.offset)
+            assert record.value == b"%d" % metadata.offset
+    return kept, raw
+
+
+def produce(producer, offsets, sources=(0, 1, 2, 3)):
+    for offset in offsets:
+        for source in sources:
+            producer.produce(StreamMetadata(PID, source, offset), b"%d" % offset)
+
+
+def test_every_record_arrives_once_in_its_partition(broker, topic):
+    delivered = []
+    with confluent(broker, topic) as producer:
+        assert producer.partition_count == 2
+        for offset in range(500):
+            for source in range(4):
+                producer.produce(
+                    StreamMetadata(PID, source, offset),
+                    b"%d" % offset,
+                    on_delivery=lambda metadata, message: delivered.append((metadata, message.offset())),
+                )
+        producer.flush()
+        assert len(producer) == 0
+    assert len(delivered) == 2000
+    for partition in (0, 1):
+        kept, raw = filtered(broker, topic, partition)
+        assert kept == {partition: list(range(500)), partition + 2: list(range(500))}
+        assert raw == 1000
+
+
+def test_the_header_carrier_leaves_the_key_to_the_business(broker, topic):
+    with confluent(broker, topic, carrier="header") as producer:
+        old = [("stream-metadata", b"of the hop before"), ("trace", b"1")]
+        producer.produce(StreamMetadata(PID, 1, 0), b"0", key=b"customer", headers=old)
+    [record] = consume(broker.bootstrap_servers, topic, 1)
+    assert record.key == b"customer"
+    assert record.headers == (("trace", b"1"), (METADATA_HEADER, StreamMetadata(PID, 1, 0).pack()))
+    assert filtered(broker, topic, 1, carrier="header") == ({1: [0]}, 1)
+
+
+def test_a_topic_that_grows_changes_nothing_and_one_that_shrank_is_another(broker, topic):
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    with confluent(broker, topic) as producer:
+        produce(producer, range(10))
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+        admin.create_partitions([NewPartitions(topic, 6)])[topic].result(30)
+        produce(producer, range(10, 20))
+        producer.flush()
+    with confluent(broker, topic, partition_count=producer.partition_count) as again:
+        produce(again, range(20, 30))
+    for partition in (0, 1):
+        assert filtered(broker, topic, partition)[0] == {partition: list(range(30)), partition + 2: list(range(30))}
+    assert all(consume(broker.bootstrap_servers, topic, partition) == [] for partition in range(2, 6))
+    with pytest.raises(TopicShrunk):
+        confluent(broker, topic, partition_count=7)
+
+
+def test_topics_that_cannot_hold_the_promise_are_refused(broker):
+    with pytest.raises(NoSuchTopic):
+        confluent(broker, "nobody-made-this")
+    create_topic(broker.bootstrap_servers, name := next(_topics), cleanup_policy="compact")
+    with pytest.raises(TopicCompacted, match="compact"):
+        confluent(broker, name)
+
+
+def test_a_record_that_the_topic_refuses_stops_its_partition_until_it_is_mended(broker):
+    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    create_topic(broker.bootstrap_servers, name := next(_topics), partitions=2, max_message_bytes=2000)
+    with confluent(broker, name, {"batch.num.messages": 1}) as producer:
+        produce(producer, range(5))
+        producer.produce(StreamMetadata(PID, 0, 5), bytes(3000))
+        produce(producer, range(5, 8), sources=(1,))
+        with pytest.raises(PartitionStopped) as stopped:
+            producer.flush()
+        assert (stopped.value.partition, stopped.value.metadata.offset) == (0, 5)
+        with pytest.raises(PartitionStopped):
+            producer.produce(StreamMetadata(PID, 0, 6), b"6")
+        produce(producer, range(8, 10), sources=(1,))
+        assert list(producer.stopped) == [0]
+        entry = ConfigEntry("max.message.bytes", "9000", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+        admin.incremental_alter_configs([resource])[resource].result(30)
+        producer.retry(0)
+        producer.produce(StreamMetadata(PID, 0, 6), b"6")
+        producer.flush()
+    offsets = [StreamMetadata.unpack(r.key).offset for r in consume(broker.bootstrap_servers, name) if r.key[11] == 0]
+    assert sorted(set(offsets)) == list(range(7))
+    assert offsets.index(5) < offsets.index(6), "nothing went past the record that failed"
+    assert filtered(broker, name, 1)[0] == {1: list(range(10)), 3: list(range(5))}
+
+
+def test_a_broker_that_is_killed_loses_nothing(broker, topic):
+    with confluent(broker, topic, {"socket.timeout.ms": 3000}) as producer:
+        produce(producer, range(200))
+        producer.flush()
+        produce(producer, range(200, 400))
+        broker.kill()
+        produce(producer, range(400, 600))
+        with pytest.raises(NotDelivered):
+            producer.flush(0)
+        broker.start()
+        broker.wait_ready()
+        produce(producer, range(600, 800))
+        producer.flush()
+    for partition in (0, 1):
+        assert filtered(broker, topic, partition)[0] == {partition: list(range(800)), partition + 2: list(range(800))}
+
+
+def test_aiokafkas_producer_delivers_every_record_once(broker, topic):
+    async def story():
+        async with aio(broker, topic) as producer:
+            assert producer.partition_count == 2
+            futures = [
+                await producer.send(StreamMetadata(PID, source, offset), b"%d" % offset)
+                for offset in range(500)
+                for source in range(4)
+            ]
+            await producer.flush()
+            assert all(future.done() for future in futures)
+            assert futures[0].result() == 0
+            assert len(producer) == 0
+
+    asyncio.run(story())
+    for partition in (0, 1):
+        kept, raw = filtered(broker, topic, partition)
+        assert kept == {partition: list(range(500)), partition + 2: list(range(500))}
+        assert raw == 1000
+
+
+@pytest.mark.parametrize("which", ["confluent", "aiokafka"])
+def test_with_the_leader_unknown_past_every_timeout_there_is_no_hole(three_brokers, which):
+    """A topic of one copy whose broker is dead: aiokafka drops such a batch, and would go on with the next."""
+    create_topic(three_brokers.bootstrap_servers, name := next(_topics), copies=1)
+    leader = leader_of(three_brokers, name)
+    (asyncio.run(aio_story(three_brokers, name, leader)) if which == "aiokafka" else story(three_brokers, name, leader))
+    assert filtered(three_brokers, name, 0)[0] == {0: list(range(150))}
+
+
+def leader_of(cluster, topic):
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    return admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader
+
+
+def story(cluster, topic, leader):
+    with confluent(cluster, topic) as producer:
+        produce(producer, range(50), sources=(0,))
+        producer.flush()
+        cluster.kill(leader)
+        produce(producer, range(50, 100), sources=(0,))
+        with pytest.raises(NotDelivered):
+            producer.flush(3)
+        produce(producer, range(100, 150), sources=(0,))
+        cluster.start(leader)
+        cluster.wait_ready()
+        producer.flush()
+
+
+async def aio_story(cluster, topic, leader):
+    async with aio(cluster, topic, request_timeout_ms=1000, metadata_max_age_ms=500, retry_backoff_ms=50) as producer:
+
+        async def send(offsets):
+            for offset in offsets:
+                await producer.send(StreamMetadata(PID, 0, offset), b"%d" % offset)
+
+        await send(range(50))
+        await producer.flush()
+        cluster.kill(leader)
+        await send(range(50, 100))
+        async with asyncio.timeout(60):
+            while not producer.failures:  # until the client has given a batch up
+                with pytest.raises(NotDelivered):
+                    await producer.flush(timeout_s=0.2)
+        await send(range(100, 150))
+        cluster.start(leader)
+        await asyncio.to_thread(cluster.wait_ready)
+        await producer.flush()
+
+
+@pytest.mark.filterwarnings("ignore:.*Use files:DeprecationWarning")  # by the client, at its import
+def test_kafka_pythons_partitioner_places_by_the_source_partition(broker, topic):
+    from kafka import KafkaProducer
+
+    from partitioner.kafka_python import SourcePartitionPartitioner
+
+    place = SourcePartitionPartitioner()
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, partitioner=place, acks="all")
+    for offset in range(20):
+        for source in range(4):
+            producer.send(topic, key=StreamMetadata(PID, source, offset).pack(), value=b"%d" % offset)
+    producer.flush(30)
+    producer.close()
+    assert place.partition_counts == {topic: 2}
+    for partition in (0, 1):
+        assert filtered(broker, topic, partition)[0] == {partition: list(range(20)), partition + 2: list(range(20))}
