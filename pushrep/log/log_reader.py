@@ -1,7 +1,8 @@
 """LogReader: a log read beside its writer, or after it: no lock, no recovery, no writes.
 
 where is the end?     what the writer published      (directory's mapped file, by the same start of the machine)
-                      else the checkpoints           min(high watermark, recovery point)
+                      else the checkpoints           min(high watermark, recovery point), or the base of the batch
+                                                     that this would cut in two: nobody knows of more
 isolation "stable"    min(high watermark, flushed offset): what can never be taken back
           "written"   the log end offset
 """
@@ -62,6 +63,7 @@ class LogReader:
         self._published = PublishedReader(self.path.parent, self.path.name, filesystem)
         self._published_lock = threading.Lock()
         self._reader = BatchReader(filesystem, self.path, self)
+        self._whole_end = (0, 0)  # as the checkpoints told it last, and where the batches below it end
         self._owner_pid = os.getpid()
         self._closed = False
 
@@ -104,16 +106,17 @@ class LogReader:
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` but at least one.
 
-        Empty at the end of what this isolation reads. Raises OffsetOutOfRange, CorruptBatch.
+        Empty at the end of what this isolation reads: a batch that crosses that waits until the end has passed it.
+        Raises OffsetOutOfRange, CorruptBatch.
         """
         return self._reader.read(offset, max_bytes)
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
-        """Every batch that holds an offset in [start, end), up to what can be read now. Raises as `read`."""
+        """Every batch that holds an offset in [start, end), up to what can be read now, as `read`. Raises as `read`."""
         return self._reader.batches(start, end)
 
     def records(self, start: int, end: int | None = None) -> Iterator[Record]:
-        """Every record in [start, end), up to what can be read now. Raises as `read`."""
+        """Every record in [start, end), up to what can be read now, of a batch that waits, too. Raises as `read`."""
         return self._reader.records(start, end)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
@@ -174,7 +177,10 @@ class LogReader:
         bases = self.bases(fresh=True)
         start = known.log_start_offsets.get(name, bases[0] if bases else 0)
         recovery_point = known.recovery_points.get(name, start)
-        end = max(start, min(recovery_point, known.high_watermarks.get(name, recovery_point)))
+        end = min(recovery_point, known.high_watermarks.get(name, recovery_point))
+        if self._whole_end[0] != end:
+            self._whole_end = (end, self._reader.base_of(end))
+        end = max(start, self._whole_end[1])
         return _State(start, end, end, end)
 
     def _check(self) -> None:

@@ -5,6 +5,9 @@
 Only files are read, by position, so reading never waits for an append. An index is believed only if a whole batch of
 the offset that it promises stands there; else the segment is walked from its beginning. Everything below the end that
 `bounds` gives was written whole, so bytes that are no batch there are CorruptBatch, never skipped.
+
+    | batch 0-3 | batch 4-7 | batch 8-11 |       a batch that crosses the end of the range waits until that has passed
+                     ^ end 6                     it: as a batch, 0-3 is all there is; as records, 0 to 5
 """
 
 from bisect import bisect_right
@@ -75,14 +78,14 @@ class BatchReader:
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, in one piece, of one segment.
 
-        At most `max_bytes`, but at least one batch; empty at the end of the range.
+        At most `max_bytes`, but at least one batch; empty at the end of the range, and in a batch that crosses it.
         """
         bounds = self._checked(offset, None)
         if offset == bounds.end:
             return b""
         parts: list[bytes | bytearray | memoryview] = []
         size, window_bytes = 0, min(WINDOW_BYTES, max(max_bytes, _PAGE_BYTES))
-        for place, batch in self._walk(offset, bounds.end, window_bytes):
+        for place, batch in self._below(bounds.end, self._walk(offset, bounds.end, window_bytes)):
             header = batch.header
             if parts and (place.position == 0 or size + header.size_bytes > max_bytes):
                 break
@@ -94,14 +97,27 @@ class BatchReader:
         return b"".join(parts)
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
-        """Every batch that holds an offset in [start, end), in order; `end` None is the end of the range now."""
+        """Every batch that holds an offset in [start, end), in order; `end` None is the end of the range now.
+
+        But for one that crosses the end of the range.
+        """
         bounds = self._checked(start, end)
-        return (batch for _, batch in self._walk(start, bounds.end, WINDOW_BYTES))
+        walk = self._walk(start, bounds.end if end is None else end, WINDOW_BYTES)
+        return (batch for _, batch in self._below(bounds.end, walk))
 
     def records(self, start: int, end: int | None = None) -> Iterator[Record]:
         """Every record in [start, end), decoded; control batches hold none."""
         bounds = self._checked(start, end)
-        return self._decoded(start, bounds.end)
+        return self._decoded(start, bounds.end if end is None else end)
+
+    def base_of(self, offset: int) -> int:
+        """Where the batch begins that `offset` would cut in two; `offset` itself if there is none."""
+        bases = self._log.bases(fresh=False)
+        at = bisect_right(bases, offset) - 1
+        if at < 0 or bases[at] == offset:
+            return offset
+        step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
+        return min(offset, step.batch.header.base_offset) if isinstance(step, WholeBatch) else offset
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
@@ -133,11 +149,17 @@ class BatchReader:
         bounds = self._log.bounds()
         if not bounds.start <= start <= bounds.end:
             raise OffsetOutOfRange(start, *bounds)
-        if end is None:
-            return bounds
-        if not start <= end <= bounds.end:
+        if end is not None and not start <= end <= bounds.end:
             raise OffsetOutOfRange(end, *bounds)
-        return Bounds(bounds.start, end)
+        return bounds
+
+    @staticmethod
+    def _below(bound: int, walk: Iterator[tuple[_Place, RecordBatch]]) -> Iterator[tuple[_Place, RecordBatch]]:
+        """The batches that end at or below the bound."""
+        for found in walk:
+            if found[1].header.next_offset > bound:
+                return
+            yield found
 
     def _decoded(self, start: int, end: int) -> Iterator[Record]:
         for _, batch in self._walk(start, end, WINDOW_BYTES):
