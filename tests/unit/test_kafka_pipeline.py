@@ -1,0 +1,188 @@
+"""The pipeline of a Kafka partition against a broker that is as strict as Kafka's: whatever happens, in order, no holes.
+
+`Broker` is the rule by which brokers take batches of an idempotent producer (ProducerAppendInfo.checkSequence), from
+Kafka's documentation; that it is the same as a real one's is tests/kafka/test_shipping.py's business.
+"""
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pushrep.kafka.answers import Answer, Code, Reaction, reaction_to
+from pushrep.kafka.pipeline import IN_FLIGHT_MAX, Pipeline, Sent, connection_lost
+from pushrep.records import BatchHeader, encode_batch
+
+OK = Answer(Code.NONE, 0)
+
+
+def sent(start=0, count=3):
+    return Sent(0, start, start + count, 7, encode_batch([b"x"] * count, timestamps_ms=1))
+
+
+def pipeline(*, is_known=True):
+    made = Pipeline(0)
+    made.begin(9, 0)
+    if is_known:
+        first = go(made, sent())
+        assert list(made.on_answer(first, OK)) == [first]
+    return made
+
+
+def go(made, one):
+    made.add(one)
+    made.on_sent(one)
+    return one
+
+
+class Broker:
+    """One partition's log and the producers' last five batches."""
+
+    def __init__(self):
+        self.taken = []  # (producer id, base sequence, the sealed batch's first record)
+        self._last = {}
+
+    def append(self, one):
+        header = BatchHeader.parse(one.data)
+        key, first = header.producer_id, header.base_sequence
+        last = (first + header.last_offset_delta) % (1 << 31)
+        batches = self._last.setdefault(key, deque(maxlen=5))
+        for known_first, known_last, offset in batches:
+            if (known_first, known_last) == (first, last):
+                return Answer(Code.NONE, offset)
+        if batches and first != (batches[-1][1] + 1) % (1 << 31):
+            return Answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+        batches.append((first, last, len(self.taken)))
+        self.taken.append(one.start)
+        return Answer(Code.NONE, len(self.taken) - 1)
+
+
+def test_the_first_batch_under_an_id_goes_alone():
+    """Contract, Kafka as a destination: "the first batch under an id that is new ... goes alone"."""
+    made = pipeline(is_known=False)
+    first = go(made, sent())
+    assert not made.takes_more
+    list(made.on_answer(first, OK))
+    for n in range(IN_FLIGHT_MAX):
+        assert made.takes_more and made.has_room
+        go(made, sent(n))
+    assert not made.takes_more and not made.has_room
+
+
+def test_after_a_long_silence_the_next_one_goes_alone_again():
+    made = pipeline()
+    made.has_been_idle()
+    go(made, sent())
+    assert not made.takes_more
+    busy = pipeline()
+    go(busy, sent())
+    busy.has_been_idle()
+    assert busy.takes_more, "what is in flight keeps the id alive"
+
+
+def test_sequences_go_on_and_wrap_after_two_to_the_31st():
+    made = pipeline()
+    made._next_sequence = (1 << 31) - 2
+    first, second = go(made, sent()), go(made, sent())
+    assert (first.base_sequence, second.base_sequence) == ((1 << 31) - 2, 1)
+    header = BatchHeader.parse(second.data)
+    assert (header.producer_id, header.base_sequence, header.base_offset) == (9, 1, 0)
+
+
+def test_acknowledgements_leave_in_order():
+    made = pipeline()
+    first, second, third = (go(made, sent(n)) for n in range(3))
+    assert list(made.on_answer(second, OK)) == []
+    assert list(made.on_answer(first, OK)) == [first, second]
+    assert list(made.on_answer(third, OK)) == [third]
+    assert made.is_empty
+
+
+def test_a_failure_closes_it_until_every_answer_is_in_and_is_retried_first():
+    """Contract: "a failed batch stops its partition and is retried first"; the same bytes in the same order."""
+    made = pipeline()
+    first, second, third = (go(made, sent(n)) for n in range(3))
+    bytes_before = [one.data for one in (first, second, third)]
+    list(made.on_answer(first, Answer(Code.NOT_LEADER_OR_FOLLOWER, -1)))
+    assert not made.takes_more and not made.is_drained
+    list(made.on_answer(second, Answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
+    list(made.on_answer(third, Answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
+    assert made.is_drained
+    assert made.verdict() == (first, Reaction.REFRESH), "the later ones failed because of the first"
+    made.reopen()
+    again = []
+    while (one := made.waiting()) is not None:
+        made.on_sent(one)
+        again.append(one)
+    assert again == [first, second, third]
+    assert [one.data for one in again] == bytes_before
+
+
+def test_what_was_acknowledged_behind_a_lost_answer_is_not_split():
+    made = pipeline()
+    first, second = go(made, sent(0)), go(made, sent(3))
+    list(made.on_answer(second, OK))  # so the first is in the topic as well
+    list(made.on_answer(first, Answer(Code.MESSAGE_TOO_LARGE, -1)))
+    assert made.verdict() == (first, Reaction.RESYNC)
+
+
+def test_taking_back_gives_the_sequence_numbers_back():
+    made = pipeline()
+    first, second = go(made, sent(0)), go(made, sent(3))
+    list(made.on_answer(first, Answer(Code.MESSAGE_TOO_LARGE, -1)))
+    list(made.on_answer(second, Answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
+    assert made.verdict() == (first, Reaction.SPLIT)
+    assert made.forget(first) == [first, second]
+    assert go(made, sent(0, 1)).base_sequence == first.base_sequence
+
+
+@pytest.mark.parametrize("code", [code for code in Code if reaction_to(code) is not Reaction.DONE])
+def test_every_error_closes_the_pipeline(code):
+    made = pipeline()
+    one = go(made, sent())
+    assert list(made.on_answer(one, Answer(code, -1))) == []
+    assert made.is_drained and made.verdict()[0] is one
+
+
+def test_a_code_without_a_name_is_tried_again():
+    assert reaction_to(4711) is Reaction.RETRY
+    assert Code.name_of(4711) == "error 4711"
+
+
+@given(st.data())
+def test_whatever_gets_lost_the_broker_has_it_once_and_in_order(data):
+    """Answers and requests get lost at random; in the end every batch is there once, in order."""
+    made, broker = Pipeline(0), Broker()
+    made.begin(9, 0)
+    todo, total, done = deque(range(12)), 12, []
+    wire = deque()
+    for _ in range(400):
+        if len(done) == total:
+            break
+        if made.is_drained:
+            wire.clear()
+            _, reaction = made.verdict()
+            assert reaction in {Reaction.RETRY, Reaction.REFRESH}, "the broker's state never gets lost here"
+            made.reopen()
+        step = data.draw(st.sampled_from(["send", "answer", "lose request", "lose answer"]))
+        if step == "send" and made.takes_more:
+            one = made.waiting()
+            if one is None and todo and made.has_room:
+                one = sent(todo.popleft())
+                made.add(one)
+            if one is not None:
+                made.on_sent(one)
+                wire.append(one)
+        elif wire and step == "answer":
+            one = wire.popleft()
+            done += made.on_answer(one, broker.append(one))
+        elif wire and step == "lose answer":
+            one = wire.popleft()
+            broker.append(one)
+            done += made.on_answer(one, connection_lost("test"))
+        elif wire and step == "lose request":  # the connection broke: nothing behind it arrives either
+            while wire:
+                done += made.on_answer(wire.popleft(), connection_lost("test"))
+    assert broker.taken == sorted(set(broker.taken)), "each once, in order"
+    assert [one.start for one in done] == broker.taken[: len(done)]

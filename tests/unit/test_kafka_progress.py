@@ -1,0 +1,96 @@
+"""destinations.json: what is written is read again, and what is broken is refused by name."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from pushrep.kafka.errors import CorruptDestinationsFile
+from pushrep.kafka.progress import (
+    FILE_NAME,
+    EpochPartitions,
+    PartitionProgress,
+    Progress,
+    Skip,
+    decode_progress,
+    encode_progress,
+    read_progress,
+    write_progress,
+)
+from pushrep.seams import REAL_FILESYSTEM
+
+PROGRESS = Progress(
+    topic_id=UUID(int=7),
+    pid_epoch=2,
+    epochs=(EpochPartitions(0, 3), EpochPartitions(2, None, {0: 100, 1: 50})),
+    partitions={0: PartitionProgress(90, 95, 4711), 1: PartitionProgress(50, 51, 0)},
+    skipped=(Skip(1, 40, "too large", 1_700_000_000_000),),
+)
+GOLDEN = (
+    b'{"crc32c": 3034365778, "destinations": {"orders": {"epochs": [{"partitions": 3, "pid_epoch": 0, "starts": {}}, '
+    b'{"partitions": null, "pid_epoch": 2, "starts": {"0": 100, "1": 50}}], "pid_epoch": 2, "progress": '
+    b'{"0": [90, 95, 4711], "1": [50, 51, 0]}, "skipped": [{"at_ms": 1700000000000, "offset": 40, "partition": 1, '
+    b'"reason": "too large"}], "topic_id": "00000000-0000-0000-0000-000000000007"}}, "version": 1}\n'
+)
+
+
+def test_golden_bytes():
+    assert encode_progress({"orders": PROGRESS}) == GOLDEN
+    assert decode_progress(Path("x"), GOLDEN) == {"orders": PROGRESS}
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    assert read_progress(REAL_FILESYSTEM, tmp_path) == {}
+    write_progress(REAL_FILESYSTEM, tmp_path, {"orders": PROGRESS, "b": Progress()})
+    assert read_progress(REAL_FILESYSTEM, tmp_path) == {"orders": PROGRESS, "b": Progress()}
+
+
+def test_every_broken_byte_is_refused(tmp_path):
+    """Contract, Kafka as a destination: "n is fixed at first use" - a file that may lie about n is not believed."""
+    path = tmp_path / FILE_NAME
+    for at in range(len(GOLDEN) - 1):
+        path.write_bytes(GOLDEN[:at] + bytes([GOLDEN[at] ^ 1]) + GOLDEN[at + 1 :])
+        try:
+            found = read_progress(REAL_FILESYSTEM, tmp_path)
+        except CorruptDestinationsFile as error:
+            assert error.path == path
+        else:
+            assert found == {"orders": PROGRESS}, f"byte {at} changed the meaning unseen"
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"version": 2, "crc32c": 0, "destinations": {}}'])
+def test_other_files_are_refused(tmp_path, data):
+    (tmp_path / FILE_NAME).write_bytes(data)
+    with pytest.raises(CorruptDestinationsFile, match="restore it"):
+        read_progress(REAL_FILESYSTEM, tmp_path)
+
+
+def test_each_epoch_goes_by_its_own_number_of_partitions():
+    """Contract: "Each PID epoch keeps its own n, so unshipped batches of the old one go by the old n"."""
+    fixed = PROGRESS.with_topic(UUID(int=7), 4, 2)
+    assert [one.partitions for one in fixed.epochs] == [3, 4]
+    assert [fixed.topic_partition(1, offset) for offset in (0, 49, 50, 60)] == [1, 1, 1, 1]
+    assert [fixed.topic_partition(3, offset) for offset in (0, 10**9)] == [3 % 4, 3], "partition 3 came with epoch 2"
+    assert fixed.topic_partition(0, 99) == 0
+    assert (fixed.next_boundary(0, 0), fixed.next_boundary(0, 100), fixed.next_boundary(9, 5)) == (100, None, None)
+
+
+def test_a_grown_topic_changes_nothing_before_repartition():
+    """Contract: "n is fixed at first use: more partitions change nothing until `pushrep outbox repartition`"."""
+    first = Progress().with_topic(UUID(int=1), 3, 0)
+    grown = first.with_topic(UUID(int=1), 6, 0)
+    assert [grown.topic_partition(p, 10) for p in range(6)] == [0, 1, 2, 0, 1, 2]
+    again = grown.repartitioned(1, dict.fromkeys(range(6), 20)).with_topic(UUID(int=1), 6, 1)
+    assert [again.topic_partition(p, 19) for p in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [again.topic_partition(p, 20) for p in range(6)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_another_topic_id_voids_what_was_acknowledged():
+    """Contract: "a re-created topic voids that destination's checkpoint, shipping begins at the log's start"."""
+    assert PROGRESS.with_topic(UUID(int=8), 3, 2).partitions == {}
+    assert PROGRESS.with_topic(UUID(int=7), 3, 2).partitions == PROGRESS.partitions
+
+
+def test_a_cut_below_a_later_epochs_start_lowers_it():
+    cut = PROGRESS.within({0: 70, 1: 60})
+    assert cut.epochs[1].starts == {0: 70, 1: 50}
