@@ -136,6 +136,22 @@ class LogEndMoved(PushrepError):
         self.path, self.expected, self.end = path, expected, end
 
 
+class EpochOutOfPlace(PushrepError):
+    """A leader epoch begins where the log ends, above the epochs of its records: cut the log there first, or ask again.
+
+    Noted elsewhere, the list of epochs would contradict the records, and the next opening would drop it. `end` is the
+    log's end offset, `newest_epoch` that of its last record, -1 if it has none. Nothing was changed.
+    """
+
+    def __init__(self, path: Path, leader_epoch: int, start_offset: int, *, end: int, newest_epoch: int) -> None:
+        super().__init__(
+            f"{path}: leader_epoch={leader_epoch} can't begin at start_offset={start_offset}: the log ends at offset "
+            f"{end} with a record of epoch {newest_epoch}; cut it there first, or begin a newer epoch at its end"
+        )
+        self.path, self.leader_epoch, self.start_offset = path, leader_epoch, start_offset
+        self.end, self.newest_epoch = end, newest_epoch
+
+
 class NoRoomToCut(PushrepError):
     """The disk has no room for the copy that is kept of what a cut takes off, or for the few bytes that go before it.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from pushrep.log.cutting import move_aside
-from pushrep.log.errors import LogEndMoved
+from pushrep.log.errors import EpochOutOfPlace, LogEndMoved
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
 from pushrep.log.log_cuts import CuttableLog
@@ -81,13 +81,16 @@ class ReplicatedLog(CuttableLog):
         return in_active + size_of_sealed(filesystem, directory, bases[:-1], offset)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
-        """Durably; no news is no write. Raises OSError, and nothing has changed then."""
+        """Durably; no news is no write. Raises EpochOutOfPlace, OSError, and nothing has changed then."""
         with self._lock:
             self._check_writable()
             epochs = self._epochs.assigned(leader_epoch, start_offset)
             if epochs is self._epochs:
                 return
-            around = self._around
+            around, end = self._around, self.log_end_offset
+            newest = self._epochs.epoch_of(end - 1)
+            if start_offset != end or leader_epoch < newest:
+                raise EpochOutOfPlace(around.view.path, leader_epoch, start_offset, end=end, newest_epoch=newest)
             around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
             self._epochs = epochs
             self._publish(self.flushed_offset)

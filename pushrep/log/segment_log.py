@@ -201,7 +201,10 @@ class SegmentLog:
         self._checked_writer().append_as_is(batches)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
-        """The epoch stands in the list of epochs from `start_offset` on, on disk when this returns. Raises OSError."""
+        """The epoch stands in the list of epochs from `start_offset`, the log end, on; on disk when this returns.
+
+        Raises EpochOutOfPlace for another offset, or below the epoch of the last record, OSError.
+        """
         self._checked_writer().begin_epoch(leader_epoch, start_offset)
 
     def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:

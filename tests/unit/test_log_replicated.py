@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.errors import PushrepError
-from pushrep.log import Durability, LogConfig, LogEndMoved, SegmentLog
+from pushrep.log import Durability, EpochOutOfPlace, LogConfig, LogEndMoved, SegmentLog
 from pushrep.log.verify import verify_log
 from pushrep.records import CorruptRecordBatch, RecordBatch, encode_batch
 
@@ -93,14 +93,30 @@ def test_a_checkpoint_holds_the_watermark_and_not_the_log_end(tmp_path):
 
 def test_an_epoch_without_a_record_outlives_close_and_cut(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
-        log.append_as_is([batch(0, 1, b"a", b"b"), batch(2, 1)])
-        log.begin_epoch(256, 2)
+        log.append_as_is([batch(0, 1, b"a", b"b"), batch(2, 256)])
         assert log.truncate_to(2) == 2
         assert log.leader_epochs.entries == ((1, 0), (256, 2)), "what is below may be safe only by that"
     with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
         assert log.leader_epochs.latest_epoch == 256
         assert log.append(b"c").base_offset == 2
         assert next(log.batches(2)).header.leader_epoch == 256
+
+
+@pytest.mark.parametrize(
+    ("epoch", "offset"), [(6, 0), (6, 2), (6, 4), (4, 3)], ids=["at the start", "below", "above", "an older one"]
+)
+def test_an_epoch_that_the_records_contradict_is_refused_by_name(tmp_path, epoch, offset):
+    """Its line would be gone with the next opening, which believes the records."""
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        log.append_as_is([batch(0, 5, b"a", b"b", b"c")])
+        with pytest.raises(EpochOutOfPlace, match="the log ends at offset 3 with a record of epoch 5") as refused:
+            log.begin_epoch(epoch, offset)
+        assert (refused.value.start_offset, refused.value.end, refused.value.newest_epoch) == (offset, 3, 5)
+        log.begin_epoch(5, 3)  # it goes on: no news
+        assert log.leader_epochs.entries == ((5, 0),)
+        log.begin_epoch(6, 3)
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        assert log.leader_epochs.entries == ((5, 0), (6, 3))
 
 
 def test_a_log_begins_anew_where_its_leader_starts(tmp_path):
