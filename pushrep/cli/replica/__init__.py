@@ -1,13 +1,15 @@
-"""`pushrep replica`: nodes that keep copies of other services' logs. pushrep.node does the work."""
+"""`pushrep replica`: nodes that keep copies of other services' logs, and an outbox's members as operators see them."""
 
 import click
 
 from pushrep.cli.replica.serving import serve
+from pushrep.cli.replica.status import status
 
 
 @click.group()
 def replica() -> None:
-    """Keep copies of other services' logs, pushed here as they are written."""
+    """Keep copies of other services' logs, pushed here as they are written; see how far an outbox's copies are."""
 
 
 replica.add_command(serve)
+replica.add_command(status)

@@ -1,0 +1,202 @@
+"""`pushrep replica status`: what an outbox says of its members, or what its files say while nobody has it open."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pushrep.cli.interrupts import whole_step
+from pushrep.cli.log.showing import count, show_json, size
+from pushrep.log.inspection import lock_holder, logs_at, summarize
+from pushrep.outbox import NoOutbox, read_identity
+from pushrep.outbox.control import NobodyAnswers, ask
+from pushrep.seams import REAL_FILESYSTEM
+
+_PIPE_COLUMNS = 200
+_PARTITIONS_AT_ONCE = 1000
+_MEMBERS = ("member", "address", "role", "in sync", "sessions", "records", "bytes", "oldest", "last session ended by")
+_PARTITIONS = ("partition", "start", "end", "flushed", "HWM", "epoch", "in sync", "sessions")
+_NOBODY = "closed"
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=".")
+@click.option("--partitions", "with_partitions", is_flag=True, help="Each partition, too: offsets, sets, sessions.")
+@click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, with --watch one a look.")
+def status(directory: Path, every: float, *, with_partitions: bool, watch: bool, as_json: bool) -> None:
+    """Show the outbox in DIRECTORY and its replicas: who leads, who is in sync, how far behind the others are.
+
+    \b
+      pushrep replica status outbox
+      pushrep replica status outbox --watch
+      pushrep replica status outbox --partitions --json
+
+    The service that has the outbox open answers, on its control.sock. While nobody has it open, its files are looked
+    at, which know no sessions. "oldest" is the age of the oldest record that a replica is not known to hold.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    looks = _looks(directory, every if watch else None, with_partitions=with_partitions)
+    try:
+        _show(looks, watch=watch, as_json=as_json)
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+
+
+def look(directory: Path, *, with_partitions: bool = False) -> dict[str, Any]:
+    """The outbox's own status, or one made of its files. Raises NoOutbox, CorruptOutboxFile, CallRefused."""
+    try:
+        found: dict[str, Any] = ask(directory, "status")
+        if with_partitions:
+            found["parts"] = []
+            for first in range(0, found["partitions"], _PARTITIONS_AT_ONCE):
+                found["parts"] += ask(directory, "partitions", {"first": first, "count": _PARTITIONS_AT_ONCE})
+    except NobodyAnswers as error:
+        return _by_files(directory, error.why, with_partitions=with_partitions)
+    return found
+
+
+def _looks(directory: Path, every: float | None, *, with_partitions: bool) -> Iterator[dict[str, Any]]:
+    yield look(directory, with_partitions=with_partitions)
+    while every is not None:
+        time.sleep(every)
+        yield look(directory, with_partitions=with_partitions)
+
+
+def _show(looks: Iterator[dict[str, Any]], *, watch: bool, as_json: bool) -> None:
+    console = Console(markup=False, highlight=False, emoji=False)
+    if as_json:
+        for found in looks:
+            with whole_step():
+                show_json(found)
+    elif watch and console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for found in looks:
+                live.update(_drawn(found), refresh=True)
+    else:
+        plain = Console(width=console.width if console.is_terminal else _PIPE_COLUMNS, markup=False, highlight=False)
+        for found in looks:
+            with whole_step():
+                plain.print(_drawn(found))
+
+
+def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, Any]:
+    identity = read_identity(REAL_FILESYSTEM, directory)
+    if identity is None:
+        raise NoOutbox(directory)
+    summaries = [one for one in map(summarize, logs_at(directory)) if one.name.rpartition("-")[0] == identity.topic]
+    writer = lock_holder(directory)
+    members = [(identity.member, ""), *identity.replicas]
+    found: dict[str, Any] = {
+        "directory": str(directory.resolve()),
+        "pid": writer,
+        "outbox_id": identity.outbox_id,
+        "producer": identity.producer,
+        "topic": identity.topic,
+        "partitions": identity.partitions,
+        "state": _NOBODY if writer is None else "held by a process that does not answer",
+        "why": why,
+        "member": identity.member,
+        "min_insync_replicas": identity.min_insync_replicas,
+        "epoch": max((one.leader_epoch for one in summaries), default=-1),
+        "log_end_offsets": sum(one.log_end_offset or 0 for one in summaries),
+        "flushed_offsets": sum(one.flushed_offset or 0 for one in summaries),
+        "high_watermarks": sum(one.high_watermark or 0 for one in summaries),
+        "members": [
+            {"index": index, "address": address, "is_leader": index == identity.member, "lag": None}
+            for index, address in sorted(members)
+        ],
+    }
+    if with_partitions:
+        found["parts"] = [
+            {
+                "partition": int(one.name.rpartition("-")[2]),
+                "log_start_offset": one.log_start_offset,
+                "log_end_offset": one.log_end_offset,
+                "flushed_offset": one.flushed_offset,
+                "high_watermark": one.high_watermark,
+                "leader_epoch": one.leader_epoch,
+                "in_sync": [],
+                "sessions": [],
+            }
+            for one in summaries
+        ]
+    return found
+
+
+def _drawn(found: dict[str, Any]) -> RenderableType:
+    drawn: list[RenderableType] = [Text("\n".join(_lines(found)))]
+    if found["members"]:
+        drawn.append(_table(_MEMBERS, [_member(one) for one in found["members"]]))
+    if "parts" in found:
+        drawn.append(_table(_PARTITIONS, [_part(one) for one in found["parts"]]))
+    return Group(*drawn)
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    yield f"{found['topic']}, {found['partitions']} partitions, producer {found['producer']}, {found['outbox_id']}"
+    pid = f", pid {found['pid']}" if found["pid"] is not None else ""
+    promise = f", acks {found['acks']}, {found['durability']}" if "acks" in found else ""
+    yield f"{found['state']}{pid}{promise}" + (f": {found['why']}" if found["why"] else "")
+    if found["members"]:
+        yield (
+            f"epoch {found['epoch']}, {len(found['members'])} members, this one is {found['member']}, "
+            f"min_insync_replicas {found['min_insync_replicas']}"
+        )
+    if "in_sync_min" in found and found["members"]:
+        below = found["under_min_insync"]
+        yield f"smallest in-sync set {found['in_sync_min']}; partitions below min_insync_replicas: {below}"
+    yield (
+        f"records: end {count(found['log_end_offsets'])}, flushed {count(found['flushed_offsets'])}, "
+        f"high watermark {count(found['high_watermarks'])} (sums of all partitions)"
+    )
+
+
+def _member(one: dict[str, Any]) -> tuple[str, ...]:
+    lag = one["lag"]
+    beginning = (str(one["index"]), one["address"] or "here", "leader" if one["is_leader"] else "replica")
+    if lag is None:
+        return (*beginning, *[""] * (len(_MEMBERS) - len(beginning)))
+    return (
+        *beginning,
+        f"{lag['in_sync']} of {lag['partitions']}",
+        str(one["sessions"]),
+        count(lag["records"]),
+        size(lag["size_bytes"]),
+        f"{lag['age_ms'] / 1000:.1f} s",
+        one["last_end_reason"] or "",
+    )
+
+
+def _part(one: dict[str, Any]) -> tuple[str, ...]:
+    sessions = [
+        f"{s['replica']}: {s['state'].lower()} {s['acknowledged'] if s['acknowledged'] >= 0 else '?'}"
+        + (f" ({s['end_reason']})" if s["end_reason"] else "")
+        for s in one["sessions"]
+    ]
+    return (
+        str(one["partition"]),
+        count(one["log_start_offset"]),
+        count(one["log_end_offset"]),
+        count(one["flushed_offset"]),
+        count(one["high_watermark"]),
+        str(one["leader_epoch"]),
+        ",".join(map(str, one["in_sync"])),
+        "; ".join(sessions),
+    )
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    table = Table()
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number in {0, 1, len(columns) - 1} else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
