@@ -103,18 +103,17 @@ class Shipment:
         age_ms = None if oldest is None else max(0, self._clock.wall_ms() - oldest)
         return DestinationLag(records, size, age_ms, tuple(stopped), self.trouble)
 
-    def wait(self, ends: Mapping[int, int], timeout: float | None) -> None:
+    def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
         """Return when the topic acknowledged everything below these ends of the logs.
 
         Raises ShippingTimeout; ShippingStopped and what refuses the whole topic, as soon as that is known.
         """
-        deadline = None if timeout is None else monotonic() + timeout
         with self._moved:
             self._waiting += 1
             try:
                 while missing := self._missing(ends):
                     self._raise_stop(ends)
-                    left = _LOOK_S if deadline is None else min(_LOOK_S, deadline - monotonic())
+                    left = _LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - monotonic())
                     if left <= 0:
                         assert timeout is not None, "without one there is no deadline"
                         raise ShippingTimeout(timeout, missing, self.trouble)

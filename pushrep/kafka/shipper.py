@@ -100,12 +100,13 @@ class Shipper:
         """How far the topic is behind the logs."""
         return self._shipment.lag()
 
-    def wait(self, ends: Mapping[int, int], timeout: float | None) -> None:
+    def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
         """Return when the topic holds everything below these ends, by log partition.
 
+        deadline_s: on the monotonic clock; `timeout` is what the caller called it.
         Raises ShippingTimeout, ShippingStopped, DestinationRefused, TopicMissing, DestinationAhead.
         """
-        self._shipment.wait(ends, timeout)
+        self._shipment.wait(ends, timeout, deadline_s)
 
     def needed_from(self, partition: int) -> int:
         """The first offset that the topic has not acknowledged: retention keeps it."""

@@ -5,13 +5,14 @@
 Everything that was opened stands in `resources`, which frees it backwards: replication ends before a log is closed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
@@ -19,6 +20,7 @@ from pushrep.outbox.identity import OutboxIdentity, settle_identity
 from pushrep.outbox.lane_replicas import LaneReplicas
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import ReplicaSettings
+from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
 from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class ToOpen:
     wanted: OutboxIdentity
     replicas: ReplicaSettings
     durability: Durability
+    kafka: KafkaDestination | None
+    batch_bytes: int
     accept_loss: bool
     log_config: LogConfig
     filesystem: Filesystem
@@ -46,11 +50,11 @@ class Opened:
     identity: OutboxIdentity
     logs: Sequence[tuple[SegmentLog, PositionsStore]]
     replication: "Replication | None"
+    shipping: Shipping
 
-    @property
-    def lanes_replicas(self) -> Mapping[int, LaneReplicas]:
-        """By partition; empty without replicas."""
-        return {} if self.replication is None else self.replication.lanes
+    def replicas_of(self, log: SegmentLog) -> LaneReplicas | None:
+        """Of its partition; None without replicas."""
+        return None if self.replication is None else self.replication.lanes.get(log.partition)
 
 
 def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
@@ -67,7 +71,9 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=asked.accept_loss)
     logs = [_open_log(resources, held, n, asked) for n in range(identity.partitions)]
     if not identity.replicas:
-        return Opened(identity=settle_epoch(held, identity, logs, made_anew), logs=logs, replication=None)
+        identity = settle_epoch(held, identity, logs, made_anew)
+        shipping = _start_shipping(resources, asked, identity, logs)
+        return Opened(identity=identity, logs=logs, replication=None, shipping=shipping)
     # Half of the wire's room comes with it, which an outbox without replicas does not need.
     from pushrep.outbox.replication import Replication  # noqa: PLC0415
 
@@ -76,7 +82,22 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     seen = replication.catch_up()  # before the PID epoch: what comes back was not lost
     identity = settle_epoch(held, identity, logs, made_anew)
     replication.start(seen, identity.pid_epoch)
-    return Opened(identity=identity, logs=logs, replication=replication)
+    shipping = _start_shipping(resources, asked, identity, logs)
+    return Opened(identity=identity, logs=logs, replication=replication, shipping=shipping)
+
+
+def _start_shipping(
+    resources: ExitStack, asked: ToOpen, identity: OutboxIdentity, logs: Sequence[tuple[SegmentLog, PositionsStore]]
+) -> Shipping:
+    to_ship = ToShip(
+        directory=asked.directory,
+        identity=identity,
+        logs=[log for log, _ in logs],
+        batch_bytes=asked.batch_bytes,
+        filesystem=asked.filesystem,
+        clock=asked.clock,
+    )
+    return start_shipping(resources, to_ship, asked.kafka, asked.replicas.open_timeout_s)
 
 
 def _open_log(

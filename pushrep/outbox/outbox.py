@@ -20,6 +20,8 @@ from typing import NoReturn, Self
 
 from filtering import StreamMetadata
 from pushrep.errors import ForkedProcess
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.outbox.batch import Receipt
 from pushrep.outbox.budget import Budget
@@ -30,7 +32,6 @@ from pushrep.outbox.errors import (
     CloseTimedOut,
     NoOutbox,
     OutboxClosed,
-    ReceiptTimeout,
     RecordRefused,
     SettingRefused,
 )
@@ -38,7 +39,7 @@ from pushrep.outbox.identity import new_identity, read_identity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.lane import Lane
 from pushrep.outbox.opening import Opened, ToOpen, open_all
-from pushrep.outbox.pending import decided_by, pending_in, tell_failure
+from pushrep.outbox.pending import decided_by, flush_lanes, pending_in, tell_failure
 from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
 from pushrep.outbox.settings import (
     BATCH_BYTES,
@@ -46,9 +47,9 @@ from pushrep.outbox.settings import (
     Acks,
     OutboxSettings,
     ReplicaSettings,
-    refuse_for_now,
 )
 from pushrep.outbox.shared import Shared
+from pushrep.outbox.shipping import check_destination
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import Sealer, Writers
 from pushrep.push.settings import PushSettings
@@ -63,6 +64,7 @@ class Outbox:
 
     def __init__(self, directory: Path, opened: Opened, settings: OutboxSettings, *, clock: Clock) -> None:
         identity, logs, self._replication = opened.identity, opened.logs, opened.replication
+        self._shipping = opened.shipping
         self.directory, self.identity = directory, identity
         self.pid = identity.pid
         """The PID of records appended without metadata."""
@@ -71,8 +73,7 @@ class Outbox:
         self._writers = Writers(len(logs), identity.topic)
         self._sealer = Sealer(settings.linger_ms, clock, identity.topic)
         shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, self._sealer.opened)
-        replicas = opened.lanes_replicas
-        self._all_lanes = [Lane(log, shared, store, replicas.get(log.partition)) for log, store in logs]
+        self._all_lanes = [Lane(log, shared, store, opened.replicas_of(log)) for log, store in logs]
         self._lanes: Mapping[int, Lane] = {lane.partition: lane for lane in self._all_lanes}
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
@@ -95,7 +96,7 @@ class Outbox:
         producer: str,
         *,
         replicas: Sequence[str] = (),
-        kafka: object = None,
+        kafka: KafkaDestination | None = None,
         acks: Acks | None = None,
         min_insync_replicas: int | None = None,
         durability: Durability = Durability.FLUSHED,
@@ -136,14 +137,13 @@ class Outbox:
         replica_lag_max_ms: a replica that owes a record for longer is not in sync any more.
         open_timeout_s: so long `open` looks for replicas; with ALL it waits until enough are in sync, or opens without.
         push: TLS, limits and timeouts of the connections to replicas.
-        kafka: not in this version; refused by name.
+        kafka: the topic that everything is shipped to, later if it does not answer within `open_timeout_s`.
 
         What `last_metadata` knows is kept beside the logs; only what a crash left out is read again. Raises
         `SettingRefused` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
         `LogLocked`, `NotALogDirectory`, and what opening a log raises. With replicas also `NotLeader`, `LogNotFit`,
         `ReplicaUnreachable` (one that is ahead went away while its records were fetched).
         """
-        refuse_for_now(kafka)
         followed = ReplicaSettings(
             replicas=replicas,
             acks=acks,
@@ -182,6 +182,8 @@ class Outbox:
             wanted=wanted,
             replicas=followed,
             durability=durability,
+            kafka=check_destination(kafka),
+            batch_bytes=settings.batch_bytes,
             accept_loss=accept_loss,
             log_config=config,
             filesystem=filesystem,
@@ -287,9 +289,16 @@ class Outbox:
         except (KeyError, TypeError):
             self._no_partition(partition)
 
-    def lag(self) -> dict[str, ReplicaLag]:
-        """How far each replica is, by its address; empty without replicas."""
-        return {} if self._replication is None else self._replication.lag()
+    def lag(self) -> dict[str, ReplicaLag | DestinationLag]:
+        """How far each replica is, by its address, and the Kafka topic, as `kafka:<topic>`."""
+        return {**({} if self._replication is None else self._replication.lag()), **self._shipping.lag()}
+
+    def wait_shipped(self, timeout: float | None = None) -> None:
+        """Flush, and return when the Kafka topic has acknowledged everything that was appended before.
+
+        Raises as `flush`; `ShippingTimeout`; `ShippingStopped`, and what refuses the topic, as soon as that is known.
+        """
+        self._shipping.wait(self.flush, timeout)
 
     def status(self) -> OutboxStatus:
         """Members, in-sync set, epochs, watermarks, over all partitions; what `pushrep replica status` shows."""
@@ -301,15 +310,8 @@ class Outbox:
         Raises `DeliveryFailed` for the first failure that no receipt was asked about, `ReceiptTimeout`.
         """
         lanes = list(self._lanes.values())
-        for lane in lanes:
-            lane.want_seal()
-        deadline = None if timeout is None else monotonic() + timeout
-        if not decided_by(deadline, pending_in(lanes)) and timeout is not None:
-            raise ReceiptTimeout(timeout)
-        tell_failure(lanes)
         try:
-            for lane in lanes:
-                lane.log.flush()
+            flush_lanes(lanes, timeout)
         except LogClosed:  # `close` came meanwhile, and has flushed it
             raise OutboxClosed(self.directory) from None
 

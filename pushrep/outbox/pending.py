@@ -1,9 +1,10 @@
 """Waiting for batches that are on their way, and telling of one that failed and that nobody asked about."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from time import monotonic
 
 from pushrep.outbox.batch import Batch
+from pushrep.outbox.errors import ReceiptTimeout
 from pushrep.outbox.lane import Lane
 
 
@@ -22,3 +23,15 @@ def tell_failure(lanes: Iterable[Lane]) -> None:
     failed = [batch for lane in lanes if (batch := lane.unseen_failure()) is not None]
     for batch in failed:
         batch.raise_failure()
+
+
+def flush_lanes(lanes: Sequence[Lane], timeout: float | None) -> None:
+    """Return when everything appended before is on disk. Raises `DeliveryFailed`, `ReceiptTimeout`, `LogClosed`."""
+    for lane in lanes:
+        lane.want_seal()
+    deadline_s = None if timeout is None else monotonic() + timeout
+    if not decided_by(deadline_s, pending_in(lanes)) and timeout is not None:
+        raise ReceiptTimeout(timeout)
+    tell_failure(lanes)
+    for lane in lanes:
+        lane.log.flush()

@@ -70,12 +70,6 @@ def _check_number(setting: str, value: object, least: int, kind: object, most: f
         raise SettingRefused(setting, f"give a number {allowed}, got {value!r}")
 
 
-def refuse_for_now(kafka: object) -> None:
-    """Raise `SettingRefused` for what this version can't do, rather than promise it."""
-    if kafka is not None:
-        raise SettingRefused("kafka", "this version ships to no Kafka topic yet; leave it out")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSettings:
     """See `Outbox.open`; raises `SettingRefused`. `acks` None: ALL with replicas, else LOCAL."""

@@ -4,11 +4,12 @@ A destination that was used once holds its unsent records in the logs, whether t
 until it is dropped by name. Kafka's clients are loaded when there is a destination, and not before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pushrep.kafka.destination import KafkaDestination
@@ -53,11 +54,13 @@ class Shipping:
         """By `kafka:<topic>`; empty without a destination."""
         return {} if self.shipper is None else {holder_name(self.shipper.topic): self.shipper.lag()}
 
-    def wait(self, timeout: float | None) -> None:
-        """Return when the topic holds everything that is in the logs now. Raises as `Outbox.wait_shipped`."""
+    def wait(self, flush: Callable[[float | None], None], timeout: float | None) -> None:
+        """Flush, then return when the topic holds everything. Raises as `Outbox.wait_shipped`."""
         if self.shipper is None:
             raise SettingRefused("kafka", "the outbox was opened without a destination: Outbox.open(..., kafka=...)")
-        self.shipper.wait({log.partition: log.log_end_offset for log in self._logs}, timeout)
+        deadline_s = None if timeout is None else monotonic() + timeout
+        flush(timeout)
+        self.shipper.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
 
 
 def holder_name(topic: str) -> str:
