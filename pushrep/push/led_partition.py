@@ -35,6 +35,7 @@ from pushrep.replication.leader import (
     SessionEnded,
 )
 from pushrep.replication.messages import AppendRecordsResult
+from pushrep.replication.outcome import Outcome
 from pushrep.replication.progress import SessionId
 from pushrep.topic_id_partition import TopicIdPartition
 
@@ -53,6 +54,9 @@ class Pushes(Protocol):
     def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
         """There is something to be sent to this replica, or to be sent again."""
         ...
+
+    def record_follower_not_caught_up(self, tp: TopicIdPartition, replica_id: int) -> None: ...
+    def record_refusal(self, replica_id: int, error: Outcome) -> None: ...
 
 
 class LedPartition:
@@ -135,6 +139,8 @@ class LedPartition:
 
     def on_answer(self, session: PushSession, sequence: int, result: AppendRecordsResult) -> None:
         """A replica answered a request of this session."""
+        if result.error is not Outcome.NONE:
+            self._pushes.record_refusal(session.replica.index, result.error)
         with self.lock:
             effects = self.leader.on_answer(session.replica.index, session.id, sequence, result)
         self._apply(effects)
@@ -206,6 +212,8 @@ class LedPartition:
             elif isinstance(effect, Joined):
                 _LOG.info("%s: replica %d is in sync", self.tp, effect.replica)
             elif isinstance(effect, Left):
+                if effect.too_slow:
+                    self._pushes.record_follower_not_caught_up(self.tp, effect.replica)
                 level = logging.WARNING if effect.too_slow else logging.INFO  # a session's end is told by its reason
                 _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
             elif isinstance(effect, Resigned):

@@ -25,6 +25,7 @@ from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.worker import Worker
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
+from pushrep.replication.outcome import Outcome
 from pushrep.replication.sessions import BEGINS_ANEW
 from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.topic_id_partition import TopicIdPartition
@@ -65,6 +66,8 @@ class PushManager:
         self.not_caught_up: Counter[int] = Counter()
         """How often each replica was found behind."""
         self.session_ends: Counter[PushSessionEndReason] = Counter()
+        self.refusals: Counter[tuple[int, Outcome]] = Counter()
+        """How often each replica answered with each error."""
         self._push_internal, self._push_links = push_internal_topics, push_cluster_links
         self._clock = clock
         self._lock = threading.Lock()
@@ -179,6 +182,10 @@ class PushManager:
         """Count it; no state changes."""
         self.not_caught_up[replica_id] += 1
         _LOG.debug("%s: replica %d is behind", tp, replica_id)
+
+    def record_refusal(self, replica_id: int, error: Outcome) -> None:
+        """A replica answered with an error: count it; no state changes."""
+        self.refusals[replica_id, error] += 1
 
     def is_push_replication_supported(self, *, is_internal_topic: bool, is_cluster_link_destination: bool) -> bool:
         """Whether such a topic is pushed at all."""
