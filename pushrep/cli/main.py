@@ -26,6 +26,7 @@ _SUMMARIES = {
     "demo": "Watch real records go through crashes and replays and come out once each.",
     "log": "Look into the files of logs, check and mend them.",
     "read": "Show what lies in a log, beside a running writer.",
+    "recording": "The logs that a node keeps: list, extend, truncate, purge and delete them.",
     "replay": "Any part of a log again, to its end or following, for people and pipes.",
     "replica": "Keep copies of other services' logs, pushed here as they are written.",
     "startpoint": "Say where a consumer starts next; see who wished what.",

@@ -14,11 +14,21 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.interrupts import whole_step
 from pushrep.cli.record_rows import carrier_of
+from pushrep.cli.replay_nodes import log_of, node_options, recording_of
 from pushrep.cli.replay_output import writer_for
-from pushrep.log import parse_log_name
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Record
-from pushrep.replay import FOLLOW, TO_END, AtTime, Length, Replay, ReplayClient, ReplayRefused, ReplayRequest
+from pushrep.replay import (
+    FOLLOW,
+    TO_END,
+    AtTime,
+    Length,
+    NodeAccess,
+    Replay,
+    ReplayClient,
+    ReplayRefused,
+    ReplayRequest,
+)
 
 
 class Until(NamedTuple):
@@ -35,8 +45,8 @@ class Until(NamedTuple):
 
 
 @click.command()
-@click.argument("directory")
-@click.argument("log_name", metavar="TOPIC-N")
+@click.argument("where", metavar="DIRECTORY|ADDRESS")
+@click.argument("recording", metavar="TOPIC-N|ID")
 @click.option(
     "--from",
     "from_",
@@ -59,26 +69,32 @@ class Until(NamedTuple):
     help="json: one object a line. raw: the values, a line each. avro: a container file.",
 )  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Into this file, not standard output.")
+@click.option("--force", is_flag=True, help="Write over the file of --out if there is one.")
 @click.option("--max-bytes-per-s", type=click.IntRange(1), help="Read no faster.")
 @click.option("--carrier", type=click.Choice(["key", "header"]), help="Where the stream metadata is.")
+@node_options
 def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: str, log_name: str, from_: str | None, count: int | None, until: str | None, follow: bool,  # noqa: FBT001
-    bound: str, format_: str, out: Path | None, max_bytes_per_s: int | None, carrier: str | None,
+    where: str, recording: str, from_: str | None, count: int | None, until: str | None, follow: bool,  # noqa: FBT001
+    bound: str, format_: str, out: Path | None, force: bool, max_bytes_per_s: int | None,  # noqa: FBT001
+    carrier: str | None, node: NodeAccess | None,
 ) -> None:  # fmt: skip
-    """Replay partition N of TOPIC in DIRECTORY, beside a running writer.
+    """Replay partition N of TOPIC in DIRECTORY, beside a running writer, or of the node at ADDRESS (host:port).
 
     \b
       pushrep replay out orders-0                                          all of it
       pushrep replay out orders-0 --from 2026-01-01T14:00 --until 2026-01-01T15:00 --format raw
       pushrep replay out orders-0 --from latest --follow | jq .value       what comes
       pushrep replay out orders-0 --format avro --out orders.avro
+      pushrep replay replica-1:7400 orders-0 --count 10                    of a node; `pushrep recording list` names all
 
     \b
-    At the end, and at Ctrl-C, the output is whole, and standard error says where to go on.
+    At the end, and at Ctrl-C, the output is whole, and standard error says where to go on. A replay of a node comes
+    again by itself where its connection broke.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if from_ == "latest" and not follow:
         raise click.UsageError("--from latest begins at the end, so that nothing is there yet: add --follow")
-    topic, partition = parse_log_name(log_name)
+    if out is not None and out.exists() and not force:
+        raise click.UsageError(f"{out} is there already: name another file, or write over it with --force")
     length: Length | int = TO_END
     if count == 0 or (count is not None and follow):
         length = count
@@ -86,8 +102,10 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
         length = FOLLOW
     end = _until(until)
     with ExitStack() as opened:
-        client = opened.enter_context(ReplayClient(directory))
-        request = ReplayRequest(log_name, _position(from_, client, log_name, bound), length, bound, max_bytes_per_s)
+        client = opened.enter_context(ReplayClient(where, node=node))
+        name = recording_of(recording)
+        topic, partition = log_of(client, name)
+        request = ReplayRequest(name, _position(from_, client, name, bound), length, bound, max_bytes_per_s)
         try:
             running = opened.enter_context(client.replay(request))
         except ReplayRefused as refused:
@@ -96,7 +114,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
             click.echo(f"nothing to replay: {refused.why}", err=True)
             running = None
         stream = opened.enter_context(out.open("wb")) if out is not None else sys.stdout.buffer
-        chosen = carrier or carrier_of(Path(directory), topic)
+        chosen = carrier or carrier_of(Path(where), topic)
         _run(running, stream, _Job(format_, partition, chosen, count, end, follow=follow, to_file=out is not None))
 
 
@@ -176,7 +194,7 @@ class _Told:
             self._bar.update(self._task, completed=position - self._start, total=max(1, tip - self._start))
 
 
-def _position(text: str | None, client: ReplayClient, name: str, bound: str) -> int | AtTime | None:
+def _position(text: str | None, client: ReplayClient, name: int | str, bound: str) -> int | AtTime | None:
     if text is None or text == "earliest":
         return None
     if text == "latest":

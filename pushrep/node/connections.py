@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from pushrep.node.replay_line import Handed
+from pushrep.node.replay_server import REPLAY_CALLS
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
@@ -44,18 +46,23 @@ class Peer:
 
 
 class Connections:
-    """Serves whoever connects to `listener`, until `stop`. `answer(request, sender)` may be called in many threads."""
+    """Serves whoever connects to `listener`, until `stop`. `answer(request, sender)` may be called in many threads.
 
-    def __init__(
+    replays: takes over a connection on which something of its is asked.
+    """
+
+    def __init__(  # noqa: PLR0913 - a listener, who answers, and what both stand on
         self,
         listener: Listener,
         settings: NodeSettings,
         answer: Callable[[Struct, str], Struct],
+        replays: Callable[[Handed], None] | None = None,
         *,
         network: Network = REAL_NETWORK,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._listener, self._settings, self._answer = listener, settings, answer
+        self._replays = replays
         self._threads, self._clock = network.threads, clock
         self._lock = threading.Lock()
         self._peers: dict[Peer, None] = {}  # in the order they came
@@ -118,8 +125,9 @@ class Connections:
                 self._forget(peer)
 
     def _serve(self, peer: Peer) -> None:
+        is_handed_over = False
         try:
-            self._converse(peer)
+            is_handed_over = self._converse(peer)
         except ProtocolError as error:
             _LOG.warning("%s is cut off: %s", peer.name, error.reason)
         except TimeoutError:
@@ -129,9 +137,11 @@ class Connections:
         except Exception:  # noqa: BLE001 - a fault of ours ends one connection, not the node
             _LOG.exception("%s is cut off", peer.name)
         finally:
-            self._forget(peer)
+            if not is_handed_over:
+                self._forget(peer)
 
-    def _converse(self, peer: Peer) -> None:
+    def _converse(self, peer: Peer) -> bool:
+        """Answer until the peer goes; whether the replay server has the connection now."""
         settings = self._settings
         peer.socket.settimeout(settings.handshake_timeout_s)
         tune(peer.socket)
@@ -144,10 +154,17 @@ class Connections:
         while True:
             count = peer.socket.recv_into(connection.get_buffer())
             if count == 0:
-                return
-            for call in connection.buffer_updated(count):
-                if isinstance(call, Call):
-                    self._reply(peer, connection, call, sender)
+                return False
+            calls = connection.buffer_updated(count)
+            for number, call in enumerate(calls):
+                if not isinstance(call, Call):
+                    continue
+                hand_over = self._replays if call.api_key in REPLAY_CALLS and not self._stopping.is_set() else None
+                if hand_over is not None and peer.has_spoken:
+                    closed = partial(self._forget, peer)
+                    hand_over(Handed(peer.socket, connection, calls[number:], peer.name, sender, closed))
+                    return True
+                self._reply(peer, connection, call, sender)
 
     def _reply(self, peer: Peer, connection: ServerConnection, call: Call, sender: str) -> None:
         if call.api_key is ApiKey.API_VERSIONS:

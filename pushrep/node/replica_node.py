@@ -3,7 +3,7 @@
     with ReplicaNode(directory, NodeSettings(address=Address("127.0.0.1", 7400), allow=frozenset({"any"}))) as node:
         ...                     listens from here on; node.address tells the port
 
-store.py keeps the logs, answers.py answers, connections.py owns sockets and threads.
+store.py keeps the logs, answers.py answers, connections.py owns sockets and threads, replay_*.py what is replayed.
 """
 
 from pathlib import Path
@@ -13,9 +13,12 @@ from typing import Self
 from pushrep.node.answers import Answers
 from pushrep.node.connections import Connections
 from pushrep.node.errors import CantListen
+from pushrep.node.replay_recordings import Recordings
+from pushrep.node.replay_server import ReplayServer, answering
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import NodeStore
 from pushrep.push.sockets import Address
+from pushrep.replay.counters import ReplayCounters
 from pushrep.seams import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 
 
@@ -44,8 +47,15 @@ class ReplicaNode:
         self.directory = self._store.data
         """Where it keeps what it is sent."""
         self.replica_epoch = self._store.replica_epoch
-        answer = Answers(self._store, self.address).answer
-        self._connections = Connections(listener, settings, answer, network=network, clock=clock)
+        self._replays = ReplayServer(
+            Recordings(self._store, str(self.address)),
+            settings.replay,
+            settings.replay_counters,
+            network=network,
+            clock=clock,
+        )
+        answer = answering(Answers(self._store, self.address).answer, self._replays)
+        self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
         self._is_stopped = False
         self._connections.start()
 
@@ -54,11 +64,16 @@ class ReplicaNode:
         """How many are open."""
         return len(self._connections)
 
+    def replays(self) -> ReplayCounters:
+        """What its replays have done so far, as plain values to export."""
+        return self._replays.counters()
+
     def stop(self) -> None:
         """Answer what is being carried out, refuse the rest, close the logs. A second call does nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
+        self._replays.stop()
         self._connections.stop()
         self._store.close()
 

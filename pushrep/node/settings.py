@@ -1,12 +1,14 @@
 """What a node is told when it starts. Values refuse nonsense at birth."""
 
 import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
 from pushrep.protocol.frames import FrameLimits
 from pushrep.push.sockets import Address
+from pushrep.replay.model import ReplaySettings
 
 ANYBODY = "any"
 DEFAULT_ADDRESS = Address("127.0.0.1", 7400)
@@ -17,10 +19,12 @@ class NodeSettings:
     """How a ReplicaNode listens and what it keeps.
 
     address: where it listens; port 0 lets the system choose. Off loopback it wants `tls`, or `plain_off_loopback`.
-    allow: ids of outboxes, or names in client certificates, that may create logs here; "any" lets everybody.
+    allow: ids of outboxes, or names in client certificates, that may create logs here and replay them; "any" lets
+        everybody.
     flush: every answer comes after fsync, whatever the leader asks for.
     log_config: of every log here.
     limits: of a frame; a connection holds at most one.
+    replay: how many replays may run, and how long they wait. replay_counters: what else may bound one, by name.
     connections_max: beyond it, the connection that has been silent longest since it opened has to go.
     handshake_timeout_s: within it a connection says what it speaks.
     stop_timeout_s: how long requests that are being carried out may hold up `stop`.
@@ -33,6 +37,8 @@ class NodeSettings:
     limits: FrameLimits = field(default_factory=FrameLimits)
     tls: ssl.SSLContext | None = None
     plain_off_loopback: bool = False
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    replay_counters: Mapping[str, Callable[[], int | None]] = field(default_factory=dict)
     connections_max: int = 1024
     handshake_timeout_s: float = 10
     stop_timeout_s: float = 10

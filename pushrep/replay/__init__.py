@@ -9,9 +9,11 @@ The table of states is states.py, the refusals plan.py, the arithmetic limits.py
 
 from pushrep.protocol.replay_messages import RecordingState, ReplayEndReason
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog, read_catalogue
-from pushrep.replay.client import RecordingInfo, ReplayClient
+from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import (
     CorruptCatalogue,
+    KeepingRefused,
+    NodeUnreachable,
     ReplayBusy,
     ReplayFailed,
     ReplayRefused,
@@ -19,7 +21,9 @@ from pushrep.replay.errors import (
     UnknownRecording,
 )
 from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, ReplayRequest, ReplaySettings
+from pushrep.replay.recording_info import RecordingInfo
 from pushrep.replay.replay import Replay, ReplayBatches, ReplayedBatch
+from pushrep.replay.wire import NodeAccess
 
 __all__ = [
     "FOLLOW",
@@ -29,7 +33,10 @@ __all__ = [
     "CatalogueEntry",
     "CorruptCatalogue",
     "FoundLog",
+    "KeepingRefused",
     "Length",
+    "NodeAccess",
+    "NodeUnreachable",
     "RecordingInfo",
     "RecordingState",
     "Replay",

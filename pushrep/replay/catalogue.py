@@ -5,6 +5,7 @@
         add          {"add": 3, "outbox": uuid, "topic": "orders", "topic_id": uuid, "partition": 0, "start": 0,
                       "created_ms": 1700000000000}
         change       {"id": 3, "stop": 1042}    {"id": 3, "stop": null}: live    {"id": 3, "state": "DELETED"}
+                     "removing": true beside DELETED: it was asked for, and the files may not all be gone
 
 A line is on disk before its id is told. A torn end was told to nobody; it is cut, and as many ids as it has bytes are
 passed over, so that even an end that was whole once and rotted frees none. A bad line with others behind it is refused.
@@ -44,6 +45,8 @@ class CatalogueEntry:
     outbox_id: UUID = _NO_OUTBOX
     stop_offset: int | None = None
     state: RecordingState = RecordingState.VALID
+    is_removing: bool = False
+    """It was deleted by request, and its files may not all be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class FoundLog:
     tp: TopicIdPartition
     start_offset: int
     is_readable: bool = True
+    outbox_id: UUID = _NO_OUTBOX
 
 
 class Catalogue:
@@ -93,7 +97,7 @@ class Catalogue:
     ) -> CatalogueEntry:
         """A new recording under a new id; the one that is there if the log has one."""
         known = self.find(tp)
-        return known if known is not None else self._add_all([(tp, start_offset)], created_ms, outbox_id)[0]
+        return known if known is not None else self._add_all([(tp, start_offset, outbox_id)], created_ms)[0]
 
     def stopped(self, recording_id: int, stop_offset: int) -> None:
         """Its writer has closed it there."""
@@ -105,6 +109,10 @@ class Catalogue:
 
     def deleted(self, recording_id: int) -> None:
         """Said before a file goes; the id is never given again."""
+        self._change(recording_id, {"state": RecordingState.DELETED.name, "removing": True})
+
+    def removed(self, recording_id: int) -> None:
+        """Its files are gone."""
         self._change(recording_id, {"state": RecordingState.DELETED.name})
 
     def reconcile(self, found: Iterable[FoundLog], created_ms: int) -> list[CatalogueEntry]:
@@ -124,15 +132,12 @@ class Catalogue:
             )  # fmt: skip
             if state is not entry.state:
                 self._change(entry.recording_id, {"state": state.name})
-        return self._add_all(
-            [(tp, log.start_offset) for tp, log in logs.items() if self.find(tp) is None], created_ms, _NO_OUTBOX
-        )
+        unknown = [(tp, log.start_offset, log.outbox_id) for tp, log in logs.items() if self.find(tp) is None]
+        return self._add_all(unknown, created_ms)
 
     # ---- inside
 
-    def _add_all(
-        self, logs: list[tuple[TopicIdPartition, int]], created_ms: int, outbox_id: UUID
-    ) -> list[CatalogueEntry]:
+    def _add_all(self, logs: list[tuple[TopicIdPartition, int, UUID]], created_ms: int) -> list[CatalogueEntry]:
         added = [
             CatalogueEntry(
                 recording_id=self._facts.next_id + number,
@@ -141,7 +146,7 @@ class Catalogue:
                 created_ms=created_ms,
                 outbox_id=outbox_id,
             )
-            for number, (tp, start) in enumerate(logs)
+            for number, (tp, start, outbox_id) in enumerate(logs)
         ]
         if added:
             self._append([_added(entry) for entry in added])
@@ -174,7 +179,8 @@ class Catalogue:
             if entry.stop_offset is not None:
                 lines.append(_line({"id": entry.recording_id, "stop": entry.stop_offset}))
             if entry.state is not RecordingState.VALID:
-                lines.append(_line({"id": entry.recording_id, "state": entry.state.name}))
+                removing = {"removing": True} if entry.is_removing else {}
+                lines.append(_line({"id": entry.recording_id, "state": entry.state.name, **removing}))
         write_atomic(self._filesystem, self._path, lines)
         self._facts.size_bytes, self._facts.lines, self._facts.torn_bytes = sum(map(len, lines)), len(lines), 0
 
@@ -216,7 +222,8 @@ class _Facts:
         elif "stop" in fact:
             self.entries[fact["id"]] = replace(self.entries[fact["id"]], stop_offset=fact["stop"])
         else:
-            self.entries[fact["id"]] = replace(self.entries[fact["id"]], state=RecordingState[fact["state"]])
+            state, is_removing = RecordingState[fact["state"]], bool(fact.get("removing"))
+            self.entries[fact["id"]] = replace(self.entries[fact["id"]], state=state, is_removing=is_removing)
 
 
 def _load(path: Path, filesystem: Filesystem) -> _Facts | None:

@@ -1,185 +1,120 @@
-"""ReplayClient: replays of the logs in a directory, beside their writers, without a server.
+"""ReplayClient: replays of the logs in a directory, beside their writers, or of a node over the network.
 
-with ReplayClient("out") as client:
+with ReplayClient("out") as client:                                  # or ReplayClient("replica-1:7400")
     for record in client.replay(ReplayRequest("orders-0", position=AtTime(since_ms), length=TO_END)):
         ...
 """
 
-import random
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from uuid import UUID
 
 from pushrep.errors import BadArgument
-from pushrep.log import SegmentLog, list_logs
-from pushrep.log.log_names import is_log_name, log_name, parse_log_name
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import RecordingState
-from pushrep.replay import events as e
-from pushrep.replay.catalogue import read_catalogue
-from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.limits import LOG_BOUNDS, tip_of
-from pushrep.replay.local import Around, Counters, LocalSession
-from pushrep.replay.model import LogFacts, ReplayRequest, ReplaySettings
+from pushrep.log import SegmentLog
+from pushrep.replay.limits import LOG_BOUNDS
+from pushrep.replay.local import Counters
+from pushrep.replay.local_client import LocalReplays
+from pushrep.replay.model import ReplayRequest, ReplaySettings
+from pushrep.replay.recording_info import RecordingInfo
+from pushrep.replay.remote_client import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay
-from pushrep.replay.sessions import ReplaySessions
-from pushrep.replay.source import LogSource, open_source
-from pushrep.replay.states import ReplayState
+from pushrep.replay.wire import NodeAccess, parse_address
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
-from pushrep.topic_id_partition import TopicIdPartition
-
-_NO_FACTS = LogFacts(start=0, written=0, flushed=0, high_watermark=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingInfo:
-    """A recording as it is now. `recording_id` None: no catalogue knows it. `is_live`: a writer has it open.
-
-    Offsets [start_offset, end_offset) were written, those below `stable_offset` are never taken back; a log
-    that the catalogue holds for INVALID may not be readable.
-    """
-
-    recording_id: int | None
-    topic: str
-    partition: int
-    log_id: UUID | None
-    start_offset: int
-    stable_offset: int
-    end_offset: int
-    is_live: bool
-    state: RecordingState
-
-    @property
-    def name(self) -> str:
-        """`<topic>-<partition>`, which a request may name it by."""
-        return log_name(self.topic, self.partition)
 
 
 class ReplayClient:
-    """Replays of local logs. Thread-safe; a context manager, which ends what it started.
+    """Replays of local logs, or of a node's. Thread-safe; a context manager, which ends what it started.
 
-    `logs`: those that this process has open for writing: retention then waits for their replays, and what was appended
-    is seen at once. `counters`: what else may bound a replay, name to a function.
+    where: a directory of logs, or `host:port`. For a directory: `logs`, those that this process has open for writing:
+    retention then waits for their replays, and what was appended is seen at once; `counters`: what else may bound a
+    replay, name to a function; `settings`: of the sessions. For a node: `node`, how it is spoken to.
+    What asks a node raises NodeUnreachable besides.
     """
 
     def __init__(  # noqa: PLR0913 - all by name
         self,
-        directory: Path | str,
+        where: Path | str,
         *,
         logs: Iterable[SegmentLog] = (),
         counters: Counters | None = None,
         settings: ReplaySettings | None = None,
+        node: NodeAccess | None = None,
         clock: Clock = SYSTEM_CLOCK,
         filesystem: Filesystem = REAL_FILESYSTEM,
     ) -> None:
-        """Opens nothing yet. Raises BadArgument for an address: there is no server to speak to in this version."""
-        self.directory = Path(directory)
-        if not filesystem.exists(self.directory):
-            what = f"{directory} is no directory of logs; replays over the network are not built yet"
-            raise BadArgument("directory", what)
-        self._logs = {log.path.name: log for log in logs}
-        self._around = Around(clock, counters if counters is not None else {})
-        self._filesystem = filesystem
-        self._many = ReplaySessions(
-            settings if settings is not None else ReplaySettings(), random.SystemRandom().getrandbits
-        )
-        self._locals: dict[int, LocalSession] = {}
-        self._waiting: set[int] = set()  # for their subscriber
+        """Opens nothing yet. Raises BadArgument for what is neither, or an option of the other."""
+        self.where = str(where)
+        self._road: LocalReplays | RemoteReplays
+        if filesystem.exists(Path(where)):
+            if node is not None:
+                raise BadArgument("node", f"{where} is a directory, and no node is spoken to")
+            self._road = LocalReplays(
+                where, logs=logs, counters=counters, settings=settings, clock=clock, filesystem=filesystem
+            )
+            return
+        address = parse_address(self.where)
+        if address is None:
+            raise BadArgument("where", f"{where} is no directory of logs, and no address (host:port) of a node")
+        if counters is not None or settings is not None or tuple(logs):
+            raise BadArgument("where", f"{where} is a node: logs, counters and settings are its own to say")
+        self._road = RemoteReplays(address, node if node is not None else NodeAccess(), clock)
 
     def recordings(self) -> list[RecordingInfo]:
-        """Every log of the directory, by topic and partition. Raises NotALogDirectory."""
-        entries = read_catalogue(self.directory, self._filesystem)
-        known = {entry.tp: entry for entry in entries if entry.state is not RecordingState.DELETED}
-        found = []
-        for topic, partition in list_logs(self.directory, self._filesystem):
-            source = self._source(log_name(topic, partition))
-            if source is None:
-                continue
-            try:
-                tp = TopicIdPartition(source.log_id, topic, partition) if source.log_id is not None else None
-                entry = known.get(tp) if tp is not None else None
-                state = entry.state if entry is not None else RecordingState.VALID
-                found.append(_info(source, None if entry is None else entry.recording_id, state))
-            finally:
-                source.close()
-        return found
+        """Every log there, by topic and partition. Raises NotALogDirectory, ReplayRefused."""
+        return self._road.recordings()
 
     def tip_of(self, recording: int | str, bound: str = "stable") -> int:
         """Where what comes from now on begins. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument for the bound."""
         if bound not in LOG_BOUNDS:
             raise BadArgument("bound", f"{bound!r} is none of {', '.join(LOG_BOUNDS)}")
-        source = self._source(self._name(recording))
-        if source is None:
-            raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording}")
-        try:
-            facts = source.facts(with_liveness=False)
-        finally:
-            source.close()
-        return max(facts.start, tip_of(facts, bound, None).recorded)
+        return self._road.tip_of(recording, bound)
 
     def replay(self, request: ReplayRequest) -> Replay:
         """A replay and its subscriber in one. Raises ReplayRefused."""
-        return self.attach(self.start_replay(request))
+        return Replay(self._road.replay(request))
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""
-        source = self._source(self._name(request.recording))
-        facts = None if source is None else source.facts(with_liveness=True)
-        clock = self._around.clock
-        try:
-            with self._around.lock:
-                self._sweep()
-                session = self._many.start(
-                    request,
-                    facts,
-                    source.first_at if source is not None else lambda _ms: None,
-                    clock.monotonic_ms(),
-                    counters=frozenset(self._around.counters),
-                )
-                assert source is not None, "a request without a log was refused"
-                local = self._locals[session.id] = LocalSession(self._many, session, source, self._around)
-                self._waiting.add(session.id)
-            local.open()
-        except BaseException:
-            if source is not None:
-                source.close()
-            raise
-        return session.id
+        return self._road.start_replay(request)
 
     def attach(self, session_id: int) -> Replay:
-        """The one subscriber of a session that has none yet. Raises ReplayRefused (UNKNOWN_REPLAY)."""
-        with self._around.lock:
-            self._sweep()
-            local = self._locals.get(session_id) if session_id in self._waiting else None
-            self._waiting.discard(session_id)
-        if local is None:
-            why = "no such replay, or its time to attach is over, or it has a subscriber"
-            raise ReplayRefused(ErrorCode.UNKNOWN_REPLAY, why)
-        return Replay(local)
+        """The one subscriber of a session that has none yet. Raises ReplayRefused (UNKNOWN_REPLAY).
+
+        Of a node, it may be one that another client has started; it does not come again then if its connection breaks.
+        """
+        return Replay(self._road.attach(session_id))
 
     def stop(self, session_id: int) -> None:
         """End a session; unknown ids, and those that are over, are fine."""
-        local = self._locals.get(session_id)
-        if local is not None:
-            local.tell(e.Stop())
-        self._sweep()
+        self._road.stop(session_id)
 
     def stop_all(self, recording: int | str) -> int:
         """End all sessions of a recording; how many it ended."""
-        name = self._name(recording)
-        ended = [local for local in list(self._locals.values()) if local.source.name == name and not local.is_over]
-        for local in ended:
-            local.tell(e.Stop())
-        self._sweep()
-        return len(ended)
+        return self._road.stop_all(recording)
+
+    def extend(self, recording: int | str, leader_epoch: int) -> int:
+        """Let a stopped recording of a node go on at its end, under a higher epoch; the offset of that end.
+
+        This and the following raise KeepingRefused, and BadArgument for a directory: `pushrep log` keeps those.
+        """
+        return self._node().extend(recording, leader_epoch)
+
+    def truncate(self, recording: int | str, offset: int) -> int:
+        """Cut a recording of a node at the batch that holds `offset`, ending the replays above; its end then."""
+        return self._node().truncate(recording, offset)
+
+    def purge(self, recording: int | str, before_offset: int) -> int:
+        """Remove the whole segments below `before_offset`; where the recording begins then."""
+        return self._node().purge(recording, before_offset)
+
+    def delete(self, recording: int | str, *, force: bool = False) -> Deletion:
+        """Mark a recording as deleted, `force`: although replays run. Its files go meanwhile: `.wait()` for that."""
+        return self._node().delete(recording, force=force)
 
     def close(self) -> None:
         """End every session; closing twice is fine."""
-        for session_id in list(self._locals):
-            self.stop(session_id)
+        self._road.close()
 
     def __enter__(self) -> Self:
         return self
@@ -189,45 +124,7 @@ class ReplayClient:
     ) -> None:
         self.close()
 
-    # ---- inside
-
-    def _name(self, recording: int | str) -> str | None:
-        """The log that is meant; None if there is none."""
-        if isinstance(recording, str):
-            return recording if is_log_name(recording) else None
-        entries = read_catalogue(self.directory, self._filesystem)
-        known = next((entry for entry in entries if entry.recording_id == recording), None)
-        if known is None or known.state is RecordingState.DELETED:
-            return None
-        return log_name(known.tp.topic, known.tp.partition)
-
-    def _source(self, name: str | None) -> LogSource | None:
-        if name is None:
-            return None
-        return open_source(self.directory / name, self._logs.get(name), self._filesystem)
-
-    def _sweep(self) -> None:
-        """Forget sessions that are over, and those that nobody attached to in time."""
-        with self._around.lock:
-            for session_id, local in list(self._locals.items()):
-                if local.session.state is ReplayState.INIT:
-                    local.tell(e.Turn(_NO_FACTS))
-                if local.is_over:
-                    del self._locals[session_id]
-                    self._waiting.discard(session_id)
-
-
-def _info(source: LogSource, recording_id: int | None, state: RecordingState) -> RecordingInfo:
-    topic, partition = parse_log_name(source.name)
-    facts = source.facts(with_liveness=True)
-    return RecordingInfo(
-        recording_id=recording_id,
-        topic=topic,
-        partition=partition,
-        log_id=source.log_id,
-        start_offset=facts.start,
-        stable_offset=facts.stable,
-        end_offset=facts.written,
-        is_live=facts.is_live,
-        state=state,
-    )
+    def _node(self) -> RemoteReplays:
+        if isinstance(self._road, LocalReplays):
+            raise BadArgument("where", f"{self.where} is a directory: keep its logs with `pushrep log`")
+        return self._road

@@ -61,3 +61,19 @@ class UnknownRecording(PushrepError):
     def __init__(self, recording_id: int) -> None:
         super().__init__(f"there is no recording {recording_id}")
         self.recording_id = recording_id
+
+
+class NodeUnreachable(PushrepError):
+    """The node at `address` can't be spoken to: `why`. Where it was asked to change something, it may have."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(f"the node at {address} can't be reached: {why}")
+        self.address, self.why = address, why
+
+
+class KeepingRefused(PushrepError):
+    """The node did not extend, truncate, purge or delete the recording: `code` says why, nothing was changed."""
+
+    def __init__(self, code: ErrorCode, why: str) -> None:
+        super().__init__(f"{why or code.meaning} ({code.name})")
+        self.code, self.why = code, why

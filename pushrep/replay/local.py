@@ -6,18 +6,21 @@ The walk over the files goes on from block to block. When it is begun anew - at 
 batch early and looks whether the last one given still stands there: a log that was cut and grew again is found out.
 """
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from pushrep.log import Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.log.errors import CorruptBatch
 from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.feed import ReplayedBlock
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
@@ -26,6 +29,7 @@ from pushrep.seams import Clock
 
 _FACTS_MS = 100
 """So long the log's offsets are believed while there is something to read; at the tip they are read every time."""
+_WAIT_MAX_S = 0.05
 CREDIT_BYTES = 1 << 62
 """Nothing is under way between a session and its subscriber in one process: who iterates takes block by block."""
 
@@ -33,14 +37,6 @@ Counters: TypeAlias = Mapping[str, Callable[[], int | None]]
 """Name to a function that gives its value, None once it closed. Called in any thread."""
 
 _READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
-
-
-class ReplayedBlock(NamedTuple):
-    """Whole batches, to be cut to [start, end)."""
-
-    batches: list[RecordBatch]
-    start: int
-    end: int
 
 
 class Around:
@@ -70,6 +66,27 @@ class LocalSession:
         self._walk_end = self._walked_ms = 0
         self._pending: list[RecordBatch] = []
         self._last: BatchHeader | None = None
+        self._woken = threading.Event()
+
+    @property
+    def session_id(self) -> int:
+        """All 64 bits of it."""
+        return self.session.id
+
+    @property
+    def position(self) -> int:
+        """Behind the last block."""
+        return self.session.position
+
+    @property
+    def tip(self) -> int:
+        """How far could be read at the last look."""
+        return self.session.tip
+
+    @property
+    def end_reason(self) -> ReplayEndReason | None:
+        """Why it is over."""
+        return self.session.end_reason
 
     @property
     def is_over(self) -> bool:
@@ -105,6 +122,30 @@ class LocalSession:
                     self.end = effect
                     self._many.handle(self.session, e.EndSent(), self._around.clock.monotonic_ms())
         return effects
+
+    def rest(self) -> None:
+        """Nothing comes by itself."""
+
+    def wait(self, timeout_s: float) -> None:
+        """The writer tells nobody: a moment, at most."""
+        self._woken.wait(min(timeout_s, _WAIT_MAX_S))
+        self._woken.clear()
+
+    async def wait_async(self, timeout_s: float) -> None:
+        """The same in an event loop."""
+        await asyncio.sleep(min(timeout_s, _WAIT_MAX_S))
+
+    def wake(self) -> None:
+        """End the wait."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """End it."""
+        self.tell(e.Stop())
+
+    def close(self) -> None:
+        """Let go of the log, unless it is the caller's."""
+        self.source.close()
 
     def step(self) -> ReplayedBlock | None:
         """One turn: a block, or None if there is nothing to give now. Never waits."""

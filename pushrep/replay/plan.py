@@ -11,7 +11,8 @@
     position = end of a stopped recording, unless FOLLOW         INVALID_POSITION   with the range
     TO_END with nothing to replay                                EMPTY_RECORDING
 
-The tip of a position is what its bound lets out. Under a counter it is the stable offset: the counter may come later.
+The tip of a position is what its bound lets out. Under a counter it is the stable offset: the counter may come later;
+for who resumes it is the log end.
 """
 
 from collections.abc import Callable, Collection
@@ -71,7 +72,9 @@ def plan_replay(
         raise ReplayRefused(ErrorCode.MAX_REPLAYS, why)
     end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
     position = _resolved(request, facts.start, end, first_at)
-    if not facts.start <= position <= end:
+    # Who resumes has been there: the watermark may be lower after a restart, and is waited for.
+    last = end if request.epoch_before is None else max(end, facts.written)
+    if not facts.start <= position <= last:
         raise _outside(f"position {position} is outside of the recording", facts.start, end)
     _check_there_is_something(request, facts, position, end)
     return ReplayPlan(

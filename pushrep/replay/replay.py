@@ -18,12 +18,12 @@ from typing import NamedTuple, Self
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.records import Record, RecordBatch
-from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayTruncated
-from pushrep.replay.local import CREDIT_BYTES, LocalSession, ReplayedBlock
+from pushrep.replay.feed import Feed, ReplayedBlock
 
-# Waits at the tip double from 1 ms: who follows a busy log sees a record soon, who follows an idle one costs little.
-_WAIT_FIRST_S, _WAIT_MAX_S = 0.001, 0.05
+# Waits at the tip double from 1 ms: who follows a busy log sees a record soon, who follows an idle one costs little. A
+# feed that nobody tells of news waits less (local.py).
+_WAIT_FIRST_S, _WAIT_MAX_S = 0.001, 1.0
 
 
 class ReplayedBatch(NamedTuple):
@@ -50,21 +50,19 @@ class Replay:
     Iterating raises ReplayFailed once, ReplayTruncated if the log was cut below `position`; then it is over.
     """
 
-    def __init__(self, local: LocalSession) -> None:
+    def __init__(self, feed: Feed) -> None:
         """Use `ReplayClient.replay`."""
-        self._local = local
+        self._feed = feed
         self._batches: deque[ReplayedBatch] = deque()
         self._records: Iterator[Record] = iter(())
-        self._position = self._block_end = local.session.position
+        self._position = self._block_end = feed.position
         self._is_paused = self._has_raised = False
-        self._wake = threading.Event()
         self._turn = threading.Lock()
-        self._local.tell(e.Attached(CREDIT_BYTES))
 
     @property
     def session_id(self) -> int:
         """All 64 bits of it."""
-        return self._local.session.id
+        return self._feed.session_id
 
     @property
     def position(self) -> int:
@@ -74,12 +72,12 @@ class Replay:
     @property
     def tip(self) -> int:
         """How far it could read at its last look."""
-        return max(self._local.session.tip, self._position)
+        return max(self._feed.tip, self._position)
 
     @property
     def end_reason(self) -> ReplayEndReason | None:
         """Why it is over; None while it is not, and as long as there is something left to iterate."""
-        return None if self._batches else self._local.session.end_reason
+        return None if self._batches else self._feed.end_reason
 
     def __iter__(self) -> Iterator[Record]:
         """Records one by one; ends with the replay, waits at the tip where it follows."""
@@ -109,7 +107,7 @@ class Replay:
         """The records that are there now, of one block at most; empty if none are. Never waits. Raises as iterating."""
         with self._one_at_a_time():
             if not self._is_paused and not self._batches:
-                self._take(self._local.step())
+                self._take(self._feed.step())
         found = list(self._records)
         while self._batches and not self._is_paused:
             self._next_records()
@@ -125,18 +123,18 @@ class Replay:
     def resume(self) -> None:
         """Go on."""
         self._is_paused = False
-        self._wake.set()
+        self._feed.wake()
 
     def stop(self) -> None:
         """End it; what was read and not given yet is dropped. Again is fine."""
-        self._local.tell(e.Stop())
+        self._feed.stop()
         self._batches.clear()
-        self._wake.set()
+        self._feed.wake()
 
     def close(self) -> None:
         """`stop`, and let go of the log."""
         self.stop()
-        self._local.source.close()
+        self._feed.close()
 
     def __enter__(self) -> Self:
         return self
@@ -179,8 +177,7 @@ class Replay:
             while not self._step():
                 if self._is_over():
                     return False
-                self._wake.wait(wait_s)
-                self._wake.clear()
+                self._feed.wait(wait_s)
                 wait_s = min(wait_s * 2, _WAIT_MAX_S)
         return True
 
@@ -191,27 +188,28 @@ class Replay:
             while not await asyncio.to_thread(self._step):
                 if self._is_over():
                     return False
-                await asyncio.sleep(wait_s)
+                await self._feed.wait_async(wait_s)
                 wait_s = min(wait_s * 2, _WAIT_MAX_S)
         return True
 
     def _step(self) -> bool:
-        if self._is_paused and not self._local.is_over:
+        if self._is_paused and not self._feed.is_over:
+            self._feed.rest()
             return False
-        self._take(self._local.step())
+        self._take(self._feed.step())
         return bool(self._batches)
 
     def _take(self, block: ReplayedBlock | None) -> None:
-        if block is not None and not self._local.is_over:
+        if block is not None and not self._feed.is_over:
             self._batches.extend(ReplayedBatch(batch, block.start, block.end) for batch in block.batches)
             self._block_end = block.end
 
     def _is_over(self) -> bool:
         self._raise_if_failed()
-        return self._local.is_over
+        return self._feed.is_over
 
     def _raise_if_failed(self) -> None:
-        end = self._local.end
+        end = self._feed.end
         if end is None or end.code is ErrorCode.NONE or self._has_raised or self._batches:
             return
         self._has_raised = True

@@ -58,6 +58,21 @@ class ReplaySession:
         """Whether its turns need `LogFacts.is_live`, dear to find out: only a bounded replay ends at a stop."""
         return self._left is not None or (self._end is not None and self._held_until > 0)
 
+    @property
+    def next_turn_ms(self) -> int:
+        """Until then a turn would do nothing, unless something happens: an event, or news of the log."""
+        match self.state:
+            case ReplayState.INIT:
+                return self._connect_by_ms
+            case ReplayState.REPLAY:
+                if self._reading is not None or self._is_sending:
+                    since_ms = max(self.last_progress_ms, self._under_way_since_ms)
+                    return since_ms + self._settings.liveness_timeout_ms
+                beat_ms = self._heard_ms + self._settings.heartbeat_ms
+                return min(beat_ms, self._send_from_ms) if self._send_from_ms > self._now_ms else beat_ms
+            case _:
+                return self._end_due_ms
+
     def handle(self, event: e.Event, now_ms: int) -> Effects:
         """Take an event; what is to be done for it, in order. Raises ImpossibleEvent."""
         cell = NEXT[self.state][event.kind]

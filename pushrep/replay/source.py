@@ -30,7 +30,7 @@ class LogSource:
 
     def __init__(self, path: Path, log: SegmentLog | None = None, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
         """Raises NotALog, InvalidLogName."""
-        self._filesystem = filesystem
+        self.filesystem = filesystem
         self._log: Log = log if log is not None else self._reader(path)
         self.path = self._log.path
 
@@ -56,7 +56,7 @@ class LogSource:
         except LogClosed:
             if isinstance(self._log, LogReader):
                 raise
-            self._log = self._reader(self.path)  # its writer has stopped; whoever follows waits beside the next one
+            self._log = self._now_open()
             return self._facts(with_liveness=with_liveness)
 
     def _facts(self, *, with_liveness: bool) -> LogFacts:
@@ -99,7 +99,7 @@ class LogSource:
     def leader_epochs(self) -> LeaderEpochs | None:
         """Which epoch begins where; None if that is not known beside the writer."""
         if isinstance(self._log, LogReader):
-            return read_leader_epochs(self.path, self._filesystem)
+            return read_leader_epochs(self.path, self.filesystem)
         return self._log.leader_epochs
 
     def cut_since(self, last: BatchHeader, facts: LogFacts) -> e.Truncated:
@@ -114,7 +114,7 @@ class LogSource:
 
     def failure(self, error: Exception, position: int, facts: LogFacts) -> e.ReadFailed | e.Truncated | e.Deleted:
         """What an error of a read is to its session."""
-        if not self._filesystem.exists(self.path):
+        if not self.filesystem.exists(self.path):
             return e.Deleted()
         if isinstance(error, CorruptBatch):
             return e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), int(error.segment.stem))
@@ -131,11 +131,15 @@ class LogSource:
             self._log.close()
 
     def _reader(self, path: Path) -> LogReader:
-        return SegmentLog.open_reader(path, isolation="written", filesystem=self._filesystem)
+        return SegmentLog.open_reader(path, isolation="written", filesystem=self.filesystem)
+
+    def _now_open(self) -> Log:
+        """In place of a log whose writer has stopped: whoever follows waits beside the next one."""
+        return self._reader(self.path)
 
     def _is_live(self) -> bool:
         if isinstance(self._log, LogReader):
-            return lock_holder(self.path.parent, self._filesystem) is not None
+            return lock_holder(self.path.parent, self.filesystem) is not None
         return True
 
 

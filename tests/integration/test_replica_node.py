@@ -252,10 +252,11 @@ def test_whole_batches_are_fetched_ends_are_told_and_logs_listed(start):
         assert (listed.outbox_id, listed.tp, listed.log_end_offset, listed.leader_epoch) == (OUTBOX, TP, 2, 256)
 
 
-def test_calls_that_it_does_not_serve_are_refused_by_name(start):
+def test_a_connection_that_replays_takes_no_calls_of_leaders_any_more(start):
     with ReplicaClient(start().address) as client:
         answer = client.ask(StartReplayRequest(recording_id=1), StartReplayResponse)
-        assert answer.error_code is ErrorCode.UNSUPPORTED
+        assert answer.error_code is ErrorCode.UNKNOWN_RECORDING
+        assert client.ask(ListLogsRequest(), ListLogsResponse).error_code is ErrorCode.INVALID_REQUEST
 
 
 GARBAGE = {

@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import socket
 import subprocess
 import sys
 
@@ -128,9 +129,20 @@ def test_refusals_name_what_is_wrong(pushrep, logs, arguments, code, told):
     assert told in err
 
 
-def test_an_address_is_refused_in_words(pushrep):
-    code, _, err = pushrep("replica.example:7400", "orders-1")
-    assert (code, "over the network are not built yet" in err) == (1, True)
+def test_a_node_that_is_not_there_is_told_in_a_line(pushrep):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    code, _, err = pushrep(address, "orders-1")
+    assert (code, f"the node at {address} can't be reached" in err) == (1, True)
+
+
+def test_a_file_that_is_there_is_written_over_only_by_force(pushrep, logs, tmp_path):
+    out = tmp_path / "orders.txt"
+    out.write_bytes(b"precious")
+    code, _, err = pushrep(logs, "orders-1", "--format", "raw", "--out", out)
+    assert (code, "--force" in err, out.read_bytes()) == (2, True, b"precious")
+    code, _, _ = pushrep(logs, "orders-1", "--format", "raw", "--out", out, "--count", "2", "--force")
+    assert (code, out.read_bytes()) == (0, lines(0, 1))
 
 
 def test_following_is_seen_at_once_and_ctrl_c_ends_it_clean(tmp_path):

@@ -16,6 +16,7 @@ from pushrep.replay import (
     AtTime,
     Catalogue,
     FoundLog,
+    NodeAccess,
     RecordingState,
     ReplayBusy,
     ReplayClient,
@@ -197,9 +198,16 @@ def test_refusals_come_from_the_log_as_it_is(client):
         assert none.value.code is ErrorCode.UNKNOWN_RECORDING
 
 
-def test_an_address_is_refused_by_name():
-    with pytest.raises(BadArgument, match="not built yet"):
-        ReplayClient("replica.example:7400")
+def test_what_is_neither_a_directory_nor_an_address_is_refused_by_name(tmp_path):
+    for where in (tmp_path / "nothing", "replica.example", "replica.example:port"):
+        with pytest.raises(BadArgument, match="no directory of logs, and no address"):
+            ReplayClient(where)
+    with pytest.raises(BadArgument, match="is a directory"):
+        ReplayClient(tmp_path, node=NodeAccess())
+    with pytest.raises(BadArgument, match="are its own to say"):
+        ReplayClient("replica.example:7400", settings=ReplaySettings())
+    with ReplayClient(tmp_path) as client, pytest.raises(BadArgument, match="pushrep log"):
+        client.truncate("orders-0", 0)
 
 
 def test_a_cut_below_what_was_given_is_told_once(client, log):

@@ -1,0 +1,295 @@
+"""What the replay server answers to each call. In its thread; what needs the disk goes to the worker and comes back.
+
+StartReplay   worker: find the log, its offsets, the time ─▶ judge (plan.py) ─▶ worker: lease, first batch ─▶ answer
+Attach        at once                           StopReplay           at once
+Describe, Extend, Truncate, Purge, Delete       worker (replay_keeping.py) ─▶ answer
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pushrep.errors import BadArgument, PushrepError
+from pushrep.node.replay_keeping import Keeping
+from pushrep.node.replay_line import Line
+from pushrep.node.replay_recordings import KeptRecording, NodeSource
+from pushrep.node.replay_session import READ_ERRORS, ServedSession
+from pushrep.protocol import replay_messages as wire
+from pushrep.protocol.calls import CALLS, ApiKey
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.frames import Kind
+from pushrep.protocol.server import Call, Told
+from pushrep.protocol.values import Struct
+from pushrep.replay import events as e
+from pushrep.replay.errors import KeepingRefused, ReplayRefused
+from pushrep.replay.limits import tip_of
+from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, LogFacts, Position, ReplayRequest
+from pushrep.replay.session import Effects, ReplaySession
+from pushrep.replay.states import ReplayState
+
+if TYPE_CHECKING:
+    from pushrep.node.replay_server import ReplayServer
+
+_LOG = logging.getLogger("pushrep.node")
+
+
+class _Looked(NamedTuple):
+    """What the worker found for a request."""
+
+    is_allowed: bool
+    recording: KeptRecording | None = None
+    source: NodeSource | None = None
+    facts: LogFacts | None = None
+    first_at: int | None = None
+
+
+class ReplayCalls:
+    """The calls of one server."""
+
+    def __init__(self, server: "ReplayServer") -> None:
+        self._server = server
+        self._keeping = Keeping(server)
+        self._calls: Mapping[type[Struct], Callable[[Line, Call, Any], None]] = {
+            wire.StartReplayRequest: self._start,
+            wire.AttachRequest: self._attach,
+            wire.StopReplayRequest: self._stop,
+            wire.DescribeRecordingsRequest: self._describe,
+            wire.ExtendRequest: self._keep(self._keeping.extend),
+            wire.TruncateRequest: self._keep(self._keeping.truncate),
+            wire.PurgeRequest: self._keep(self._keeping.purge),
+            wire.DeleteRequest: self._delete,
+        }
+
+    def take(self, line: Line, call: Call | Told) -> None:
+        """Carry out what a peer asks, or tells."""
+        if isinstance(call, Told):
+            self._told(line, call)
+        elif call.api_key is ApiKey.API_VERSIONS:
+            line.send(line.protocol.answer_versions(call))
+            self._server.flush(line)
+        elif (carry_out := self._calls.get(type(call.request))) is not None:
+            carry_out(line, call, call.request)
+        else:
+            # Its sessions share a thread: what a leader asks here could hold all of them up.
+            self.refuse(line, call, ErrorCode.INVALID_REQUEST, "this connection replays: push on another one")
+
+    def answer(self, line: Line, call: Call, response: Struct) -> None:
+        """Send it, if there is still somebody to send it to."""
+        if line.is_open:
+            line.send(line.protocol.answer(call, response))
+            self._server.flush(line)
+
+    def refuse(self, line: Line, call: Call, code: ErrorCode, why: str) -> None:
+        """The same for an answer that says why not."""
+        response: Any = CALLS[call.api_key][Kind.RESPONSE]
+        has_message = "error_message" in response.__dataclass_fields__
+        self.answer(line, call, response(error_code=code, **({"error_message": why} if has_message else {})))
+
+    def on_disk(self, line: Line, call: Call, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """`job` in the worker's thread, then `then(its result)` in ours; its errors are answered."""
+        post = self._server.post
+
+        def run() -> None:
+            try:
+                found = job()
+            except KeepingRefused as refused:
+                code, why = refused.code, refused.why
+                post(lambda: self.refuse(line, call, code, why))
+            except (OSError, PushrepError) as error:
+                _LOG.error("%s failed: %s", type(call.request).__name__, error)
+                text = str(error)
+                post(lambda: self.refuse(line, call, ErrorCode.KAFKA_STORAGE_ERROR, text))
+            except Exception:  # noqa: BLE001 - a fault of ours; whoever asked has to hear of it
+                _LOG.exception("%s failed", type(call.request).__name__)
+                post(
+                    lambda: self.refuse(line, call, ErrorCode.UNKNOWN_SERVER_ERROR, "a fault of the node: see its log")
+                )
+            else:
+                post(lambda: then(found))
+
+        self._server.worker.do(run)
+
+    # ---- sessions
+
+    def _start(self, line: Line, call: Call, asked: wire.StartReplayRequest) -> None:
+        asked_ms = self._server.now_ms()
+        try:
+            request = request_of(asked)
+        except BadArgument as error:
+            self.refuse(line, call, ErrorCode.INVALID_REQUEST, str(error))
+            return
+        self.on_disk(
+            line,
+            call,
+            lambda: self._look(request, line.sender),
+            lambda looked: self._judge(line, call, request, looked, asked_ms),
+        )
+
+    def _look(self, request: ReplayRequest, sender: str) -> _Looked:
+        """In the worker's thread."""
+        recordings = self._server.recordings
+        assert isinstance(request.recording, int), "ids go over the wire"
+        recording = recordings.find(request.recording)
+        if not recordings.may(None if recording is None else recording.entry.outbox_id, sender):
+            return _Looked(is_allowed=False)
+        source = recordings.source(recording) if recording is not None else None
+        if recording is None or source is None:
+            return _Looked(is_allowed=True)
+        try:
+            facts = source.facts(with_liveness=True)
+            position = request.position
+            first_at = source.first_at(position.timestamp_ms) if isinstance(position, AtTime) else None
+        except READ_ERRORS:
+            source.close()
+            return _Looked(is_allowed=True)
+        return _Looked(True, recording, source, facts, first_at)
+
+    def _judge(self, line: Line, call: Call, request: ReplayRequest, looked: _Looked, asked_ms: int) -> None:
+        server = self._server
+        try:
+            session = server.sessions.start(
+                request,
+                looked.facts,
+                lambda _: looked.first_at,
+                asked_ms,
+                counters=frozenset(server.named_counters),
+                is_allowed=looked.is_allowed,
+            )
+        except ReplayRefused as refused:
+            if looked.source is not None:
+                looked.source.close()
+            self._refuse_start(line, call, refused)
+            return
+        assert looked.source is not None, "without a log it was refused"
+        assert looked.recording is not None, "the log is a recording's"
+        served = ServedSession(session, looked.source, server.files, server)
+        server.keep(served, looked.recording)
+        server.worker.do(lambda: self._open(line, call, served, looked))
+
+    def _open(self, line: Line, call: Call, served: ServedSession, looked: _Looked) -> None:
+        """In the worker's thread."""
+        event = served.open()
+        self._server.post(lambda: self._opened(line, call, served, event, looked))
+
+    def _opened(self, line: Line, call: Call, served: ServedSession, event: e.Event, looked: _Looked) -> None:
+        for effect in served.tell(event):
+            if isinstance(effect, e.Refuse):
+                self._refuse_start(line, call, ReplayRefused(effect.code, effect.why))
+            elif isinstance(effect, e.Started) and not line.is_open:
+                served.tell(e.Stop())  # nobody knows its id
+            elif isinstance(effect, e.Started):
+                facts, plan = looked.facts, served.session.plan
+                assert facts is not None, "it was judged by them"
+                tip = max(facts.start, tip_of(facts, plan.bound, self._server.counter(plan.bound)).bound)
+                response = wire.StartReplayResponse(
+                    session_id=served.session.id,
+                    start_offset=effect.position,
+                    log_start_offset=facts.start,
+                    end_offset=tip if plan.end is None else plan.end,
+                )
+                self.answer(line, call, response)
+
+    def _refuse_start(self, line: Line, call: Call, refused: ReplayRefused) -> None:
+        response = wire.StartReplayResponse(error_code=refused.code, error_message=refused.why)
+        if refused.start is not None and refused.end is not None:
+            response = replace(response, log_start_offset=refused.start, end_offset=refused.end)
+        self.answer(line, call, response)
+
+    def _attach(self, line: Line, call: Call, asked: wire.AttachRequest) -> None:
+        served = self._server.served.get(asked.session_id)
+        if served is None or served.line is not None or served.session.state is not ReplayState.INIT:
+            why = "no such replay, or its time to attach is over, or it has a subscriber"
+            self.refuse(line, call, ErrorCode.UNKNOWN_REPLAY, why)
+            return
+        self.answer(line, call, wire.AttachResponse())
+        if line.is_open:
+            served.attach(line, call, asked.credit_bytes)
+
+    def _told(self, line: Line, told: Told) -> None:
+        if isinstance(told.message, wire.Credit):
+            served = self._server.served.get(told.message.session_id)
+            if served is not None and served.line is line:
+                served.tell(e.Credited(told.message.bytes))
+
+    def _stop(self, line: Line, call: Call, asked: wire.StopReplayRequest) -> None:
+        if asked.recording_id < 0:
+            now_ms = self._server.now_ms()
+            self._answer_stopped(line, call, self._server.sessions.stop(asked.session_id, now_ms))
+            return
+        recording_id, recordings = asked.recording_id, self._server.recordings
+
+        def may() -> bool:
+            recording = recordings.find(recording_id)
+            return recordings.may(None if recording is None else recording.entry.outbox_id, line.sender)
+
+        def stop(is_allowed: bool) -> None:  # noqa: FBT001 - the worker's answer
+            if is_allowed:
+                self._answer_stopped(line, call, self._tell_all(recording_id, e.Stop()))
+            else:
+                self.refuse(line, call, ErrorCode.UNAUTHORISED, "")
+
+        self.on_disk(line, call, may, stop)
+
+    def _tell_all(self, recording_id: int, event: e.Event) -> list[tuple[ReplaySession, Effects]]:
+        return self._server.sessions.tell_all(recording_id, event, self._server.now_ms())
+
+    def _answer_stopped(self, line: Line, call: Call, stopped: list[tuple[ReplaySession, Effects]]) -> None:
+        for session, effects in stopped:
+            served = self._server.served.get(session.id)
+            if served is not None:
+                served.carry_out(effects)
+        self.answer(line, call, wire.StopReplayResponse(stopped=sum(1 for _, effects in stopped if effects)))
+
+    # ---- keeping house
+
+    def _describe(self, line: Line, call: Call, asked: wire.DescribeRecordingsRequest) -> None:
+        recordings, sender = self._server.recordings, line.sender
+        self.on_disk(
+            line, call, lambda: recordings.described(asked, sender), lambda found: self.answer(line, call, found)
+        )
+
+    def _keep(self, job: Callable[[Any, str], Struct]) -> Callable[[Line, Call, Any], None]:
+        return lambda line, call, asked: self.on_disk(
+            line, call, lambda: job(asked, line.sender), lambda found: self.answer(line, call, found)
+        )
+
+    def _delete(self, line: Line, call: Call, asked: wire.DeleteRequest) -> None:
+        def marked(recording: KeptRecording) -> None:
+            self.answer(line, call, wire.DeleteResponse())
+            self._server.worker.do(lambda: self._remove(line, call, recording))
+
+        self.on_disk(line, call, lambda: self._keeping.mark_deleted(asked, line.sender), marked)
+
+    def _remove(self, line: Line, call: Call, recording: KeptRecording) -> None:
+        """In the worker's thread."""
+        done = self._keeping.remove(recording)
+
+        def tell() -> None:
+            if line.is_open:
+                line.send(line.protocol.event(call, done))
+                self._server.flush(line)
+
+        self._server.post(tell)
+
+
+def request_of(asked: wire.StartReplayRequest) -> ReplayRequest:
+    """What is asked for. Raises BadArgument."""
+    positions: Mapping[wire.PositionKind, Callable[[], Position]] = {
+        wire.PositionKind.LOG_START: lambda: None,
+        wire.PositionKind.OFFSET: lambda: asked.position,
+        wire.PositionKind.TIMESTAMP_MS: lambda: AtTime(asked.position),
+    }
+    lengths: Mapping[wire.LengthKind, Length | int] = {
+        wire.LengthKind.FOLLOW: FOLLOW,
+        wire.LengthKind.TO_END: TO_END,
+        wire.LengthKind.RECORDS: asked.length,
+    }
+    return ReplayRequest(
+        recording=asked.recording_id,
+        position=positions[asked.position_kind](),
+        length=lengths[asked.length_kind],
+        bound=asked.bound,
+        max_bytes_per_s=asked.max_bytes_per_s or None,
+        epoch_before=asked.epoch_before if asked.epoch_before >= 0 else None,
+    )

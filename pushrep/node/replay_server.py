@@ -1,0 +1,343 @@
+"""ReplayServer: all replays of a node in one thread; a session is not a thread, and an idle one is a timer.
+
+    connections.py ─ adopt ─▶ Line ─▶ calls (replay_calls.py) ─▶ worker: opens logs, looks up times, keeps house
+    appends ─ changed ─▶ sessions of that log are ready                      └──── post ────▶ answers, sessions
+    ready: | session | session | ... |   each its turn, one block, then to the end of the queue: all get the same
+    timers: heartbeats, time to attach, liveness, rates
+
+Whatever its disk makes a turn wait for, all sessions wait for; what is likely to take long is done by the worker.
+"""
+
+import logging
+import random
+import ssl
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from pushrep.node.replay_calls import ReplayCalls
+from pushrep.node.replay_line import Handed, Line
+from pushrep.node.replay_recordings import KeptRecording, Recordings
+from pushrep.node.replay_session import ServedSession
+from pushrep.node.replay_watching import Watched
+from pushrep.node.replay_worker import Worker
+from pushrep.protocol.calls import ApiKey
+from pushrep.protocol.errors import ProtocolError
+from pushrep.protocol.push_messages import AppendRecordsRequest
+from pushrep.protocol.server import Call, Told
+from pushrep.protocol.values import Struct
+from pushrep.replay import events as e
+from pushrep.replay.counters import ReplayCounters, Totals
+from pushrep.replay.local import Counters
+from pushrep.replay.model import ReplaySettings
+from pushrep.replay.session import ReplaySession
+from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.slices import OpenSegments
+from pushrep.replay.states import ReplayState
+from pushrep.seams import Clock, Network, Poller, Thread
+from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.node")
+_WAIT_S = 0.1
+_LOOK_MS = 500
+"""So often logs with replays are looked at without a sign of theirs: what is flushed in the background gives none."""
+
+REPLAY_CALLS = frozenset(
+    {
+        ApiKey.START_REPLAY, ApiKey.ATTACH, ApiKey.STOP_REPLAY, ApiKey.DESCRIBE_RECORDINGS,
+        ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE,
+    }
+)  # fmt: skip
+"""A connection that asks one of these is the replay server's from then on."""
+
+
+class ReplayServer:
+    """The replays of one node. `adopt`, `changed`, `post`, `counters` and `stop` may come from any thread."""
+
+    def __init__(
+        self,
+        recordings: Recordings,
+        settings: ReplaySettings,
+        counters: Counters,
+        *,
+        network: Network,
+        clock: Clock,
+    ) -> None:
+        self.recordings, self.named_counters = recordings, counters
+        self.sessions = ReplaySessions(settings, random.SystemRandom().getrandbits)
+        self.worker = Worker(network.threads, "pushrep-node-replay-disk")
+        self.files = OpenSegments(recordings.store.filesystem)
+        self.served: dict[int, ServedSession] = {}
+        self.watched = Watched()
+        self._totals = Totals()
+        self._network, self._clock = network, clock
+        self._calls = ReplayCalls(self)
+        self._lines: set[Line] = set()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._ready: deque[ServedSession] = deque()
+        self._is_ready: set[int] = set()
+        self._timers: list[tuple[int, int]] = []
+        self._due: dict[int, int] = {}
+        self._looked_ms = 0
+        self._stopping = self._is_over = False
+        self._poller: Poller | None = None
+        self._thread: Thread | None = None
+        self._start_lock = network.threads.condition()
+
+    # ---- any thread
+
+    def adopt(self, handed: Handed) -> None:
+        """Serve this connection from now on."""
+        with self._start_lock:
+            if self._thread is None and not self._stopping:
+                self._poller = self._network.poller()
+                self._thread = self._network.threads.thread(self._run, "pushrep-node-replay")
+                self._thread.start()
+        if self._stopping:
+            handed.closed()
+            return
+        self.post(lambda: self._begin(handed))
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Do it in the server's thread, soon."""
+        self._posted.append(job)
+        if self._poller is not None:
+            self._poller.wake()
+
+    def changed(self, tp: TopicIdPartition) -> None:
+        """A leader has just said something to this log."""
+        if self.watched.has(tp) and self.watched.note(tp) and self._poller is not None:
+            self._poller.wake()
+
+    def tell_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
+        """Tell all sessions of a recording; how many that ended. For the worker's thread."""
+        if self._thread is None:
+            return 0
+        done, ended = self._network.threads.event(), [0]
+
+        def tell() -> None:
+            for served in self.watched.of(recording.entry.tp):
+                before = served.session.end_reason
+                served.tell(event)
+                ended[0] += before is None and served.session.end_reason is not None
+            done.set()
+
+        self.post(tell)
+        while not self._is_over and not done.wait(_WAIT_S):
+            pass
+        return ended[0]
+
+    def sessions_of(self, recording: KeptRecording) -> int:
+        """How many there are. Any thread."""
+        return len(self.watched.of(recording.entry.tp))
+
+    def counters(self) -> ReplayCounters:
+        """What has been going on, as a plain value."""
+        return self._totals.told(self.sessions, self.now_ms())
+
+    def stop(self) -> None:
+        """End every session, tell the subscribers, hang up. Before the logs are closed."""
+        with self._start_lock:
+            self._stopping = True
+        if self._thread is not None:
+            self.post(lambda: None)
+            self._thread.join()
+        self.worker.stop()
+
+    # ---- its own thread: what calls and sessions use
+
+    def now_ms(self) -> int:
+        """The monotonic clock."""
+        return self._clock.monotonic_ms()
+
+    def counter(self, bound: str) -> int | None:
+        """The value of the counter of that name; None if there is none, or it closed."""
+        ask = self.named_counters.get(bound)
+        return ask() if ask is not None else None
+
+    def handle(self, session: ReplaySession, event: e.Event) -> list[e.Effect]:
+        """Give a session an event."""
+        return self.sessions.handle(session, event, self.now_ms())
+
+    def ready(self, served: ServedSession) -> None:
+        """It wants a turn."""
+        if served.session.id not in self._is_ready:
+            self._is_ready.add(served.session.id)
+            self._ready.append(served)
+
+    def keep(self, served: ServedSession, recording: KeptRecording) -> None:
+        """A session in INIT."""
+        self.served[served.session.id] = served
+        self.watched.add(recording.entry.tp, served)
+        self.schedule(served)
+
+    def forget(self, served: ServedSession) -> None:
+        """It is DONE; a subscriber that did not take its end is hung up on."""
+        self.served.pop(served.session.id, None)
+        self._due.pop(served.session.id, None)
+        self.watched.remove(served)
+        self._totals.ended(served.session)
+        line = served.line
+        if line is not None and line.is_open and not line.is_idle:
+            self.flush(line)
+            if line.is_open and not line.is_idle and served.session.state is ReplayState.DONE:
+                self._close_if_stuck(line)
+
+    def schedule(self, served: ServedSession) -> None:
+        """A turn at the time it asks for, at the latest."""
+        session_id, due_ms = served.session.id, served.next_turn_ms
+        if session_id in self.served and due_ms < self._due.get(session_id, due_ms + 1):
+            self._due[session_id] = due_ms
+            heappush(self._timers, (due_ms, session_id))
+
+    def flush(self, line: Line) -> None:
+        """Send what waits there, as far as the network takes it."""
+        try:
+            line.flush()
+        except OSError as error:
+            self._hang_up(line, error)
+            return
+        self._watch_line(line)
+
+    # ---- inside
+
+    def _run(self) -> None:
+        assert self._poller is not None, "it is made before the thread"
+        while not self._stopping:
+            self._do_posted()
+            self._look()
+            self._take_turns()
+            for found in self._poller.select(self._wait_s()):
+                self._serve(found.data)
+        try:
+            self._end()
+        finally:
+            self._is_over = True
+
+    def _wait_s(self) -> float:
+        if self._ready or self._posted:
+            return 0
+        now_ms = self.now_ms()
+        due_ms = self._timers[0][0] if self._timers else now_ms + 60_000
+        if self.served:
+            due_ms = min(due_ms, self._looked_ms + _LOOK_MS)
+        return max(0, due_ms - now_ms) / 1000
+
+    def _do_posted(self) -> None:
+        for _ in range(len(self._posted)):
+            job = self._posted.popleft()
+            try:
+                job()
+            except Exception:  # noqa: BLE001 - a fault of ours with one session ends no other
+                _LOG.exception("a job of the replay server failed")
+
+    def _look(self) -> None:
+        """Find the sessions that have something to do: by news of their logs, by time."""
+        now_ms = self.now_ms()
+        for served in self.watched.news():
+            self.ready(served)
+        if now_ms - self._looked_ms >= _LOOK_MS:
+            self._looked_ms = now_ms
+            for served in self.watched.moved():
+                self.ready(served)
+        while self._timers and self._timers[0][0] <= now_ms:
+            due_ms, session_id = heappop(self._timers)
+            due = self.served.get(session_id)
+            if due is None or self._due.get(session_id) != due_ms:
+                continue
+            del self._due[session_id]
+            if due.next_turn_ms <= now_ms:
+                self.ready(due)
+            else:
+                self.schedule(due)
+
+    def _take_turns(self) -> None:
+        for _ in range(len(self._ready)):
+            served = self._ready.popleft()
+            self._is_ready.discard(served.session.id)
+            if served.session.id not in self.served:
+                continue
+            try:
+                served.turn()
+            except Exception:  # noqa: BLE001 - as above
+                _LOG.exception("a replay session failed")
+                served.tell(e.SubscriberGone())
+                if served.line is not None:
+                    self._hang_up(served.line, None)
+            self.schedule(served)
+
+    def _begin(self, handed: Handed) -> None:
+        line = Line(handed)
+        self._lines.add(line)
+        assert self._poller is not None, "it runs"
+        self._poller.register(line.socket, line.mask, line)
+        self._take(line, list(handed.calls))
+        self._serve(line)  # TLS may have read more than was asked for
+
+    def _serve(self, line: Line) -> None:
+        if not line.is_open:
+            return
+        try:
+            line.flush()
+            calls = line.receive()
+        except ProtocolError as error:
+            _LOG.warning("%s is cut off: %s", line.name, error.reason)
+            self._hang_up(line, None)
+        except (OSError, ssl.SSLError) as error:
+            self._hang_up(line, error)
+        else:
+            self._take(line, calls)
+            self._watch_line(line)
+
+    def _take(self, line: Line, calls: list[Call | Told]) -> None:
+        for call in calls:
+            try:
+                self._calls.take(line, call)
+            except Exception:  # noqa: BLE001 - a fault of ours ends one connection, not the server
+                _LOG.exception("%s is cut off", line.name)
+                self._hang_up(line, None)
+                return
+
+    def _watch_line(self, line: Line) -> None:
+        wanted = line.wanted_mask
+        if line.is_open and wanted != line.mask and self._poller is not None:
+            line.mask = wanted
+            self._poller.modify(line.socket, wanted, line)
+
+    def _close_if_stuck(self, line: Line) -> None:
+        if not any(served.line is line for served in self.served.values()):
+            self._hang_up(line, None)
+
+    def _hang_up(self, line: Line, error: Exception | None) -> None:
+        if not line.is_open:
+            return
+        if error is not None:
+            _LOG.info("%s went: %s", line.name, error)
+        self._lines.discard(line)
+        assert self._poller is not None, "lines are met while it runs"
+        self._poller.unregister(line.socket)
+        line.close()
+        for served in [served for served in self.served.values() if served.line is line]:
+            served.tell(e.SubscriberGone())
+
+    def _end(self) -> None:
+        for served in list(self.served.values()):
+            served.node_stops()
+        for line in list(self._lines):
+            self._hang_up(line, None)
+        self.files.close()
+        assert self._poller is not None, "it ran"
+        self._poller.close()
+
+
+def answering(answer: Callable[[Struct, str], Struct], replays: ReplayServer) -> Callable[[Struct, str], Struct]:
+    """`answer`, and then the replays of the logs that were appended to look again."""
+
+    def answered(request: Struct, sender: str) -> Struct:
+        response = answer(request, sender)
+        if isinstance(request, AppendRecordsRequest):
+            for part in request.partitions:
+                replays.changed(part.tp)
+        return response
+
+    return answered

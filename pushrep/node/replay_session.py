@@ -1,0 +1,292 @@
+"""ServedSession: a ReplaySession over a log of this node, for a subscriber at the other end of a Line.
+
+    turn ─▶ ReadBlock ─▶ headers ─▶ BlockRead ─▶ SendBlock ─▶ ReplayData: a header and slices of files ─▶ Sent
+
+What is under way costs its header and the places of its bytes, however slow the subscriber is.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
+from pushrep.node.replay_line import Line
+from pushrep.node.replay_recordings import NodeSource
+from pushrep.protocol import replay_messages as wire
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.replay_messages import ReplayEndReason
+from pushrep.protocol.server import Call
+from pushrep.protocol.values import Struct
+from pushrep.records import CorruptRecordBatch
+from pushrep.replay import events as e
+from pushrep.replay.model import LogFacts
+from pushrep.replay.session import ReplaySession
+from pushrep.replay.slices import Found, NoBatchThere, OpenSegment, OpenSegments, SliceReader
+from pushrep.replay.states import ReplayState
+
+READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
+_LOOKS_MAX = 50
+"""So often, a few ms apart, a batch is looked for that should be there: a cut that is under way takes a moment."""
+_LOOK_AGAIN_MS = 10
+
+
+class Server(Protocol):
+    """What a session needs of the server around it; all of it in the server's thread, but for `post`."""
+
+    def now_ms(self) -> int: ...
+    def handle(self, session: ReplaySession, event: e.Event) -> list[e.Effect]: ...
+    def counter(self, bound: str) -> int | None: ...
+    def ready(self, served: "ServedSession") -> None:
+        """It wants a turn."""
+        ...
+
+    def forget(self, served: "ServedSession") -> None:
+        """It is DONE."""
+        ...
+
+    def flush(self, line: Line) -> None:
+        """Something is to be sent there."""
+        ...
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Do it in the server's thread, soon. From any thread."""
+        ...
+
+
+class ServedSession:
+    """One session. For the server's thread, but for `open`, which the worker does."""
+
+    def __init__(self, session: ReplaySession, source: NodeSource, files: OpenSegments, server: Server) -> None:
+        self.session, self.source = session, source
+        self.line: Line | None = None
+        self.not_before_ms = 0
+        """A turn before that would do nothing."""
+        self._server, self._slices = server, SliceReader(source.path, source.filesystem, files)
+        self._call: Call | None = None
+        self._lease: Lease | None = None
+        self._found: list[Found] = []
+        self._held: list[OpenSegment] = []
+        self._looks = 0
+        self._marker = source.marker()
+        self._before: int | None = None
+        """Leader epoch of the record before the position."""
+        self._facts: LogFacts | None = None
+
+    @property
+    def next_turn_ms(self) -> int:
+        """See ReplaySession; a look that has to be taken again comes first."""
+        return self.not_before_ms if self._looks else self.session.next_turn_ms
+
+    # ---- opening: the worker's thread
+
+    def open(self) -> e.Event:
+        """Take the lease and look at what stands at the position: what the session is told of it."""
+        position = self.session.position
+        try:
+            self._lease = self.source.lease(position, self._told)
+            opened = self.source.opened_at(position, self.source.facts(with_liveness=False))
+        except LeaseBroken as error:
+            return e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
+        except READ_ERRORS as error:
+            failure = self.source.failure(error, position, self.source.facts(with_liveness=False))
+            code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
+            return e.OpenFailed(code, str(error))
+        self._before = opened.epoch_before
+        return opened
+
+    def _told(self, reason: str) -> None:
+        self._server.post(lambda: self._lease_gone(reason))
+
+    # ---- the server's thread
+
+    def attach(self, line: Line, call: Call, credit_bytes: int) -> None:
+        """Its one subscriber is there."""
+        self.line, self._call = line, call
+        self.tell(e.Attached(credit_bytes))
+
+    def tell(self, event: e.Event) -> list[e.Effect]:
+        """Hand it an event and do what it wants done; what that was."""
+        if isinstance(event, e.Truncated):
+            self._slices.forget()
+        effects = self._server.handle(self.session, event)
+        self.carry_out(effects)
+        if event.kind in _WAKING and self.session.state is ReplayState.REPLAY:
+            self._server.ready(self)
+        return effects
+
+    def node_stops(self) -> None:
+        """Its subscriber is to come again when the node is back."""
+        end = e.SendEnd(ReplayEndReason.STOPPED, self.session.position, ErrorCode.NODE_STOPPING, "the node stops")
+        if self.session.state is ReplayState.REPLAY:
+            self._send(_end_to_wire(self.session.id, end))
+        self.tell(e.SubscriberGone())
+
+    def turn(self) -> None:
+        """Its turn: one block at most."""
+        if self.session.state is ReplayState.REPLAY and self._server.now_ms() < self.not_before_ms:
+            return
+        if self._was_cut():
+            return
+        try:
+            self._facts = self.source.facts(with_liveness=self.session.wants_liveness)
+        except READ_ERRORS as error:
+            self.tell(self._failure(error))
+            return
+        counter = self._server.counter(self.session.plan.bound)
+        self.carry_out(self._server.handle(self.session, e.Turn(self._facts, counter)))
+
+    def carry_out(self, effects: list[e.Effect]) -> None:
+        """Do what the session wants done."""
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: e.Effect) -> None:
+        match effect:
+            case e.ReadBlock():
+                self._read(effect)
+            case e.SendBlock():
+                self._send_block(effect)
+            case e.Heartbeat():
+                self._beat(effect)
+            case e.RenewLease():
+                self._renew(effect.offset)
+            case e.ReleaseLease():
+                if self._lease is not None:
+                    self._lease.release()
+            case e.SendEnd():
+                self._send(_end_to_wire(self.session.id, effect), self._end_sent)
+            case e.Forget():
+                self._let_go()
+                self._server.forget(self)
+            case _:
+                pass  # Started and Refuse: whoever asked for the session answers
+
+    def _read(self, wanted: e.ReadBlock) -> None:
+        try:
+            found = self._slices.read(wanted.position, wanted.limit, wanted.max_bytes, want_offsets=wanted.want_offsets)
+        except NoBatchThere as error:
+            self._look_again(wanted, error)
+            return
+        except READ_ERRORS as error:
+            self.tell(self._failure(error))
+            return
+        self._found, self._looks = found, 0
+        self.tell(e.BlockRead(tuple(one.span for one in found)))
+
+    def _look_again(self, wanted: e.ReadBlock, error: NoBatchThere) -> None:
+        self._slices.forget()
+        self._looks += 1
+        if self._looks > _LOOKS_MAX:
+            self.tell(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), error.segment))
+            return
+        self.not_before_ms = self._server.now_ms() + _LOOK_AGAIN_MS
+        self.tell(e.BlockRead((), wanted.position))
+
+    def _send_block(self, block: e.SendBlock) -> None:
+        going = self._found[: block.spans]
+        self._slices.rewind(self._found, block.spans)
+        self._before, self._found = going[-1].leader_epoch, []
+        try:
+            pieces = self._slices.slices(going, self._held)
+        except OSError as error:
+            self.tell(self._failure(error))
+            return
+        data = wire.ReplayData(
+            session_id=self.session.id,
+            start_offset=block.start,
+            end_offset=block.end,
+            tip_offset=max(block.tip, block.end),
+            records=pieces,
+        )
+        self._send(data, self._sent)
+
+    def _sent(self) -> None:
+        self._release_files()
+        self.tell(e.Sent())
+
+    def _beat(self, beat: e.Heartbeat) -> None:
+        if self.line is not None and self.line.is_idle:  # else there is news enough on its way
+            at = beat.position
+            tip = max(beat.tip, at)
+            self._send(wire.ReplayData(session_id=self.session.id, start_offset=at, end_offset=at, tip_offset=tip))
+
+    def _send(self, event: Struct, sent: Callable[[], None] | None = None) -> None:
+        line, call = self.line, self._call
+        if line is not None and call is not None and line.is_open:
+            line.send(line.protocol.event(call, event), sent)
+            self._server.flush(line)
+
+    def _renew(self, offset: int) -> None:
+        if self._lease is not None:
+            with suppress(LeaseBroken):  # `_told` says so
+                self._lease.renew(offset)
+
+    def _lease_gone(self, reason: str) -> None:
+        """Broken, or its log was closed: its leader came again, and the log was opened anew."""
+        reopened = self.source.reopened
+        with suppress(*READ_ERRORS):
+            self.source.facts(with_liveness=False)  # it notices by this
+            if self.source.reopened != reopened:
+                self._lease = self.source.lease(self.session.position, self._told)
+                self._server.ready(self)
+                return
+        self.tell(e.LeaseBroken(reason))
+
+    def _was_cut(self) -> bool:
+        """Whether the log was cut below the position, and has perhaps grown again: looked for when its epochs change.
+
+        A log that was opened anew may have lost its tail, too. What stands before the position has to be what did.
+        """
+        marker = self.source.marker()
+        if marker == self._marker:
+            return False
+        self._marker = marker
+        self._slices.forget()
+        if self.session.state is not ReplayState.REPLAY:
+            return False
+        try:
+            facts = self.source.facts(with_liveness=False)
+            position = self.session.position
+            if not facts.start < position <= facts.written:
+                return False  # the turn sees a log that is shorter; what retention took can't be compared
+            batch = next(self.source.batches(position - 1, position), None)
+            if batch is None or self._before in {None, batch.header.leader_epoch}:
+                return False
+            self.tell(self.source.cut_since(batch.header._replace(leader_epoch=self._before), facts))
+        except READ_ERRORS as error:
+            self.tell(self._failure(error))
+        return True
+
+    def _failure(self, error: Exception) -> e.Event:
+        self._slices.forget()
+        facts = self._facts or LogFacts(start=0, written=self.session.position, flushed=0, high_watermark=0)
+        with suppress(*READ_ERRORS):
+            facts = self.source.facts(with_liveness=False)
+        return self.source.failure(error, self.session.position, facts)
+
+    def _end_sent(self) -> None:
+        self.tell(e.EndSent())
+
+    def _release_files(self) -> None:
+        for one in self._held:
+            one.release()
+        self._held.clear()
+
+    def _let_go(self) -> None:
+        self._release_files()
+        self.source.close()
+
+
+_WAKING = frozenset({e.Opened.kind, e.Attached.kind, e.Credited.kind, e.Sent.kind, e.BlockRead.kind, e.Truncated.kind})
+
+
+def _end_to_wire(session_id: int, end: e.SendEnd) -> wire.ReplayEnd:
+    return wire.ReplayEnd(
+        session_id=session_id,
+        reason=end.reason,
+        offset=end.offset if end.cut_offset is None else end.cut_offset,
+        error_code=end.code,
+        error_message=end.why,
+        leader_epoch=end.leader_epoch,
+        segment=-1 if end.segment is None else end.segment,
+    )

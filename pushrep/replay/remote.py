@@ -1,0 +1,429 @@
+"""RemoteSession: a session of a node, seen from its subscriber: takes blocks, gives credit, comes again.
+
+    connect ─ StartReplay ─ Attach ─▶ ReplayData ... ─▶ queue ─ step ─▶ block      credit as blocks are taken
+       ▲                                 └ CRC checked here, of every batch
+       └──────── broken, silent, stalled, the node stops: from (position, epoch before it), as long as `reconnect` says
+
+What of the request is done already is known here, so that whoever comes again asks for the rest: the records that are
+left of n, the end that TO_END had when it was asked first.
+"""
+
+import asyncio
+import random
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from pushrep.protocol import replay_messages as wire
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.replay_messages import ReplayEndReason
+from pushrep.protocol.values import Struct
+from pushrep.records import CorruptRecordBatch, RecordBatch
+from pushrep.records.batch_run import checked_run
+from pushrep.replay import events as e
+from pushrep.replay.errors import NodeUnreachable, ReplayRefused
+from pushrep.replay.feed import ReplayedBlock
+from pushrep.replay.limits import Span
+from pushrep.replay.model import TO_END, ReplayRequest
+from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire
+from pushrep.seams import READABLE, Clock, Poller
+from pushrep.seams.network import HostPort
+
+_BATCH_BYTES_MAX = (1 << 31) - 1
+_GOODBYE_S = 1.0
+_COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})
+"""Ends that a reader who comes again need not hear of: it was too slow, or the node stops."""
+_LATER = frozenset({ErrorCode.MAX_REPLAYS, ErrorCode.NODE_STOPPING, ErrorCode.REQUEST_TIMED_OUT})
+"""Refusals that may be over soon."""
+
+
+class Attached(NamedTuple):
+    """A connection with a session on it."""
+
+    connection: NodeConnection
+    session_id: int
+    correlation_id: int
+
+
+class RemoteSession:
+    """One replay over the network. A Feed. `request` None: of a session that somebody else has asked for."""
+
+    def __init__(
+        self,
+        address: HostPort,
+        recording_id: int,
+        request: ReplayRequest | None,
+        settings: NodeAccess,
+        clock: Clock,
+    ) -> None:
+        self.end: e.SendEnd | None = None
+        self._address, self._recording_id, self._request = address, recording_id, request
+        self._settings, self._clock = settings, clock
+        self._attached: Attached | None = None
+        self._session_id = self._start = self._given = self._received = self._tip = 0
+        self._until: int | None = None
+        self._left = request.length if request is not None and isinstance(request.length, int) else None
+        self._epoch = request.epoch_before if request is not None else None
+        self._blocks: deque[ReplayedBlock] = deque()
+        self._pending_end: e.SendEnd | None = None
+        self._owed_bytes = 0
+        self._heard_ms = self._lost_ms = self._retry_ms = clock.monotonic_ms()
+        self._failures = 0
+        self._bad_at = -1
+        self._is_stopped = False
+        self._using = threading.Lock()
+        self._poller: Poller | None = None
+        self._async_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    # ---- what is known of it
+
+    @property
+    def session_id(self) -> int:
+        """All 64 bits; another one after a reconnect."""
+        return self._session_id
+
+    @property
+    def position(self) -> int:
+        """Behind the last block that was given."""
+        return self._given
+
+    @property
+    def tip(self) -> int:
+        """How far the node could read when it said so last."""
+        return max(self._tip, self._given)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self.end is not None
+
+    @property
+    def end_reason(self) -> ReplayEndReason | None:
+        """Why it is over."""
+        return self.end.reason if self.end is not None else None
+
+    # ---- beginning
+
+    def start(self, connection: NodeConnection, response: wire.StartReplayResponse) -> None:
+        """Become the subscriber of the session that `response` tells of. Raises ReplayRefused, NodeUnreachable."""
+        self._start = self._given = self._received = response.start_offset
+        self._tip = max(0, response.end_offset)
+        if self._request is not None and self._request.length is TO_END:
+            self._until = response.end_offset
+        self.attach(connection, response.session_id)
+
+    def attach(self, connection: NodeConnection, session_id: int) -> None:
+        """The same for a session that is known by its id alone."""
+        request = wire.AttachRequest(session_id=session_id, credit_bytes=self._settings.credit_bytes)
+        correlation_id, answer = connection.ask(request, wire.AttachResponse)
+        if answer.error_code is not ErrorCode.NONE:
+            raise ReplayRefused(answer.error_code, answer.error_message or answer.error_code.meaning)
+        connection.socket.settimeout(0)
+        self._attached = Attached(connection, session_id, correlation_id)
+        self._session_id = session_id
+        self._owed_bytes = 0
+        self._heard_ms = self._clock.monotonic_ms()
+
+    # ---- going on
+
+    def step(self) -> ReplayedBlock | None:
+        """A block, or None. Does not wait, but for a connection that it makes anew."""
+        with self._using:
+            if self._goodbye_said() or self.end is not None:
+                return None
+            if not self._blocks:
+                self._take_what_came()
+            if self._blocks:
+                block = self._blocks.popleft()
+                self._given = block.end
+                self._owe(sum(len(batch.data) for batch in block.batches))
+                return block
+            if self._pending_end is not None:
+                self.end, self._pending_end = self._pending_end, None
+                self._hang_up()
+            return None
+
+    def rest(self) -> None:
+        """Take what was sent already, so that the node does not wait; no credit is given."""
+        with self._using:
+            if not self._goodbye_said() and self.end is None:
+                self._take_what_came()
+
+    def _take_what_came(self) -> None:
+        if self._pending_end is not None:
+            return
+        if self._attached is None:
+            self._come_again()
+        attached = self._attached
+        if attached is None:
+            return
+        try:
+            for found in attached.connection.receive():
+                self._take(found.message)
+                if self._attached is not attached:
+                    return
+        except NodeUnreachable as error:
+            self._lost(error.why)
+        else:
+            if self._clock.monotonic_ms() - self._heard_ms > self._settings.silence_max_ms:
+                self._lost("it has not said a word")
+
+    def _take(self, message: Struct) -> None:
+        self._heard_ms = self._clock.monotonic_ms()
+        if isinstance(message, wire.ReplayData):
+            self._failures = 0
+            self._tip = message.tip_offset
+            if message.records:
+                self._take_block(message)
+        elif isinstance(message, wire.ReplayEnd):
+            self._take_end(message)
+
+    def _take_block(self, data: wire.ReplayData) -> None:
+        view = data.records[0]
+        assert isinstance(view, memoryview), "a decoded message's records are a view"
+        try:
+            batches = checked(view)
+        except CorruptRecordBatch as error:
+            # A log that was cut while this was on its way: whoever comes again is told. Met twice, it is damage.
+            if self._bad_at == self._received or self._request is None:
+                self._fail(ErrorCode.CORRUPT_MESSAGE, str(error))
+            else:
+                self._bad_at = self._received
+                self._lost(str(error))
+            return
+        if self._request is None and not self._start:
+            self._start = self._given = self._received = data.start_offset
+        if data.start_offset < self._received:
+            self._fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"offset {data.start_offset} came after {self._received}")
+            return
+        end = data.end_offset if self._until is None else min(data.end_offset, self._until)
+        if self._left is not None:
+            self._left -= sum(_count(batch, data.start_offset, end) for batch in batches)
+        self._received, self._epoch = end, batches[-1].header.leader_epoch
+        self._blocks.append(ReplayedBlock(batches, data.start_offset, end))
+
+    def _take_end(self, end: wire.ReplayEnd) -> None:
+        if end.error_code in _COMES_AGAIN and self._may_come_again():
+            self._lost(end.error_message)
+            return
+        is_cut = end.reason is ReplayEndReason.TRUNCATED
+        self._pending_end = e.SendEnd(
+            end.reason,
+            self._received if is_cut else max(end.offset, self._received),
+            end.error_code,
+            end.error_message,
+            segment=end.segment if end.segment >= 0 else None,
+            cut_offset=end.offset if is_cut else None,
+            leader_epoch=end.leader_epoch,
+        )
+
+    def _owe(self, size_bytes: int) -> None:
+        """Credit for what was taken, a quarter of the window at a time."""
+        self._owed_bytes += size_bytes
+        if self._attached is None or self._owed_bytes < self._settings.credit_bytes // 4:
+            return
+        credit = wire.Credit(session_id=self._session_id, bytes=self._owed_bytes)
+        self._owed_bytes = 0
+        try:
+            if self._pending_end is None:
+                self._attached.connection.tell(self._attached.correlation_id, credit)
+        except NodeUnreachable as error:
+            self._lost(error.why)
+
+    # ---- coming again
+
+    def _may_come_again(self) -> bool:
+        return self._settings.reconnect and self._request is not None
+
+    def _lost(self, why: str) -> None:
+        self._hang_up()
+        now_ms = self._clock.monotonic_ms()
+        if not self._may_come_again():
+            self._fail(ErrorCode.REQUEST_TIMED_OUT, f"the connection broke: {why}")
+            return
+        if self._failures == 0:
+            self._lost_ms, self._retry_ms = now_ms, now_ms
+
+    def _come_again(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        request = self._rest_of_request()
+        if request is None or now_ms < self._retry_ms:
+            return
+        try:
+            connection = NodeConnection(self._address, self._settings)
+            try:
+                self.attach(connection, self._started_again(connection, request))
+            except BaseException:
+                connection.close()
+                raise
+        except NodeUnreachable as error:
+            self._later(error.why)
+        except ReplayRefused as refused:
+            if refused.code in _LATER:
+                self._later(str(refused))
+            else:
+                self._refused(refused)
+
+    def _started_again(self, connection: NodeConnection, request: ReplayRequest) -> int:
+        asked = request_to_wire(self._recording_id, request)
+        response = started(connection, asked)
+        return response.session_id
+
+    def _rest_of_request(self) -> ReplayRequest | None:
+        """What is still to come of it; None, and the end, if that is nothing."""
+        request = self._request
+        assert request is not None, "only a request is made again"
+        if self._left == 0 or (self._until is not None and self._received >= self._until):
+            self._pending_end = e.SendEnd(ReplayEndReason.LIMIT_REACHED, self._received)
+            return None
+        length = request.length if self._left is None else self._left
+        return replace(request, position=self._received, epoch_before=self._epoch, length=length)
+
+    def _later(self, why: str) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._failures += 1
+        if now_ms - self._lost_ms > self._settings.reconnect_for_ms:
+            self._fail(ErrorCode.REQUEST_TIMED_OUT, f"no way back for {now_ms - self._lost_ms} ms: {why}")
+            return
+        pause_ms = min(self._settings.backoff_max_ms, self._settings.backoff_min_ms << min(self._failures, 16))
+        self._retry_ms = now_ms + random.randint(pause_ms // 2, pause_ms)  # noqa: S311 - so that not all come at once
+
+    def _refused(self, refused: ReplayRefused) -> None:
+        start, end, at = refused.start, refused.end, self._received
+        is_shorter = refused.code is ErrorCode.INVALID_POSITION and end is not None and at > end
+        if refused.code is ErrorCode.TRUNCATED or is_shorter:
+            cut = end if is_shorter else None
+            self._pending_end = e.SendEnd(
+                ReplayEndReason.TRUNCATED, at, ErrorCode.TRUNCATED, refused.why, cut_offset=at if cut is None else cut
+            )
+        elif refused.code is ErrorCode.INVALID_POSITION and start is not None and at < start:
+            self._fail(ErrorCode.OFFSET_OUT_OF_RANGE, f"retention took what lies below offset {start}")
+        elif refused.code is ErrorCode.UNKNOWN_RECORDING:
+            why = "the recording was deleted"
+            self._pending_end = e.SendEnd(ReplayEndReason.RECORDING_DELETED, at, ErrorCode.RECORDING_DELETED, why)
+        else:
+            self._fail(refused.code, refused.why)
+
+    def _fail(self, code: ErrorCode, why: str) -> None:
+        self._hang_up()
+        self._pending_end = e.SendEnd(ReplayEndReason.ERROR, self._received, code, why)
+
+    # ---- waiting
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something comes."""
+        timeout_s = self._patience_s(timeout_s)
+        if self._poller is None:
+            self._poller = self._settings.network.poller()
+        attached = self._attached
+        if attached is None:
+            self._poller.select(timeout_s)
+            return
+        self._poller.register(attached.connection.socket, READABLE, self)
+        try:
+            self._poller.select(timeout_s)
+        finally:
+            self._poller.unregister(attached.connection.socket)
+
+    async def wait_async(self, timeout_s: float) -> None:
+        """Until something comes."""
+        loop, event, attached = asyncio.get_running_loop(), asyncio.Event(), self._attached
+        self._async_wake = (loop, event)
+        if attached is not None:
+            loop.add_reader(attached.connection.socket.fileno(), event.set)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), self._patience_s(timeout_s))
+        finally:
+            self._async_wake = None
+            if attached is not None:
+                loop.remove_reader(attached.connection.socket.fileno())
+
+    def _patience_s(self, timeout_s: float) -> float:
+        if self._attached is None:
+            return min(timeout_s, max(0.001, (self._retry_ms - self._clock.monotonic_ms()) / 1000))
+        return timeout_s
+
+    def wake(self) -> None:
+        """End a wait."""
+        if self._poller is not None:
+            self._poller.wake()
+        if self._async_wake is not None:
+            loop, event = self._async_wake
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(event.set)
+
+    # ---- the end
+
+    def stop(self) -> None:
+        """End it; the node has its slot back when this returns, or soon, if another thread is inside."""
+        self._is_stopped = True
+        if self._using.acquire(blocking=False):
+            try:
+                self._goodbye_said()
+            finally:
+                self._using.release()
+        else:
+            self.wake()
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._using:
+            self._goodbye_said()
+            self._hang_up()
+            if self._poller is not None:
+                self._poller.close()
+                self._poller = None
+
+    def _goodbye_said(self) -> bool:
+        """Whether it was stopped; then the node is told, once."""
+        if not self._is_stopped:
+            return False
+        self._blocks.clear()
+        if self.end is None:
+            self.end = self._pending_end or e.SendEnd(ReplayEndReason.STOPPED, self._given)
+            if self._attached is not None:
+                connection = self._attached.connection
+                with suppress(NodeUnreachable, OSError):
+                    connection.socket.settimeout(_GOODBYE_S)
+                    connection.ask(wire.StopReplayRequest(session_id=self._session_id), wire.StopReplayResponse)
+            self._hang_up()
+        return True
+
+    def _hang_up(self) -> None:
+        if self._attached is not None:
+            self._attached.connection.close()
+            self._attached = None
+
+
+def started(connection: NodeConnection, asked: wire.StartReplayRequest) -> wire.StartReplayResponse:
+    """Ask for a session. Raises ReplayRefused, NodeUnreachable."""
+    _, response = connection.ask(asked, wire.StartReplayResponse)
+    if response.error_code is not ErrorCode.NONE:
+        start = response.log_start_offset if response.log_start_offset >= 0 else None
+        end = response.end_offset if response.end_offset >= 0 else None
+        why = response.error_message or response.error_code.meaning
+        raise ReplayRefused(response.error_code, why, start=start, end=end)
+    return response
+
+
+def checked(data: memoryview) -> list[RecordBatch]:
+    """The batches that `data` is made of, each with its CRC checked. Raises CorruptRecordBatch."""
+    run = checked_run(data, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]
+    batches = [RecordBatch(data[at : at + header.size_bytes], header) for at, header in run.headers()]
+    end = run.end if len(run) else 0
+    if end != len(data):
+        RecordBatch.check(data[end:])
+        raise CorruptRecordBatch(f"{len(data) - end} bytes at {end} are no batch")
+    return batches
+
+
+def _count(batch: RecordBatch, start: int, end: int) -> int:
+    header = batch.header
+    records = 0 if header.is_control else header.record_count
+    span = Span(header.base_offset, header.next_offset, header.size_bytes, records)
+    if not span.is_dense and records and not (start <= header.base_offset and header.next_offset <= end):
+        span = replace(span, offsets=tuple(record.offset for record in batch.records()))
+    return span.count(start, end)

@@ -1,0 +1,209 @@
+"""Which bytes of which segment a session is sent next: found by the headers alone, sent as slices of the file.
+
+    position ─ segment, sparse index ─▶ header ─ length ─▶ header ─ length ─▶ ...     until the limit, or enough bytes
+
+Nothing is checked here but that a header follows another: the reader of the bytes checks their CRC. Who sends from a
+log that others cut meanwhile calls `forget`, and looks again where `read` finds none of what should be there.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+from pushrep.errors import PushrepError
+from pushrep.log.index_file import IndexFile
+from pushrep.log.segment import OFFSET_ENTRY
+from pushrep.log.segment_files import INDEX_SUFFIX, list_segments, segment_path
+from pushrep.protocol.values import FileSlice
+from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
+from pushrep.replay.limits import Span
+from pushrep.seams import File, Filesystem
+
+_WINDOW_BYTES = 4096  # the header of a large batch, or some small batches whole
+_FILES_MAX = 64
+
+
+class NoBatchThere(PushrepError):
+    """Where offset `position` should be there is no batch's header: the log was cut meanwhile, or is damaged."""
+
+    def __init__(self, position: int, segment: int, why: str) -> None:
+        super().__init__(f"segment {segment} holds no batch for offset {position}: {why}")
+        self.position, self.segment, self.why = position, segment, why
+
+
+class OpenSegment:
+    """A segment's file, open as long as somebody sends from it."""
+
+    def __init__(self, file: File) -> None:
+        self.file, self._users, self._is_dropped = file, 0, False
+
+    def use(self) -> "OpenSegment":
+        """One user more."""
+        self._users += 1
+        return self
+
+    def release(self) -> None:
+        """One user less."""
+        self._users -= 1
+        self._close_if_last()
+
+    def drop(self) -> None:
+        """Nobody will be given it any more."""
+        self._is_dropped = True
+        self._close_if_last()
+
+    def _close_if_last(self) -> None:
+        if self._is_dropped and self._users == 0:
+            self.file.close()
+
+
+class OpenSegments:
+    """The files that sessions send from, the last ones used kept open. Not thread-safe."""
+
+    def __init__(self, filesystem: Filesystem) -> None:
+        self._filesystem = filesystem
+        self._open: OrderedDict[tuple[Path, int], OpenSegment] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, directory: Path, base: int) -> OpenSegment:
+        """Raises OSError."""
+        key = (directory, base)
+        found = self._open.get(key)
+        if found is None:
+            found = self._open[key] = OpenSegment(self._filesystem.open(segment_path(directory, base), writable=False))
+            if len(self._open) > _FILES_MAX:
+                self._open.popitem(last=False)[1].drop()
+        self._open.move_to_end(key)
+        return found
+
+    def forget(self, directory: Path) -> None:
+        """The log was cut: a file of that name may be another one now."""
+        for key in [key for key in self._open if key[0] == directory]:
+            self._open.pop(key).drop()
+
+    def close(self) -> None:
+        """Let go of all."""
+        while self._open:
+            self._open.popitem()[1].drop()
+
+
+class Found(NamedTuple):
+    """A batch and where it lies."""
+
+    span: Span
+    segment: int
+    position: int
+    leader_epoch: int
+
+
+class SliceReader:
+    """The batches of one log, in order, by their headers. Not thread-safe."""
+
+    def __init__(self, directory: Path, filesystem: Filesystem, files: OpenSegments) -> None:
+        self._directory, self._filesystem, self._files = directory, filesystem, files
+        self._next: tuple[int, int, int] | None = None  # where the last read ended: offset, segment, byte
+        self._bases: list[int] = []
+
+    def forget(self) -> None:
+        """The log was cut, or is another process's now."""
+        self._next, self._bases = None, []
+        self._files.forget(self._directory)
+
+    def read(self, position: int, limit: int, max_bytes: int, *, want_offsets: bool) -> list[Found]:
+        """The batches that hold offsets in [position, limit), about `max_bytes` of them, one at least.
+
+        Empty if compaction left none. Raises NoBatchThere, OSError, CorruptRecordBatch for offsets that can't be read.
+        """
+        segment, at = self._next[1:] if self._next is not None and self._next[0] == position else self._place(position)
+        found: list[Found] = []
+        size, window, window_at, expected = 0, b"", 0, position
+        while size < max_bytes and expected < limit:
+            file = self._files.get(self._directory, segment).file
+            if not window_at <= at <= window_at + len(window) - HEADER_BYTES:
+                window, window_at = file.read_at(_WINDOW_BYTES, at), at
+            header = _header(window, at - window_at)
+            if isinstance(header, str):
+                following = self._following(segment)
+                if following is None:
+                    raise NoBatchThere(expected, segment, header)
+                segment, at, window, window_at = following, 0, b"", 0
+                continue
+            if header.base_offset >= limit:
+                break
+            if header.next_offset > position:
+                if header.next_offset <= expected:
+                    raise NoBatchThere(expected, segment, f"the batch at byte {at} ends before it")
+                span = _span(file, at, header, want_offsets=want_offsets)
+                found.append(Found(span, segment, at, header.leader_epoch))
+                size, expected = size + header.size_bytes, header.next_offset
+            at += header.size_bytes
+        self._next = (expected, segment, at)
+        return found
+
+    def slices(self, found: list[Found], held: list[OpenSegment]) -> tuple[FileSlice, ...]:
+        """Their bytes; neighbours in one piece. Files that are used are added to `held`, each to be released."""
+        pieces: list[FileSlice] = []
+        segment = -1
+        for one in found:
+            size = one.span.size_bytes
+            if one.segment == segment and pieces[-1].position + pieces[-1].size_bytes == one.position:
+                last = pieces.pop()
+                pieces.append(FileSlice(last.file, last.position, last.size_bytes + size))
+                continue
+            if one.segment != segment:
+                held.append(self._files.get(self._directory, one.segment).use())
+                segment = one.segment
+            pieces.append(FileSlice(held[-1].file, one.position, size))
+        return tuple(pieces)
+
+    def rewind(self, found: list[Found], taken: int) -> None:
+        """Only the first `taken` of what was read went out: the next read begins behind them."""
+        if taken < len(found):
+            one = found[taken]
+            self._next = (found[taken - 1].span.next_offset, one.segment, one.position) if taken else None
+
+    def _place(self, offset: int) -> tuple[int, int]:
+        """A segment and a byte where a batch begins that holds `offset`, or lies before it."""
+        if not self._bases or self._bases[-1] <= offset:
+            self._bases = list_segments(self._filesystem, self._directory)
+        at = bisect_right(self._bases, offset) - 1
+        if at < 0:
+            raise NoBatchThere(offset, self._bases[0] if self._bases else 0, "no segment begins so early")
+        base = self._bases[at]
+        index = IndexFile(self._filesystem, segment_path(self._directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
+        entry = index.floor(offset - base)
+        if entry is None:
+            return base, 0
+        file = self._files.get(self._directory, base).file
+        header = _header(file.read_at(HEADER_BYTES, entry[1]), 0)
+        if isinstance(header, str) or header.last_offset - base != entry[0]:
+            return base, 0  # the index is not to be believed
+        return base, entry[1]
+
+    def _following(self, segment: int) -> int | None:
+        if not self._bases or self._bases[-1] <= segment:
+            self._bases = list_segments(self._filesystem, self._directory)
+        at = bisect_right(self._bases, segment)
+        return self._bases[at] if at < len(self._bases) else None
+
+
+def _header(window: bytes, at: int) -> BatchHeader | str:
+    """The header there, or why there is none."""
+    data = window[at : at + HEADER_BYTES]
+    if len(data) < HEADER_BYTES:
+        return "the file ends"
+    try:
+        return BatchHeader.parse(data)
+    except CorruptRecordBatch as error:
+        return error.reason
+
+
+def _span(file: File, at: int, header: BatchHeader, *, want_offsets: bool) -> Span:
+    records = 0 if header.is_control else header.record_count
+    offsets = None
+    if want_offsets and 0 < records < header.next_offset - header.base_offset:
+        offsets = tuple(one.offset for one in RecordBatch.check(file.read_at(header.size_bytes, at), header).records())
+    return Span(header.base_offset, header.next_offset, header.size_bytes, records, offsets)

@@ -1,0 +1,206 @@
+"""A connection to a node whose logs are replayed: TCP, TLS if it is wanted, ApiVersions; and requests as they are sent.
+
+NodeConnection.ask      one question, one answer: waits              (StartReplay, DescribeRecordings, Truncate ...)
+NodeConnection.receive  what has come meanwhile: never waits         (ReplayData, ReplayEnd)
+"""
+
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from pushrep.errors import BadArgument
+from pushrep.protocol.calls import ApiKey
+from pushrep.protocol.client import Answer, ClientConnection, Event, first_request
+from pushrep.protocol.errors import NoCommonVersion, ProtocolError
+from pushrep.protocol.replay_messages import LengthKind, PositionKind, StartReplayRequest
+from pushrep.protocol.values import Part, Struct
+from pushrep.replay.errors import NodeUnreachable
+from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
+from pushrep.seams import REAL_NETWORK, Network
+from pushrep.seams.network import HostPort
+
+S = TypeVar("S", bound=Struct)
+_PORT_MAX = 65_535
+_READS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAccess:
+    """How a node is spoken to. Times in ms.
+
+    tls: a context of this process's own certificate, for a node with TLS. reconnect: a replay whose connection breaks
+    goes on from its position, for up to `reconnect_for_ms` without a word. silence_max_ms: a node that says nothing for
+    so long, not even a heartbeat, is taken for gone. credit_bytes: so much may be under way to one replay.
+    """
+
+    tls: ssl.SSLContext | None = None
+    connect_timeout_ms: int = 5_000
+    request_timeout_ms: int = 30_000
+    reconnect: bool = True
+    reconnect_for_ms: int = 300_000
+    backoff_min_ms: int = 50
+    backoff_max_ms: int = 2_000
+    silence_max_ms: int = 15_000
+    credit_bytes: int = 4 << 20
+    network: Network = REAL_NETWORK
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if name.endswith(("_ms", "_bytes")) and getattr(self, name) < 1:
+                raise BadArgument(name, f"{getattr(self, name)} is below 1")
+
+
+def parse_address(text: str) -> HostPort | None:
+    """`host:port` or `[v6]:port`; None if it is neither."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or "/" in host or not port.isdigit() or int(port) > _PORT_MAX:
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def address_text(address: HostPort) -> str:
+    """As people write it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class NodeConnection:
+    """One connection. Not thread-safe. Everything raises NodeUnreachable; it is of no use then."""
+
+    def __init__(self, address: HostPort, settings: NodeAccess) -> None:
+        self.address, self._settings = address, settings
+        self.protocol = ClientConnection()
+        self._early: list[Answer | Event] = []  # what came together with an answer that was waited for
+        self.socket: Any = None
+        try:
+            self.socket = settings.network.connect(address, settings.connect_timeout_ms / 1000)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if settings.tls is not None:
+                self.socket = settings.tls.wrap_socket(self.socket, server_hostname=address[0])
+            self._exchange(first_request("pushrep", version("pushrep")))
+            assert self.protocol.versions is not None, "they were just agreed on"
+            self.protocol.versions.version_of(ApiKey.START_REPLAY)
+            self.socket.settimeout(settings.request_timeout_ms / 1000)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise NodeUnreachable(
+                address_text(address), f"its certificate is refused: {error.verify_message}"
+            ) from error
+        except (OSError, ProtocolError, NoCommonVersion) as error:
+            self.close()
+            raise NodeUnreachable(address_text(address), str(error) or type(error).__name__) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: Struct, answer: type[S]) -> tuple[int, S]:
+        """The correlation id of `request`, and its answer; what comes besides is for `receive`."""
+        try:
+            correlation_id, found = self._exchange(request)
+        except (OSError, ProtocolError) as error:
+            raise self._gone(error) from error
+        if not isinstance(found, answer):
+            raise NodeUnreachable(address_text(self.address), f"it answered with {type(found).__name__}")
+        return correlation_id, found
+
+    def tell(self, correlation_id: int, event: Struct) -> None:
+        """Send an event of ours."""
+        try:
+            self.socket.settimeout(self._settings.request_timeout_ms / 1000)
+            self._send(self.protocol.tell(correlation_id, event))
+        except (OSError, ProtocolError) as error:
+            raise self._gone(error) from error
+        finally:
+            with suppress(OSError):
+                self.socket.settimeout(0)
+
+    def receive(self) -> list[Answer | Event]:
+        """What has come, empty if nothing has. The socket has to be one that does not wait (`settimeout(0)`)."""
+        if self._early:
+            early, self._early = self._early, []
+            return early
+        try:
+            for _ in range(_READS_MAX):
+                count = self.socket.recv_into(self.protocol.get_buffer())
+                if count == 0:
+                    raise ConnectionError("the node closed the connection")
+                if found := self.protocol.buffer_updated(count):
+                    return found
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return []
+        except (OSError, ProtocolError) as error:
+            raise self._gone(error) from error
+        return []
+
+    def event_of(self, correlation_id: int, timeout_s: float) -> Struct:
+        """Wait for the next event of that call."""
+        try:
+            self.socket.settimeout(timeout_s)
+            while True:
+                for found in self._early or self._received():
+                    if isinstance(found, Event) and found.correlation_id == correlation_id:
+                        return found.message
+                self._early = []
+        except (OSError, ProtocolError) as error:
+            raise self._gone(error) from error
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.socket is not None:
+            with suppress(OSError):
+                self.socket.close()
+
+    def _exchange(self, request: Struct) -> tuple[int, Struct]:
+        correlation_id, parts = self.protocol.ask(request)
+        self._send(parts)
+        answer = None
+        while answer is None:
+            for found in self._received():
+                if isinstance(found, Answer) and found.correlation_id == correlation_id:
+                    answer = found.message
+                else:
+                    self._early.append(found)
+        return correlation_id, answer
+
+    def _received(self) -> list[Answer | Event]:
+        count = self.socket.recv_into(self.protocol.get_buffer())
+        if count == 0:
+            raise ConnectionError("the node closed the connection")
+        return self.protocol.buffer_updated(count)
+
+    def _send(self, parts: list[Part]) -> None:
+        for part in parts:
+            view = memoryview(part)  # type: ignore[arg-type]  # nothing that is asked here has a file's records
+            while view:
+                view = view[self.socket.send(view) :]
+
+    def _gone(self, error: Exception) -> NodeUnreachable:
+        return NodeUnreachable(address_text(self.address), str(error) or type(error).__name__)
+
+
+def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayRequest:
+    """What is asked for, as it is sent. Raises BadArgument for numbers that can't be."""
+    position, length = request.position, request.length
+    kind, at = PositionKind.OFFSET, position
+    if position is None:
+        kind, at = PositionKind.LOG_START, 0
+    elif isinstance(position, AtTime):
+        kind, at = PositionKind.TIMESTAMP_MS, position.timestamp_ms
+    length_kind = LengthKind.RECORDS
+    if not isinstance(length, int):
+        length_kind = LengthKind.FOLLOW if length is FOLLOW else LengthKind.TO_END
+    assert isinstance(at, int), "every kind of position has its number"
+    return StartReplayRequest(
+        recording_id=recording_id,
+        position_kind=kind,
+        position=at,
+        length_kind=length_kind,
+        length=length if isinstance(length, int) else 0,
+        bound=request.bound,
+        max_bytes_per_s=request.max_bytes_per_s or 0,
+        epoch_before=-1 if request.epoch_before is None else request.epoch_before,
+    )
