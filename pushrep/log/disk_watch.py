@@ -68,6 +68,12 @@ class DiskWatch:
         finally:
             self.syncs.add(perf_counter() - started_s)
 
+    def look(self) -> DiskUsage:
+        """How full it is now; as it was last seen if it does not answer."""
+        with self._lock:
+            self._look()
+            return self._usage
+
     @property
     def usage(self) -> DiskUsage:
         """As it was last seen."""

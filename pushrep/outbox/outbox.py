@@ -78,7 +78,8 @@ class Outbox:
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
         self._owner_pid = os.getpid()
-        self._facts = Facts(directory, identity, settings, {log.partition: log for log, _ in logs}, opened.replication)
+        by_number = {log.partition: log for log, _ in logs}
+        self.facts = Facts(directory, identity, settings, by_number, opened.replication, self._budget)
         self._closing = threading.Lock()
         self._closed = False
         self._sealer.start()
@@ -192,7 +193,7 @@ class Outbox:
         with ExitStack() as resources:
             outbox = cls(directory, open_all(resources, asked), settings, clock=clock)
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
-            serve_control(outbox._resources, outbox._facts, filesystem)
+            serve_control(outbox._resources, outbox.facts, filesystem)
             return outbox
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
@@ -302,7 +303,7 @@ class Outbox:
 
     def status(self) -> OutboxStatus:
         """Members, in-sync set, epochs, watermarks, over all partitions; what `pushrep replica status` shows."""
-        return status_of(self._facts)
+        return status_of(self.facts)
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything appended before is on disk, whatever the durability.

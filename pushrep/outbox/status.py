@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.log import SegmentLog
+from pushrep.outbox.budget import Budget
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
@@ -45,6 +46,7 @@ class Facts(NamedTuple):
     settings: OutboxSettings
     logs: Mapping[int, SegmentLog]
     replication: "Replication | None"
+    budget: Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

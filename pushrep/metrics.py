@@ -1,0 +1,51 @@
+"""What every collector of pushrep is made of: names, and the families of Prometheus, filled when they are scraped.
+
+Names begin with `pushrep_`, sizes are `_bytes`, durations `_seconds`, counters end in `_total`, as Prometheus wants it.
+Needs the extra `metrics` (prometheus-client); nothing else in pushrep imports it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from pushrep.log.disk_watch import SYNC_BOUNDS_S, DiskWatch
+
+
+class Families:
+    """Metric families by name, each made when it gets its first sample. All samples of one have the same labels."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Metric] = {}
+
+    def gauge(self, name: str, help_: str, labels: dict[str, str], value: float) -> None:
+        """A number that goes up and down."""
+        family = self._made.setdefault(name, GaugeMetricFamily(name, help_, labels=list(labels)))
+        assert isinstance(family, GaugeMetricFamily), f"{name} is a gauge everywhere"
+        family.add_metric(list(labels.values()), value)
+
+    def counter(self, name: str, help_: str, labels: dict[str, str], value: float) -> None:
+        """A number that only rises; `name` without `_total`."""
+        family = self._made.setdefault(name, CounterMetricFamily(name, help_, labels=list(labels)))
+        assert isinstance(family, CounterMetricFamily), f"{name} is a counter everywhere"
+        family.add_metric(list(labels.values()), value)
+
+    def disk(self, labels: dict[str, str], disk: DiskWatch) -> None:
+        """How full it is, how long syncs took. What a disk does not answer is left out."""
+        usage = disk.look()
+        self.gauge("pushrep_disk_used_bytes", "Used on the file system of the logs.", labels, usage.used_bytes)
+        self.gauge("pushrep_disk_size_bytes", "Size of the file system of the logs.", labels, usage.total_bytes)
+        counts, seconds = disk.syncs.read()
+        name = "pushrep_fsync_seconds"
+        family = self._made.setdefault(name, HistogramMetricFamily(name, "Syncs of segments.", labels=list(labels)))
+        assert isinstance(family, HistogramMetricFamily), f"{name} is a histogram everywhere"
+        family.add_metric(list(labels.values()), list(_buckets(counts)), seconds)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._made.values())
+
+
+def _buckets(counts: Sequence[int]) -> Iterable[tuple[str, float]]:
+    bounds = [*map(str, SYNC_BOUNDS_S), "+Inf"]
+    return zip(bounds, accumulate(counts), strict=True)

@@ -1,0 +1,123 @@
+"""Metrics as a scraper gets them: by HTTP, in the exposition format, read by the client library's own parser."""
+
+import gc
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+
+from pushrep import Acks, Durability, Outbox
+from pushrep.outbox.metrics import OutboxCollector
+from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
+
+
+class Scrape:
+    """One look: value(name, label=...) is the one sample that has these labels."""
+
+    def __init__(self, url):
+        with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+            assert answer.status == 200
+            text = answer.read().decode()
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self.samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def values(self, name, **labels):
+        return [
+            sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+
+    def value(self, name, **labels):
+        (value,) = self.values(name, **labels)
+        return value
+
+
+@contextmanager
+def served(collector):
+    """The URL at which a registry with this collector answers."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_an_outbox_tells_lag_watermarks_sets_session_ends_buffers_syncs_disk_and_refusals(world):
+    """Contract, "Metrics": lag per replica (records, bytes, age), HWM, in-sync size, session ends by reason, buffer
+    bytes, fsync seconds, disk used, refusals by code; Q2: record_follower_not_caught_up is a metric, by replica.
+    """
+    world.node(1)
+    world.node(2)
+    far = str(world.nodes[2].address)
+    with open_outbox(world, 1, 2, partitions=2, acks=Acks.LOCAL) as outbox, served(OutboxCollector(outbox)) as url:
+        for number in range(10):
+            outbox.append(number % 2, b"both").result(WAIT_S)
+        wait_for_all(outbox)
+        scrape = Scrape(url)
+        assert scrape.values("pushrep_replica_lag_records") == [0, 0]
+        assert scrape.values("pushrep_replica_lag_seconds") == [0, 0]
+        assert scrape.value("pushrep_high_watermark", partition="0") == 5
+        assert scrape.value("pushrep_log_end_offset", partition="1", topic="orders") == 5
+        assert scrape.value("pushrep_in_sync_members", partition="1") == 3
+        assert scrape.value("pushrep_outbox_in_sync_members_min") == 3
+        assert scrape.value("pushrep_outbox_state", state="leading") == 1
+        assert scrape.value("pushrep_outbox_state", state="resigned") == 0
+        assert scrape.value("pushrep_outbox_epoch") == outbox.status().epoch
+        assert scrape.value("pushrep_disk_used_bytes") > 0
+        assert scrape.value("pushrep_fsync_seconds_count") >= 10
+        assert 0 < scrape.value("pushrep_fsync_seconds_sum") < 3600
+        buckets = scrape.values("pushrep_fsync_seconds_bucket")
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == scrape.value("pushrep_fsync_seconds_count")
+
+        world.nodes[2].stop()
+        for partition in range(2):
+            outbox.append(partition, b"x" * 3000).result(WAIT_S)
+        wait_until(lambda: not outbox.lag()[far].in_sync, "it left")
+        scrape = Scrape(url)
+        assert scrape.value("pushrep_replica_lag_records", address=far) == 2
+        assert 6000 <= scrape.value("pushrep_replica_lag_bytes", address=far) <= 6000 + 2 * 4500
+        assert scrape.value("pushrep_replica_lag_seconds", replica="2") > 0
+        assert scrape.value("pushrep_replica_in_sync_partitions", replica="2") == 0
+        assert scrape.value("pushrep_follower_not_caught_up_total", replica="2") == 2
+        assert scrape.value("pushrep_push_buffer_bytes") > 6000
+        world.node(2)
+        wait_for_all(outbox)
+        scrape = Scrape(url)
+        assert scrape.value("pushrep_replica_lag_records", address=far) == 0
+        # The node came back under another replica epoch: what was sent on the old session was refused as stale.
+        assert scrape.value("pushrep_replica_refusals_total", replica="2", code="STALE_SESSION") >= 1
+        assert sum(scrape.values("pushrep_push_session_ends_total", reason="STALE_REPLICA_EPOCH")) >= 1
+        wait_until(lambda: Scrape(url).value("pushrep_push_buffer_bytes") == 0, "given back")
+    assert scrape.value("pushrep_outbox_buffer_limit_bytes") == 64 << 20
+
+
+def test_a_closed_outbox_tells_nothing_and_another_can_be_added(tmp_path):
+    collector = OutboxCollector(by_partition=False)
+    with served(collector) as url:
+        assert Scrape(url).samples == []
+        with (
+            Outbox.open(tmp_path / "a", "orders", 3, "billing") as first,
+            Outbox.open(tmp_path / "b", "refunds", 1, "billing", durability=Durability.BUFFERED) as second,
+        ):
+            collector.add(first)
+            collector.add(second)
+            scrape = Scrape(url)
+            assert scrape.value("pushrep_outbox_state", topic="refunds", state="alone") == 1
+            assert len(scrape.values("pushrep_outbox_epoch")) == 2
+            assert "pushrep_high_watermark" not in scrape.families, "by_partition=False"
+            collector.remove(second)
+            assert scrape.values("pushrep_outbox_epoch", topic="refunds") == [-1]
+            assert Scrape(url).values("pushrep_outbox_epoch", topic="refunds") == []
+        assert Scrape(url).samples == []
+
+
+@pytest.fixture(autouse=True)
+def no_socket_left():
+    yield
+    gc.collect()  # what is not closed warns, and warnings are errors
