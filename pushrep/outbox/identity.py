@@ -9,8 +9,9 @@ With replicas "version" is 2, and there is as well (indexes are 0 to 255, this d
 
 The PID of every record rests on outbox_id, producer, topic and pid_epoch, so a flipped bit here would turn the whole
 history into another producer's: `crc32c` is taken over the other fields as compact JSON with sorted keys.
-Written whole and atomically, under the directory's lock: when the outbox is made, when its epoch rises (epoch.py), and
-when it is opened with replicas for the first time.
+Written whole and atomically, under the directory's lock: when the outbox is made, when its epoch rises (epoch.py), when
+it is opened with replicas for the first time, and when the newest grant (promises.json beside it, which decides) names
+other members. A replica that was promoted gets its file at the first open: from the grant, and the producer's name.
 """
 
 import json
@@ -19,14 +20,14 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 
 from filtering import producer_id
 from pushrep.log.log_names import is_topic
 from pushrep.outbox.errors import CorruptOutboxFile, OutboxDiffers, SettingRefused
-from pushrep.replication.grants import default_min_insync
+from pushrep.replication.grants import Grant, default_min_insync
 from pushrep.seams import Filesystem, read_whole, write_atomic
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -158,22 +159,39 @@ def write_identity(filesystem: Filesystem, directory: Path, identity: OutboxIden
     write_atomic(filesystem, directory / FILE_NAME, [encode(identity)])
 
 
-def settle_identity(
+class Lead(NamedTuple):
+    """The newest grant that this directory keeps, and which member it is."""
+
+    grant: Grant
+    member: int
+
+
+def settle_identity(  # noqa: PLR0913 - what is there, and what is wanted
     filesystem: Filesystem,
     directory: Path,
     wanted: OutboxIdentity,
     *,
     logs_exist: bool,
     min_insync_replicas: int | None = None,
+    lead: Lead | None = None,
 ) -> tuple[OutboxIdentity, bool]:
     """The stored identity, or `wanted` made durable if there is none; and whether the outbox was made just now.
 
-    min_insync_replicas: as the caller wants it, None: as it is. The caller holds the directory's lock. Raises
+    min_insync_replicas: as the caller wants it, None: as it is. lead: by which grant this directory may lead, None
+    before there is one. The caller holds the directory's lock. Raises
     `OutboxDiffers` where a fixed setting is asked for with another value,
     `CorruptOutboxFile` if logs of the topic lie there without the file.
     """
     path = directory / FILE_NAME
     stored = read_identity(filesystem, directory)
+    if stored is None and lead is not None:
+        stored = replace(wanted, outbox_id=str(lead.grant.outbox_id), pid_epoch=lead.grant.pid_epoch)
+        stored = replace(stored, topic=lead.grant.topic, partitions=lead.grant.partitions, carrier=lead.grant.carrier)
+        _check_fixed(path, stored, wanted)
+        stored = _as_granted(path, stored, lead, wanted, min_insync_replicas)
+        write_identity(filesystem, directory, stored)
+        _LOG.info("%s was a replica and leads now, by the grant of epoch %d", directory, lead.grant.epoch)
+        return stored, False
     if stored is None:
         if logs_exist:
             raise CorruptOutboxFile(
@@ -182,9 +200,12 @@ def settle_identity(
         write_identity(filesystem, directory, wanted)
         _LOG.info("a new outbox was made in %s: producer %r, topic %r", directory, wanted.producer, wanted.topic)
         return wanted, True
-    for setting in ("topic", "producer", "partitions", "carrier"):
-        if (kept := getattr(stored, setting)) != (got := getattr(wanted, setting)):
-            raise OutboxDiffers(path, setting, stored=kept, got=got)
+    _check_fixed(path, stored, wanted)
+    if lead is not None:
+        granted = _as_granted(path, stored, lead, wanted, min_insync_replicas)
+        if granted != stored:
+            write_identity(filesystem, directory, granted)
+        return granted, False
     if wanted.replicas and not stored.replicas:
         stored = replace(stored, replicas=wanted.replicas, min_insync_replicas=wanted.min_insync_replicas)
         write_identity(filesystem, directory, stored)
@@ -196,3 +217,34 @@ def settle_identity(
     if min_insync_replicas not in {None, stored.min_insync_replicas}:
         raise OutboxDiffers(path, "min_insync_replicas", stored=stored.min_insync_replicas, got=min_insync_replicas)
     return stored, False
+
+
+def _check_fixed(path: Path, stored: OutboxIdentity, wanted: OutboxIdentity) -> None:
+    for setting in ("topic", "producer", "partitions", "carrier"):
+        if (kept := getattr(stored, setting)) != (got := getattr(wanted, setting)):
+            raise OutboxDiffers(path, setting, stored=kept, got=got)
+
+
+def _as_granted(
+    path: Path, stored: OutboxIdentity, lead: Lead, wanted: OutboxIdentity, min_insync_replicas: int | None
+) -> OutboxIdentity:
+    """With the members of the grant. One of them that had no address may get the one that is new in `wanted`.
+
+    A leader does not listen: when it comes back as a replica, it does.
+    """
+    grant = lead.grant
+    others = {one.index: one.address for one in grant.members if one.index != lead.member}
+    got = [address for _, address in wanted.replicas]
+    new = [address for address in got if address not in others.values()]
+    silent = [index for index, address in others.items() if not address]
+    if len(new) > 1 or len(new) > len(silent) or any(address and address not in got for address in others.values()):
+        raise OutboxDiffers(path, "replicas", stored=[one for one in others.values() if one], got=got)
+    if min_insync_replicas not in {None, grant.min_insync_replicas}:
+        raise OutboxDiffers(path, "min_insync_replicas", stored=grant.min_insync_replicas, got=min_insync_replicas)
+    return replace(
+        stored,
+        member=lead.member,
+        replicas=tuple(sorted((others | dict(zip(silent, new, strict=False))).items())),
+        min_insync_replicas=grant.min_insync_replicas,
+        pid_epoch=max(stored.pid_epoch, grant.pid_epoch),
+    )

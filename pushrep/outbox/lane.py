@@ -21,7 +21,7 @@ from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoiso
 from pushrep.outbox.batch import Batch, Gate, ManyReceipt, Receipt
 from pushrep.outbox.columns import Columns
 from pushrep.outbox.errors import OffsetsMoved, PartitionStopped
-from pushrep.outbox.lane_replicas import LaneReplicas, Waiting
+from pushrep.outbox.lane_replicas import LaneReplicas, Waiting, turn_of
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.shared import Shared
 from pushrep.outbox.source_order import SourceOrder
@@ -44,6 +44,7 @@ class Lane:
         self.room = 0  # bytes of the budget that the open batch holds and has not used
         self.open: Batch | None = None
         self._store, self._replicas = store, replicas
+        self._turn = turn_of(replicas)
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
         # Where the log ends for us. Its own word would do until somebody cuts it: below, our PID names other records.
         self._next_offset = log.log_end_offset
@@ -160,11 +161,9 @@ class Lane:
 
     def _linger(self, batch: Batch | None) -> None:
         """Let a new batch wait for more records, as long as the settings say."""
-        if batch is None:
-            return
-        if self._settings.linger_ms == 0:
+        if batch is not None and self._settings.linger_ms == 0:
             self._want_seal(batch)
-        else:
+        elif batch is not None:
             self._shared.opened(batch)
 
     def _close_open(self) -> None:
@@ -282,7 +281,8 @@ class Lane:
                 self._writing.append(batch)
             round_ = list(self._writing)
         if round_:
-            self._write(round_)
+            with self._turn:
+                self._write(round_)
         with self.lock:
             self._with_writer = False
             if self._full or self._seal_wanted:
@@ -331,6 +331,10 @@ class Lane:
             return done, in_log, error
         return done, len(done), None
 
+    def go_on_at_log_end(self) -> None:
+        """The log got records from another member; nothing was taken here meanwhile."""
+        self._next_offset = self.log.log_end_offset
+
     def last_position(self, pid: int, partition: int) -> int | None:
         """The highest source offset of the pair in the log; raises `PartitionStopped` if the log was cut meanwhile."""
         wanted = self._next_offset  # read first: a writer may raise both meanwhile
@@ -372,8 +376,7 @@ class Lane:
 
     def _take_waiting(self) -> list[Batch]:
         self._close_open()
-        waiting = list(self._full)
-        self._full.clear()
+        waiting, self._full = list(self._full), deque()
         return waiting
 
     def _fail(self, batch: Batch, failure: Exception, *, may_be_delivered: bool) -> None:

@@ -6,8 +6,10 @@
 Batches wait only with acks=ALL; with LOCAL they are pushed and nobody looks back.
 """
 
+import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from pushrep.outbox.batch import Batch
@@ -40,7 +42,9 @@ class LaneReplicas:
         """Why the outbox can't lead, until it is opened again."""
         self.waiting: deque[Waiting] = deque()
         """In log order; guarded by the lane's lock."""
-        self._name, self._needed, self._clock = name, min_insync_replicas, clock
+        self.turn = threading.Lock()
+        """Held while a round is written: who takes it knows that nothing is appended, and may change who leads."""
+        self.needed, self._name, self._clock = min_insync_replicas, name, clock
 
     def refusal(self) -> Exception | None:
         """Why a record can't be taken now, None if it can."""
@@ -97,4 +101,9 @@ class LaneReplicas:
         return taken
 
     def _not_enough(self, in_sync: int) -> NotEnoughReplicas:
-        return NotEnoughReplicas(self._name, in_sync=in_sync, needed=self._needed)
+        return NotEnoughReplicas(self._name, in_sync=in_sync, needed=self.needed)
+
+
+def turn_of(replicas: LaneReplicas | None) -> AbstractContextManager[object]:
+    """What a round of writing is carried out in."""
+    return nullcontext() if replicas is None else replicas.turn

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
-from pushrep.outbox.identity import OutboxIdentity, settle_identity
+from pushrep.outbox.identity import Lead, OutboxIdentity, settle_identity
 from pushrep.outbox.lane_replicas import LaneReplicas
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import ReplicaSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
+from pushrep.replication.errors import NotLeader
 from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
@@ -61,15 +63,20 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     """Raises as `Outbox.open` does."""
     held = LogDirectory.acquire(asked.directory, asked.filesystem, asked.clock)
     resources.callback(held.release)
+    lead = _lead_of(held)
     identity, is_new = settle_identity(
         asked.filesystem,
         held.path,
         asked.wanted,
         logs_exist=any(name == asked.wanted.topic for name, _ in list_logs(held.path, asked.filesystem)),
         min_insync_replicas=asked.replicas.min_insync_replicas,
+        lead=lead,
     )
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=asked.accept_loss)
-    logs = [_open_log(resources, held, n, asked) for n in range(identity.partitions)]
+    logs: list[tuple[SegmentLog, PositionsStore]] = []
+    for n in range(identity.partitions):  # all of one topic, which has one id
+        log_id = logs[0][0].log_id if logs else lead.grant.topic_id if lead is not None else None
+        logs.append(_open_log(resources, held, n, asked, has_replicas=bool(identity.replicas), log_id=log_id))
     if not identity.replicas:
         identity = settle_epoch(held, identity, logs, made_anew)
         shipping = _start_shipping(resources, asked, identity, logs)
@@ -77,11 +84,11 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     # Half of the wire's room comes with it, which an outbox without replicas does not need.
     from pushrep.outbox.replication import Replication  # noqa: PLC0415
 
-    replication = Replication(identity, logs, asked.replicas, asked.durability, asked.clock)
+    replication = Replication(held, identity, logs, asked.replicas, asked.durability, asked.clock)
     resources.callback(replication.close)
-    seen = replication.catch_up()  # before the PID epoch: what comes back was not lost
+    replication.open()  # before the PID epoch: what comes back was not lost
     identity = settle_epoch(held, identity, logs, made_anew)
-    replication.start(seen, identity.pid_epoch)
+    replication.start(identity.pid_epoch)
     shipping = _start_shipping(resources, asked, identity, logs)
     return Opened(identity=identity, logs=logs, replication=replication, shipping=shipping)
 
@@ -100,8 +107,28 @@ def _start_shipping(
     return start_shipping(resources, to_ship, asked.kafka, asked.replicas.open_timeout_s)
 
 
-def _open_log(
-    resources: ExitStack, held: LogDirectory, partition: int, asked: ToOpen
+def _lead_of(held: LogDirectory) -> Lead | None:
+    """By which grant this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
+    if not held.filesystem.exists(held.path / "promises.json"):
+        return None
+    from pushrep.node.promises import find_promises  # noqa: PLC0415 - as above
+
+    _, promises = find_promises(held.path, held.filesystem) or (None, None)
+    if promises is None or promises.grant is None:
+        return None
+    if not promises.is_led_here:
+        raise NotLeader(promises.grant.leader, promises.grant.epoch)
+    return Lead(promises.grant, promises.member)
+
+
+def _open_log(  # noqa: PLR0913 - one log, and what it belongs to
+    resources: ExitStack,
+    held: LogDirectory,
+    partition: int,
+    asked: ToOpen,
+    *,
+    has_replicas: bool,
+    log_id: UUID | None,
 ) -> tuple[SegmentLog, PositionsStore]:
     path = held.path / f"{asked.wanted.topic}-{partition}"
     store = PositionsStore(path / POSITIONS_NAME, asked.wanted.carrier, asked.filesystem)
@@ -111,7 +138,8 @@ def _open_log(
         path,
         config=asked.log_config,
         derived=(store,),
-        has_replicas=bool(asked.wanted.replicas),
+        log_id=log_id,
+        has_replicas=has_replicas,
         filesystem=asked.filesystem,
         clock=asked.clock,
     )

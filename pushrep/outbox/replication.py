@@ -1,35 +1,45 @@
-"""An outbox's replicas as a whole: look at the other members, fetch what they have more, lead, show how far they are.
+"""An outbox's replicas as a whole: who leads, by which grant, what is pushed, how far they are.
 
-    open    ─▶ look ─▶ fetch ─▶ Leading ─▶ wait until enough are in sync (acks=ALL, up to open_timeout_s)
-               └ too few answered: LOCAL leads all the same; ALL looks on in the background and takes no record
+    open    ─▶ Candidacy: look, take a number, grant, fetch ─▶ PID epoch ─▶ start: Leading, wait for enough in sync
+               └ too few answer: with ALL no record is taken, with LOCAL they go under a number without a grant;
+                 `watch` looks on in the background until it leads
     while open ─▶ a tick fails what waits for longer than delivery_timeout_ms
+               ─▶ change_members: writers stand still, a new grant, a new Leading; who waited goes on waiting
 
-This directory leads, at every open under the next number that is its own; nobody else is made the leader here.
+NotLeader at the open: another has the lead. The directory then keeps that grant, and can go under a node as it is.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from time import monotonic
 from uuid import UUID
 
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, SegmentLog
-from pushrep.outbox.errors import NotReplicatedInTime
+from pushrep.log.directory import LogDirectory
+from pushrep.node.asking import tp_of
+from pushrep.node.candidacy import Candidacy, Change, too_few
+from pushrep.node.promises import NO_MEMBER, PromiseKeeper
+from pushrep.outbox.errors import NotEnoughReplicas, NotReplicatedInTime
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.lag import ReplicaLag, lag_of
 from pushrep.outbox.lane import Lane
 from pushrep.outbox.lane_replicas import LaneReplicas
-from pushrep.outbox.members import Asker, Seen, fetch, highest_epoch, look, members_ahead, tp_of
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.settings import ReplicaSettings
+from pushrep.push.errors import MayStillBeDelivered, ReplicaUnreachable
 from pushrep.push.leading import Leading
 from pushrep.push.manager import PushManager
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
-from pushrep.replication.errors import LogNotFit, NotAhead
-from pushrep.replication.grants import Grant, Member, Quorum, next_ballot
+from pushrep.records import RecordBatch
+from pushrep.replication.candidate import Purpose
+from pushrep.replication.errors import TooFewMembers
+from pushrep.replication.grants import Grant, Member, next_ballot
+from pushrep.replication.leader import PartitionLeader
 from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -40,10 +50,11 @@ _TICK_MAX_S = 1.0
 
 
 class Replication:
-    """The replicas of an open outbox. `catch_up`, `start`, `watch` in this order, `close` at the end."""
+    """The replicas of an open outbox. `open`, `start`, `watch` in this order, `close` at the end."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what is led, and how
         self,
+        held: LogDirectory,
         identity: OutboxIdentity,
         logs: Sequence[tuple[SegmentLog, PositionsStore]],
         settings: ReplicaSettings,
@@ -53,10 +64,18 @@ class Replication:
         self._identity, self._settings, self._durability, self._clock = identity, settings, durability, clock
         self._stores = {log.partition: store for log, store in logs}
         self._logs = {log.partition: log for log, _ in logs}
-        self._replicas = [Replica(index, Address.parse(address)) for index, address in identity.replicas]
         self._push = settings.push or PushSettings()
+        self._keeper = PromiseKeeper(held.path, UUID(identity.outbox_id), held.filesystem)
+        if self._keeper.kept.member == NO_MEMBER:
+            self._keeper.keep(replace(self._keeper.kept, member=identity.member))
+        self._candidacy = Candidacy(
+            self._keeper, self._logs, self._push, addresses=dict(identity.replicas), fetched=self._fetched, clock=clock
+        )
+        self._grant: Grant | None = None
         self._leading: Leading | None = None
-        self._leading_lock = threading.Lock()
+        self._learners: dict[int, Replica] = {}
+        self._own_lanes: Sequence[Lane] = ()
+        self._changing = threading.Lock()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.lanes: Mapping[int, LaneReplicas] = {
@@ -69,59 +88,70 @@ class Replication:
             for n, log in self._logs.items()
         }
 
-    @property
-    def _outbox_id(self) -> UUID:
-        return UUID(self._identity.outbox_id)
+    # -- opening ---------------------------------------------------------------------------------------------------
 
-    def catch_up(self) -> list[Seen]:
-        """Look at the other members, and fetch what one of them has more. Nobody appends yet.
+    def open(self) -> None:
+        """Try to become the leader; what other members have more is here then. Nobody appends yet.
 
-        Raises NotLeader, LogNotFit, ReplicaUnreachable if who is ahead goes away meanwhile, and as the log does.
+        Raises NotLeader, LogNotFit, NotAMember, ReplicaUnreachable if who is ahead goes away meanwhile, as logs do.
         """
-        for log in self._logs.values():
-            if (damaged := log.damaged_from) is not None:
-                raise LogNotFit(log.partition, f"it is damaged from offset {damaged} on")
-        seen = self._look(self._settings.open_timeout_s)
-        epoch = self._next_epoch(seen)
-        for ahead in members_ahead(self._identity.member, self._logs.values(), seen):
-            log = self._logs[ahead.partition]
-            before = log.log_end_offset
-            count = fetch(ahead, log, self._stores[ahead.partition], epoch, self._push)
-            _LOG.warning("%s ended at %d; %d records were fetched from %s", log.path, before, count, ahead.replica)
-        return seen
+        try:
+            self._grant = self._run(self._renewal)
+        except TooFewMembers as error:
+            self._grant = None
+            taken = "no record is taken" if self.needs_all else "records go under a number without a grant"
+            _LOG.warning("%s: %s; until they do, %s", self._keeper.directory, error, taken)
 
-    def start(self, seen: Sequence[Seen], pid_epoch: int) -> None:
-        """Lead, or look on until it can. Raises OSError, LogPoisoned."""
+    def start(self, pid_epoch: int) -> None:
+        """Lead, if there is a grant, and wait until enough are in sync. Raises as `open`."""
         self._identity = replace(self._identity, pid_epoch=pid_epoch)
         started = monotonic()
-        if not self._settings.needs_all:
-            self._lead(seen)
+        if self._grant is not None and self._grant.pid_epoch != pid_epoch:
+            self.open()  # every member knows it before a record of that PID is anywhere
+        if self._grant is None:
+            if not self.needs_all:
+                self._candidacy.begin_ungranted()
             return
-        if not self._are_enough(seen):
-            _LOG.warning(
-                "%d of %d needed members answer: no record is taken until they do", len(seen) + 1, self._quorum.to_lead
-            )
-            self._run("pushrep-look", self._look_on)
-            return
-        self._lead(seen)
-        while monotonic() - started < self._settings.open_timeout_s:
+        self._lead(self._grant)
+        while self.needs_all and monotonic() - started < self._settings.open_timeout_s:
             if all(lane.refusal() is None for lane in self.lanes.values()) or self._stop.wait(_PAUSE_S):
                 return
 
     def watch(self, lanes: Sequence[Lane]) -> None:
-        """From now on fail what waits in them for longer than `delivery_timeout_ms`."""
-        if self._settings.needs_all:
-            self._run("pushrep-delivery", lambda: self._expire_late(lanes))
+        """From now on fail what waits in them for longer than `delivery_timeout_ms`; lead, if it could not yet."""
+        self._own_lanes = lanes
+        if self.needs_all:
+            self._thread("pushrep-delivery", self._expire_late)
+        if self._grant is None:
+            self._thread("pushrep-look", self._look_on)
 
-    def lag(self) -> dict[str, ReplicaLag]:
-        """By address."""
-        lags = self.lag_by_index()
-        return {str(one.address): lags[one.index] for one in self._replicas}
+    def close(self) -> None:
+        """End the sessions and the threads. A second call does nothing."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        leading = self._leading
+        if leading is not None:
+            leading.close()
 
-    def lag_by_index(self) -> dict[int, ReplicaLag]:
-        """By the member's index."""
-        now_ms = self._clock.monotonic_ms()
-        return {one.index: lag_of(one.index, self.lanes, self._logs, now_ms) for one in self._replicas}
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether receipts wait for replicas."""
+        return self._settings.needs_all
+
+    @property
+    def grant(self) -> Grant | None:
+        """By which this outbox leads; None while too few members answer."""
+        return self._grant if self._leading is not None else None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Of the newest grant, this directory's own too; of a change that is not settled, those of both lists."""
+        grant = self._keeper.kept.grant or self._first()
+        known = {one.index: one for one in (*grant.previous_members, *grant.members)}
+        return tuple(known[index] for index in sorted(known))
 
     @property
     def manager(self) -> PushManager | None:
@@ -129,40 +159,89 @@ class Replication:
         leading = self._leading
         return None if leading is None else leading.manager
 
+    def lag(self) -> dict[str, ReplicaLag]:
+        """By address."""
+        lags = self.lag_by_index()
+        return {str(one.address): lags[one.index] for one in self._replicas()}
+
+    def lag_by_index(self) -> dict[int, ReplicaLag]:
+        """By the member's index."""
+        now_ms = self._clock.monotonic_ms()
+        return {one.index: lag_of(one.index, self.lanes, self._logs, now_ms) for one in self._replicas()}
+
+    # -- changing members ------------------------------------------------------------------------------------------
+
+    def push_to(self, index: int, address: str) -> None:
+        """Push to a node that is to become member `index`: it gets everything, and counts for nothing yet."""
+        with self._changing:
+            replica = self._learners[index] = Replica(index, Address.parse(address))
+            if self._leading is not None:
+                self._leading.push_to(replica)
+
+    def has_caught_up(self, index: int) -> bool:
+        """Whether it holds everything below the high watermark of every partition."""
+        return self._holds(lambda leader: index in leader.caught_up)
+
     @property
-    def needs_all(self) -> bool:
-        """Whether receipts wait for replicas."""
-        return self._settings.needs_all
+    def may_settle(self) -> bool:
+        """Whether the change of members that the grant began is done: `change_members` by `Grant.settled` ends it."""
+        return self._holds(lambda leader: leader.may_settle)
 
-    def close(self) -> None:
-        """End the sessions and the threads. A second call does nothing."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        with self._leading_lock:
-            leading = self._leading
-        if leading is not None:
-            leading.close()
+    def change_members(self, change: Change) -> Grant:
+        """Go on under the grant that `change(newest grant, its number)` makes. Appends wait meanwhile.
 
-    @property
-    def _quorum(self) -> Quorum:
-        indexes = {self._identity.member, *(index for index, _ in self._identity.replicas)}
-        return Quorum(frozenset(indexes), self._identity.min_insync_replicas)
+        Raises TooFewMembers, BadGrant, NotEnoughReplicas or NotLeader if it does not lead now. If it stops half-way,
+        it goes on as an open that found too few.
+        """
+        with self._changing:
+            grant = self._keeper.kept.grant or self._first()
+            found = self._candidacy.look(grant, self._settings.open_timeout_s)
+            refusal = too_few(grant, self._identity.member, found) or self._why_not_leading()
+            if refusal is not None:
+                raise refusal
+            with self._standing_still():
+                return self._hand_over(change)
 
-    def _look(self, timeout_s: float) -> list[Seen]:
-        asker = Asker(self._outbox_id, self._identity.member, list(self._logs.values()), self._push)
-        return look(asker, self._replicas, timeout_s)
+    def _why_not_leading(self) -> Exception | None:
+        for lane in self.lanes.values():
+            if lane.failure is not None or lane.led is None:
+                return lane.failure or NotEnoughReplicas(self._identity.topic, in_sync=1, needed=lane.needed)
+            if lane.led.resigned is not None:
+                return lane.led.resigned
+        return None
 
-    def _are_enough(self, seen: Sequence[Seen]) -> bool:
-        return len(seen) + 1 >= self._quorum.to_lead
+    def _hand_over(self, change: Change) -> Grant:
+        assert self._leading is not None, "it leads"
+        waiting = self._leading.hand_over()
+        self._leading = self._grant = None
+        for lane in self.lanes.values():
+            lane.led = None
+        try:
+            self._grant = self._run(change)
+            leading = self._lead(self._grant)
+        except BaseException as error:
+            for of_partition in waiting.values():
+                for _, callback in of_partition:
+                    callback(MayStillBeDelivered(f"the members could not be changed: {error}"))
+            self._thread("pushrep-look", self._look_on)
+            raise
+        for number, of_partition in waiting.items():
+            for end_offset, callback in of_partition:
+                leading.partitions[number].when_replicated(end_offset, callback)
+        return self._grant
 
-    def _next_epoch(self, seen: Sequence[Seen]) -> int:
-        return next_ballot(self._identity.member, highest_epoch(self._logs.values(), seen))
+    # -- leading ---------------------------------------------------------------------------------------------------
 
-    def _lead(self, seen: Sequence[Seen]) -> None:
-        identity, epoch = self._identity, self._next_epoch(seen)
-        grant = Grant(
-            outbox_id=self._outbox_id,
+    def _run(self, change: Change, *, may_cut: bool = True) -> Grant:
+        first = self._first() if self._keeper.kept.grant is None else None
+        timeout_s = self._settings.open_timeout_s
+        return self._candidacy.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut)
+
+    def _first(self) -> Grant:
+        """Of an outbox that nobody has led yet."""
+        identity, epoch = self._identity, next_ballot(self._identity.member, -1)
+        return Grant(
+            outbox_id=UUID(identity.outbox_id),
             epoch=epoch,
             leader=identity.member,
             members=(Member(identity.member), *(Member(index, address) for index, address in identity.replicas)),
@@ -174,52 +253,100 @@ class Replication:
             partitions=identity.partitions,
             carrier=identity.carrier,
         )
+
+    def _renewal(self, base: Grant, epoch: int) -> Grant:
+        """The same again, with where members listen now and the PID epoch of now."""
+        addresses = dict(self._identity.replicas)
+        members = tuple(replace(one, address=addresses.get(one.index) or one.address) for one in base.members)
+        pid_epoch = max(base.pid_epoch, self._identity.pid_epoch)
+        return replace(base.renewed(epoch, self._identity.member), members=members, pid_epoch=pid_epoch)
+
+    def _lead(self, grant: Grant) -> Leading:
+        self._candidacy.begin(grant)
+        self._grant = grant
         leading = Leading(
-            self._outbox_id,
+            grant.outbox_id,
             grant,
             self._logs,
-            self._replicas,
+            self._replicas(),
             durability=self._durability,
             settings=self._push,
             replica_lag_max_ms=self._settings.replica_lag_max_ms,
             clock=self._clock,
         )
-        with self._leading_lock:
-            self._leading = leading
+        self._leading = leading
         leading.start()
         for number, lane in self.lanes.items():
-            lane.led = leading.partitions[number]
+            lane.needed, lane.led = grant.min_insync_replicas, leading.partitions[number]
+        return leading
 
     def _look_on(self) -> None:
-        """Until enough members answer. What one of them has more is fetched by the next open."""
+        """Until enough members answer. What can't be done beside appends is left to the next open."""
         try:
             while not self._stop.wait(_LOOK_AGAIN_S):
-                seen = self._look(self._settings.open_timeout_s)
-                if not self._are_enough(seen) or self._stop.is_set():
-                    continue
-                for ahead in members_ahead(self._identity.member, self._logs.values(), seen):
-                    log = self._logs[ahead.partition]
-                    raise NotAhead(
-                        partition=ahead.partition,
-                        own=(log.leader_epochs.latest_epoch, log.log_end_offset),
-                        member=ahead.replica.index,
-                        theirs=(ahead.ends.leader_epochs.latest_epoch, ahead.ends.log_end_offset),
-                    )
-                self._lead(seen)
-                return
+                with self._changing:
+                    if self._lead_if_enough():
+                        return
         except (OSError, PushrepError) as error:
             _LOG.error("can't lead, open the outbox again: %s", error)
             for lane in self.lanes.values():
                 lane.failure = error
 
-    def _expire_late(self, lanes: Sequence[Lane]) -> None:
+    def _lead_if_enough(self) -> bool:
+        grant = self._keeper.kept.grant or self._first()
+        found = self._candidacy.look(grant, self._settings.open_timeout_s)
+        is_led_by_another = any(
+            one.grant is not None and one.grant.epoch > grant.epoch and one.grant.leader != grant.leader
+            for one in found.values()
+        )
+        is_enough = is_led_by_another or too_few(grant, self._identity.member, found) is None
+        if self._stop.is_set() or not is_enough:
+            return False
+        try:
+            with self._standing_still():
+                granted = self._run(self._renewal, may_cut=False)
+                for lane in self._own_lanes:
+                    lane.go_on_at_log_end()
+                self._lead(granted)
+        except (TooFewMembers, ReplicaUnreachable):
+            return False
+        return True
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """Nothing is written to any log meanwhile."""
+        with ExitStack() as turns:
+            for lane in self.lanes.values():
+                turns.enter_context(lane.turn)
+            yield
+
+    def _replicas(self) -> list[Replica]:
+        own = self._identity.member
+        found = {one.index: one.address for one in self.members if one.index != own and one.address}
+        listed = [Replica(index, Address.parse(address)) for index, address in found.items()]
+        return [*listed, *(one for index, one in self._learners.items() if index not in found)]
+
+    def _fetched(self, partition: int, batch: RecordBatch) -> None:
+        self._stores[partition].dispatch(batch)
+
+    def _holds(self, of_leader: Callable[[PartitionLeader], bool]) -> bool:
+        for lane in self.lanes.values():
+            led = lane.led
+            if led is None:
+                return False
+            with led.lock:
+                if not of_leader(led.leader):
+                    return False
+        return True
+
+    def _expire_late(self) -> None:
         timeout_ms = self._settings.delivery_timeout_ms
         while not self._stop.wait(min(_TICK_MAX_S, timeout_ms / 1000 / _TICKS_PER_TIMEOUT)):
             since_ms = self._clock.monotonic_ms() - timeout_ms
-            for lane in lanes:
+            for lane in self._own_lanes:
                 lane.expire(since_ms, NotReplicatedInTime(timeout_ms))
 
-    def _run(self, name: str, target: Callable[[], None]) -> None:
+    def _thread(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -7,8 +7,8 @@
     leading.when_replicated(partition, end_offset, callback)        callback(None), or callback(why not)
     leading.close()
 
-For each replica a thread drives its sessions: connect ─▶ DescribeLog ─▶ match epochs ─▶ start_push. A session that
-ended begins anew after a pause, unless its reason says that it is over for good.
+For each replica a thread drives its sessions: connect ─▶ Grant ─▶ DescribeLog ─▶ match epochs ─▶ start_push. A session
+that ended begins anew after a pause, unless its reason says that it is over for good.
 """
 
 import logging
@@ -27,7 +27,7 @@ from pushrep.push.manager import PushManager
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.wire import log_ends_of
+from pushrep.push.wire import grant_to_wire, log_ends_of
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replication.epochs import LogEnds
@@ -84,10 +84,12 @@ class Leading:
             self.partitions[number] = LedPartition(tp, log, leader, self.manager, self._session_ended)
         self._by_tp = {led.tp: led for led in self.partitions.values()}
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
+        self._is_started = False
         self._ticker = threads.thread(self._tick, "pushrep-lag")
 
     def start(self) -> None:
         """Begin to push."""
+        self._is_started = True
         self.manager.startup()
         for driver in self._drivers:
             driver.start()
@@ -110,6 +112,19 @@ class Leading:
         may never: NotLeader, MayStillBeDelivered. From any thread, perhaps this one; it must not wait.
         """
         self.partitions[partition].when_replicated(end_offset, callback)
+
+    def push_to(self, replica: Replica) -> None:
+        """Push to this one, too: one that is to become a member first gets what the others have."""
+        driver = _Driver(self, replica, self._by_tp)
+        self._drivers.append(driver)
+        if self._is_started:
+            driver.start()
+
+    def hand_over(self) -> dict[int, list[tuple[int, OnReplicated]]]:
+        """End it, and give whoever waits to the next: (end offset, callback) by partition."""
+        waiting = {number: led.hand_over() for number, led in self.partitions.items()}
+        self.close()
+        return waiting
 
     def close(self) -> None:
         """End the sessions and the threads, fail whoever waits still. A second call does nothing."""
@@ -206,6 +221,7 @@ class _Driver:
             self._client = client
             if self._stop.is_set():
                 return
+            self._offer(client)
             for at in range(0, len(wanted), _DESCRIBED_AT_ONCE):
                 request = DescribeLogRequest(
                     outbox_id=self._leading.outbox_id,
@@ -219,6 +235,16 @@ class _Driver:
                 self._leading.hear_of(answer.grants)
                 for description in answer.logs:
                     self._take(answer.replica_epoch, description)
+
+    def _offer(self, client: ReplicaClient) -> None:
+        """Show our grant: it was away when the others stored it, or it is new."""
+        grant = self._leading.grant
+        answer = client.ask(wire.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader), wire.GrantResponse)
+        self._leading.hear_of(answer.grants)
+        if answer.error_code in {ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.KAFKA_STORAGE_ERROR}:
+            raise ReplicaUnreachable(str(self.replica.address), answer.error_message or answer.error_code.meaning)
+        if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
+            _LOG.warning("%s refuses our grant: %s", self.replica, answer.error_code.meaning)
 
     def _take(self, replica_epoch: int, description: LogDescription) -> None:
         if description.error_code is ErrorCode.NONE:

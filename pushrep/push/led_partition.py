@@ -183,6 +183,12 @@ class LedPartition:
         self._closed = MayStillBeDelivered("the leader was closed before enough replicas had them")
         self._complete()
 
+    def hand_over(self) -> list[tuple[int, OnReplicated]]:
+        """Who waits, for another to call back: (end offset, callback). They are forgotten here."""
+        with self._waiting_lock:
+            waiting, self._waiting = self._waiting, []
+        return [(end_offset, callback) for end_offset, _, callback in sorted(waiting, key=lambda one: one[:2])]
+
     def complete_waiting(self) -> None:
         """Call back everyone whose records are below the high watermark."""
         self._complete()

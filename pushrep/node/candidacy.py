@@ -1,0 +1,279 @@
+"""Candidacy: carries out what a Candidate decides, by the network and on the own disk; a thin shell.
+
+    Look, SendGrant            asked of all at once (asking.py); the answers go back to the rules
+    TakeEpoch, StoreGrant      promises.json, synced before the next effect
+    Fetch                      set aside, cut, fetch, append, flush
+    Refused                    raised; a newer grant for another is kept first, so that the directory can follow it
+    Lead                       `run` returns the grant, and `begin` puts its epoch into every log
+
+An opening and a promotion both go this way. Between the start of `run` and the end of `begin` nobody
+appends to the logs.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from pushrep.log import SegmentLog
+from pushrep.node.asking import Answers, Asking, ends_of
+from pushrep.node.promises import PromiseKeeper
+from pushrep.node.replica import cut_ungranted
+from pushrep.push.errors import ReplicaUnreachable
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
+from pushrep.records import RecordBatch
+from pushrep.replication.candidate import (
+    Candidate,
+    CandidateEffect,
+    Fetch,
+    Lead,
+    Look,
+    MemberAnswer,
+    PartitionLog,
+    Purpose,
+    Refused,
+    SendGrant,
+)
+from pushrep.replication.effects import StoreGrant, TakeEpoch
+from pushrep.replication.epochs import marked_ungranted, without_ungranted
+from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
+from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, next_ballot
+from pushrep.replication.outcome import Outcome
+from pushrep.seams import SYSTEM_CLOCK, Clock
+
+_LOG = logging.getLogger("pushrep.node")
+Change = Callable[[Grant, int], Grant]
+"""Makes the next grant from the newest one and its number."""
+
+
+class Candidacy:
+    """One member's attempts to lead. Not thread-safe; the promises' `member` says which one it is.
+
+    addresses: where members listen, above what grants say. fetched: told of every batch that was fetched, in order.
+    """
+
+    def __init__(  # noqa: PLR0913 - whose promises and logs, and what it asks with
+        self,
+        keeper: PromiseKeeper,
+        logs: Mapping[int, SegmentLog],
+        settings: PushSettings,
+        *,
+        addresses: Mapping[int, str] | None = None,
+        fetched: Callable[[int, RecordBatch], None] = lambda _partition, _batch: None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.keeper, self.logs = keeper, logs
+        self.index = keeper.kept.member
+        self._asking = Asking(keeper.outbox_id, self.index, logs, settings)
+        self._settings, self._addresses, self._fetched, self._clock = settings, addresses or {}, fetched, clock
+        self._grants: list[Grant] = []
+        self._may_cut = True
+        self._answers = self._round(0)
+
+    def own(self) -> MemberAnswer:
+        """What this member says of itself."""
+        kept = self.keeper.kept
+        logs = {
+            number: PartitionLog(
+                log=ends_of(log),
+                high_watermark=log.high_watermark,
+                is_damaged=log.damaged_from is not None,
+                ungranted=kept.ungranted.get(log.path.name),
+            )
+            for number, log in self.logs.items()
+        }
+        highest = max(kept.newest_epoch, kept.number, *(log.log.leader_epochs.latest_epoch for log in logs.values()))
+        return MemberAnswer(index=self.index, grant=kept.grant, highest_epoch=highest, logs=logs)
+
+    def run(
+        self,
+        purpose: Purpose,
+        timeout_s: float,
+        *,
+        first: Grant | None = None,
+        change: Change | None = None,
+        may_cut: bool = True,
+    ) -> Grant:
+        """The grant to lead by: stored by enough members, this one holds all that they hold, on disk.
+
+        first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
+        what this log has and who is ahead has not may be cut; else NotAhead says so.
+        Raises NotLeader, TooFewMembers, NotAhead, LogNotFit, NotAMember, ReplicaUnreachable if who is ahead goes away
+        while its records are fetched, LogPoisoned, OSError.
+        """
+        self._grants, self._may_cut = [first] if first is not None else [], may_cut
+        candidate = Candidate(self.index, purpose, self.own(), first=first, change=change)
+        self._answers = self._round(timeout_s)
+        effects: deque[CandidateEffect] = deque(candidate.start())
+        while True:
+            while effects:
+                effect = effects.popleft()
+                if isinstance(effect, Lead):
+                    return effect.grant
+                effects.extend(self._carry_out(effect, candidate, timeout_s))
+            answer = self._answers.next()
+            if answer is None:
+                effects.extend(candidate.on_deadline())
+                continue
+            self._grants += [answer.grant] if answer.grant is not None else []
+            effects.extend(candidate.on_answer(answer))
+
+    def _carry_out(self, effect: CandidateEffect, candidate: Candidate, timeout_s: float) -> list[CandidateEffect]:
+        if isinstance(effect, Look):
+            self._ask(effect.members, self._asking.look)
+        elif isinstance(effect, TakeEpoch):
+            self._keep_number(effect.leader_epoch)
+        elif isinstance(effect, StoreGrant):
+            self.store(effect.grant)
+        elif isinstance(effect, SendGrant):
+            self._answers = self._round(timeout_s)  # late answers to looks count no more
+            self._ask(effect.members, partial(self._asking.offer, effect.grant))
+        elif isinstance(effect, Fetch):
+            assert candidate.grant is not None, "nothing is fetched before it was granted"
+            self.fetch(effect, candidate.grant)
+            return candidate.on_fetched(effect.partition)
+        elif isinstance(effect, Refused):
+            self._learn_from(effect)
+            raise effect.error
+        return []
+
+    def begin(self, grant: Grant) -> None:
+        """Lead by `grant`: everything here is on disk, its epoch begins, and nothing is ungranted any more.
+
+        Raises LogPoisoned, OSError.
+        """
+        for log in self.logs.values():
+            log.flush()
+            log.begin_epoch(grant.epoch, log.log_end_offset)
+        with self.keeper.lock:
+            self.keeper.keep(replace(self.keeper.kept, ungranted={}))
+
+    def begin_ungranted(self) -> int:
+        """Too few members answer: the next own number, which appends from now on carry; they are marked first.
+
+        Raises LogPoisoned, OSError.
+        """
+        number = next_ballot(self.index, max([self.own().highest_epoch, *(grant.epoch for grant in self._grants)]))
+        with self.keeper.lock:
+            kept = self.keeper.kept
+            names = {log.path.name: log for log in self.logs.values()}
+            marks = {name: marked_ungranted(ends_of(log), kept.ungranted.get(name)) for name, log in names.items()}
+            self.keeper.keep(replace(kept, number=number, ungranted=marks))
+        for log in self.logs.values():
+            log.begin_epoch(number, log.log_end_offset)
+        return number
+
+    def look(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
+        """What the other members of `grant` hold; those that do not answer in time are not there."""
+        self._grants = [grant]
+        self._answers = self._round(timeout_s)
+        self._ask(sorted(grant.indexes - {self.index}), self._asking.look)
+        return self._all()
+
+    def offer(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
+        """Show `grant`, which is stored here, to its other members; what those answer that do."""
+        self._answers = self._round(timeout_s)
+        self._ask(sorted(grant.indexes - {self.index}), partial(self._asking.offer, grant))
+        return self._all()
+
+    def store(self, grant: Grant) -> None:
+        """Durably: the newest grant is this one. Raises OSError."""
+        with self.keeper.lock:
+            kept = self.keeper.kept
+            leader_epoch = max(kept.leader_epoch, grant.epoch)
+            number = max(kept.number, grant.epoch)
+            self.keeper.keep(replace(kept, grant=grant, leader_epoch=leader_epoch, number=number))
+
+    def fetch(self, fetch: Fetch, grant: Grant) -> None:
+        """Set aside what was not granted, cut, fetch, flush. Raises as `run`."""
+        log = self.logs[fetch.partition]
+        before = log.log_end_offset
+        if not self._may_cut and (fetch.anew is not None or fetch.cut_at < before):
+            own = self.own().logs[fetch.partition].granted
+            raise NotAhead(partition=fetch.partition, own=own, member=fetch.member, theirs=fetch.until)
+        self._set_ungranted_aside(log)
+        if fetch.anew is not None:
+            log.begin_anew(fetch.anew.offset, fetch.anew.leader_epoch)
+        elif fetch.cut_at < log.log_end_offset and log.truncate_to(fetch.cut_at) != fetch.cut_at:
+            raise LogNotFit(fetch.partition, f"it was to be cut at {fetch.cut_at}, inside of a batch")
+        if fetch.member != self.index:
+            address = self._address(fetch.member)
+            for batches in self._asking.fetch(address, log, grant.epoch, fetch.until.end_offset):
+                log.append_as_is(batches)
+                log.flush()
+                for batch in batches:
+                    self._fetched(fetch.partition, batch)
+        log.flush()
+        end = log.log_end_offset
+        _LOG.warning("%s ended at %d; %d to %d came from member %d", log.path, before, fetch.cut_at, end, fetch.member)
+
+    def _set_ungranted_aside(self, log: SegmentLog) -> None:
+        mark = self.keeper.kept.ungranted.get(log.path.name)
+        if mark is None:
+            return
+        kept, before = without_ungranted(ends_of(log), mark), log.log_end_offset
+        cut_ungranted(log, kept)
+        with self.keeper.lock:
+            marks = {name: one for name, one in self.keeper.kept.ungranted.items() if name != log.path.name}
+            self.keeper.keep(replace(self.keeper.kept, ungranted=marks))
+        count = before - kept.log_end_offset
+        _LOG.warning("%s: %d records were appended without a grant, and another led since: see .cut", log.path, count)
+
+    def _keep_number(self, epoch: int) -> None:
+        with self.keeper.lock:
+            self.keeper.keep(replace(self.keeper.kept, number=epoch))
+
+    def _learn_from(self, refused: Refused) -> None:
+        """Another leads: keep its grant, and what is here can follow it."""
+        newest = max(self._grants, key=lambda grant: grant.epoch, default=None)
+        if not isinstance(refused.error, NotLeader) or newest is None or newest.leader == self.index:
+            return
+        with self.keeper.lock:
+            kept = self.keeper.kept
+            if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is Outcome.NONE:
+                self.keeper.keep(replace(kept, grant=newest))
+
+    def _round(self, timeout_s: float) -> Answers:
+        return Answers(self._settings, self._clock, timeout_s)
+
+    def _ask(self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer]) -> None:
+        for index in members:
+            if text := self._address_text(index):
+                self._answers.ask(str(index), partial(question, index, Address.parse(text)))
+
+    def _all(self) -> dict[int, MemberAnswer]:
+        found = {}
+        while (answer := self._answers.next()) is not None:
+            found[answer.index] = answer
+        return found
+
+    def _address(self, index: int) -> Address:
+        text = self._address_text(index)
+        if not text:
+            raise ReplicaUnreachable(f"member {index}", "it is not known where it listens")
+        return Address.parse(text)
+
+    def _address_text(self, index: int) -> str:
+        """As the caller gave it, else as the newest grant that knows says; empty for one that does not listen."""
+        kept = self.keeper.kept.grant
+        known = [*self._grants, *([kept] if kept is not None else [])]
+        found = self._addresses.get(index, "")
+        for grant in sorted(known, key=lambda grant: grant.epoch, reverse=True):
+            members = (*grant.members, *grant.previous_members)
+            found = found or next((one.address for one in members if one.index == index), "")
+        return found
+
+
+def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
+    """Why these answers to a look, and this member, are not enough to lead; None if they are."""
+    answered = {own, *(index for index, answer in found.items() if answer.counts)}
+    for quorum in grant.quorums:
+        if len(quorum.members & answered) < quorum.to_lead:
+            return TooFewMembers(
+                answered=len(quorum.members & answered),
+                needed=quorum.to_lead,
+                silent=tuple(sorted(quorum.members - answered)),
+            )
+    return None
