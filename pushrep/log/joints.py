@@ -1,15 +1,20 @@
 """Where does a sealed segment end? Told by its last index entry and a few headers, not by a scan of it.
 
-    .index   ... | rel, pos |               .log   ... | batch | batch | batch | end of the file
-                   `---------- pos ------------------> header, header, header: the offset behind the last
+    .index       ... | rel, pos |           .log   ... | batch | batch | batch | end of the file
+                       `------ pos ------------------> header, header, header: the offset behind the last
+    .timeindex   ... | time, rel |                     none of them is newer
 
-Opening a log asks this of every segment that it does not scan, so it has to cost as little as opening two files. It
-says nothing about the bytes between the headers: a read or `pushrep log verify` checks those.
+Opening a log asks this of every segment that it does not scan, so it has to cost as little as opening three files. It
+says nothing about the bytes between the headers: a read or `pushrep log verify` checks those. What a sealed segment's
+indexes have to end with is known: an entry once more than index_interval_bytes lie behind the last one, and the newest
+time. So one that was emptied or cut short gets no answer here, and the walk that follows makes it whole.
 """
 
+import struct
 from pathlib import Path
+from typing import NamedTuple
 
-from pushrep.log.segment import OFFSET_ENTRY
+from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch
 from pushrep.seams import File, Filesystem
@@ -17,43 +22,68 @@ from pushrep.seams import File, Filesystem
 _HOPS_MAX = 64  # an entry covers 4 KiB or a batch: with more headers than this to read, a scan costs no more
 
 
-def sealed_end(filesystem: Filesystem, directory: Path, base: int) -> int | None:
-    """The offset behind the last batch of a segment that has both indexes; None if headers alone don't tell.
+class _Last(NamedTuple):
+    """What stands at the end of an index: its newest entry, None if it is empty."""
+
+    entry: tuple[int, int] | None
+
+
+def sealed_end(filesystem: Filesystem, directory: Path, base: int, index_interval_bytes: int) -> int | None:
+    """The offset behind the last batch of a segment whose indexes reach to its end; None if headers alone don't tell.
 
     Raises OSError.
     """
-    if not filesystem.exists(segment_path(directory, base, TIME_INDEX_SUFFIX)):
-        return None
-    try:
-        index = filesystem.open(segment_path(directory, base, INDEX_SUFFIX), writable=False)
-    except FileNotFoundError:
-        return None
-    try:
-        entries = index.size() // OFFSET_ENTRY.size
-        last = index.read_at(OFFSET_ENTRY.size, (entries - 1) * OFFSET_ENTRY.size) if entries else b""
-    finally:
-        index.close()
-    relative, position = OFFSET_ENTRY.unpack(last) if len(last) == OFFSET_ENTRY.size else (None, 0)
-    if position < 0:
+    times = _last(filesystem, segment_path(directory, base, TIME_INDEX_SUFFIX), TIME_ENTRY)
+    offsets = _last(filesystem, segment_path(directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
+    if times is None or offsets is None:
         return None
     log = filesystem.open(segment_path(directory, base), writable=False)
     try:
-        return _hop(log, base, position, relative)
+        return _hop(log, base, offsets.entry, times.entry or (-1, -1), index_interval_bytes)
     finally:
         log.close()
 
 
-def _hop(log: File, base: int, position: int, relative_last: int | None) -> int | None:
+def _last(filesystem: Filesystem, path: Path, entry: struct.Struct) -> _Last | None:
+    """None if there is no such file, or its end is no whole entry."""
+    try:
+        file = filesystem.open(path, writable=False)
+    except FileNotFoundError:
+        return None
+    try:
+        size = file.size()
+        if size == 0:
+            return _Last(None)
+        data = b"" if size % entry.size else file.read_at(entry.size, size - entry.size)
+    finally:
+        file.close()
+    if len(data) < entry.size:
+        return None
+    first, second = entry.unpack(data)
+    return _Last((first, second))
+
+
+def _hop(
+    log: File, base: int, offset_entry: tuple[int, int] | None, newest: tuple[int, int], interval_bytes: int
+) -> int | None:
     """From header to header up to the end of the file; the first has to end with the offset that the index told."""
-    size, expected = log.size(), base
+    relative_last, began = offset_entry if offset_entry is not None else (None, 0)
+    size, expected, position, before = log.size(), base, began, began
+    if began < 0:
+        return None
     for _ in range(_HOPS_MAX):
         if position == size:
-            return expected
+            # An entry was due for the last one, or the newest time is of a batch that the segment does not hold.
+            is_short = before - began > interval_bytes or newest[1] >= expected - base
+            return None if is_short else expected
         try:
             header = BatchHeader.parse(log.read_at(HEADER_BYTES, position))
         except CorruptRecordBatch:
             return None
         if header.base_offset < expected or (relative_last is not None and header.last_offset - base != relative_last):
             return None
-        position, expected, relative_last = position + header.size_bytes, header.next_offset, None
+        if header.max_timestamp_ms > newest[0]:
+            return None
+        before, position = position, position + header.size_bytes
+        expected, relative_last = header.next_offset, None
     return None

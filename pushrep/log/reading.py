@@ -17,9 +17,11 @@ from typing import NamedTuple, Protocol
 
 from pushrep.log.errors import CorruptBatch, OffsetOutOfRange
 from pushrep.log.index_file import IndexFile
+from pushrep.log.retention import SealedSegment
 from pushrep.log.scan import WINDOW_BYTES, CleanEnd, ScanEnd, ScanRange, ScanStep, WholeBatch, scan
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from pushrep.log.segment_times import newest_timestamp_ms
 from pushrep.records import Record, RecordBatch
 from pushrep.seams import Filesystem
 
@@ -74,6 +76,9 @@ class BatchReader:
         # Where the last reads ended: who reads on needs no index.
         self._hints: dict[int, _Place] = {}
         self._cleaned_offset = 0  # as it was asked last
+        # Of sealed segments whose time index was held against its batches: the newest time, by where they begin and end
+        # and by the entry that was believed.
+        self._newest_ms: dict[tuple[int, int, tuple[int, int]], int] = {}
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, in one piece, of one segment.
@@ -143,7 +148,7 @@ class BatchReader:
 
     def forget(self) -> None:
         """The log was cut: what was remembered of it may not hold."""
-        self._hints, self._cleaned_offset = {}, 0
+        self._hints, self._cleaned_offset, self._newest_ms = {}, 0, {}
 
     def _checked(self, start: int, end: int | None) -> Bounds:
         bounds = self._log.bounds()
@@ -293,12 +298,37 @@ class BatchReader:
             path = segment_path(self._directory, base, TIME_INDEX_SUFFIX)
             times = IndexFile(self._filesystem, path, TIME_ENTRY)
             is_sealed = number + 1 < len(bases)
-            if is_sealed and times.last is not None and times.last[0] < timestamp_ms:
+            if is_sealed and self._newest(base, next_base, times.last, timestamp_ms) < timestamp_ms:
                 continue
             entry = times.floor(timestamp_ms)
-            start = base + entry[1] if entry is not None else base
+            start = base + entry[1] if entry is not None and self._is_true(base, entry) else base
             return max(start, bounds.start) if start < bounds.end else max(base, bounds.start)
         return None
+
+    def _newest(self, base: int, next_base: int, last: tuple[int, int] | None, enough_ms: int) -> int:
+        """The newest time in a sealed segment; `enough_ms` if it might be as new as that.
+
+        An index that was cut short says less than there is. So it is believed only as far as the batches behind its
+        last entry bear it out.
+        """
+        if last is None or last[0] >= enough_ms:
+            return enough_ms
+        key = (base, next_base, last)
+        if key not in self._newest_ms:
+            try:
+                sealed = SealedSegment(base, next_base, 0)
+                self._newest_ms[key] = newest_timestamp_ms(self._filesystem, self._directory, sealed)
+            except (CorruptBatch, FileNotFoundError):  # the walk that follows says so, or where the log begins now
+                return enough_ms
+        return self._newest_ms[key]
+
+    def _is_true(self, base: int, entry: tuple[int, int]) -> bool:
+        """Whether a batch stands where a time entry says, with its time."""
+        time_ms, offset = entry[0], base + entry[1]
+        step = next(self._scan(self._by_index(base, offset), offset, _PAGE_BYTES), None)
+        if not isinstance(step, WholeBatch):
+            return False
+        return step.batch.header.base_offset <= offset and step.batch.header.max_timestamp_ms == time_ms
 
     def _remember(self, offset: int, place: _Place) -> None:
         if len(self._hints) >= _HINTS_MAX:

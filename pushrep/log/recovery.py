@@ -180,7 +180,7 @@ class Recovery:
         start = bases[0] if log_start_offset is None else log_start_offset
         for number, base in enumerate(bases):
             next_base = bases[number + 1] if number + 1 < len(bases) else None
-            if number < plan.first and sealed_end(self._filesystem, self._directory, base) == next_base:
+            if number < plan.first and self._sealed_end(base) == next_base:
                 continue
             segment = Segment(self._filesystem, self._directory, base, self._config)
             try:
@@ -234,6 +234,9 @@ class Recovery:
         for epoch, offset in zip(epochs.tolist(), run.base_offset[firsts].tolist(), strict=True):
             if known is None or epoch > known:
                 self._epochs.append((epoch, offset))
+
+    def _sealed_end(self, base: int) -> int | None:
+        return sealed_end(self._filesystem, self._directory, base, self._config.index_interval_bytes)
 
     def _check_joint(self, base: int, end: int, next_base: int | None) -> None:
         if next_base is None or end == next_base or end < next_base <= self._cleaned_offset:

@@ -49,7 +49,7 @@ def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, f
         header = step.batch.header
         if header.last_offset - base < time[1]:
             continue
-        if header.last_offset - base == time[1] and header.max_timestamp_ms == time[0]:
+        if header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]:  # some brokers name the record
             return ScanRange(
                 base_offset=base,
                 position=step.position,

@@ -1,6 +1,7 @@
 """Where a sealed segment ends, by its index and headers: right, or no answer."""
 
 import struct
+from itertools import count
 
 import pytest
 
@@ -9,6 +10,7 @@ from pushrep.log.joints import sealed_end
 from pushrep.log.segment import Segment
 from pushrep.seams import REAL_FILESYSTEM
 
+TIMES = count(1_000)
 CONFIG = LogConfig(segment_bytes=20_000, batch_bytes=1500, index_interval_bytes=4096)
 
 
@@ -18,12 +20,12 @@ def rolled(tmp_path):
     path = tmp_path / "orders-0"
     with SegmentLog.open(path, CONFIG) as log:
         for _ in range(30):
-            log.append([b"v" * 100] * 30, durability=Durability.BUFFERED)
+            log.append([b"v" * 100] * 30, timestamps_ms=next(TIMES), durability=Durability.BUFFERED)
     return path, sorted(int(file.stem) for file in path.glob("*.log"))
 
 
 def end_of(path, base):
-    return sealed_end(REAL_FILESYSTEM, path, base)
+    return sealed_end(REAL_FILESYSTEM, path, base, CONFIG.index_interval_bytes)
 
 
 def test_every_sealed_segment_ends_where_the_next_begins(rolled):
@@ -33,9 +35,11 @@ def test_every_sealed_segment_ends_where_the_next_begins(rolled):
 
 
 def test_without_entries_headers_are_hopped_from_the_beginning(rolled):
+    """A segment that no entry was due for: its last batch begins within the first interval."""
     path, bases = rolled
     (path / f"{bases[1]:020d}.index").write_bytes(b"")
-    assert end_of(path, bases[1]) == bases[2]
+    assert sealed_end(REAL_FILESYSTEM, path, bases[1], 20_000) == bases[2]
+    assert sealed_end(REAL_FILESYSTEM, path, bases[1], 10_000) is None
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,15 @@ def test_without_entries_headers_are_hopped_from_the_beginning(rolled):
     [
         ("index", None),
         ("timeindex", None),
+        ("index", lambda data: b""),
+        ("index", lambda data: data[:8]),
+        ("index", lambda data: data[:-8]),
+        ("index", lambda data: data[:-3]),
+        ("timeindex", lambda data: b""),
+        ("timeindex", lambda data: data[:12]),
+        ("timeindex", lambda data: data[:-12]),
+        ("timeindex", lambda data: data[:-5]),
+        ("timeindex", lambda data: data[:-4] + struct.pack(">i", 10_000)),
         ("index", lambda data: data + struct.pack(">ii", 0, 0)),
         ("index", lambda data: data[:-8] + struct.pack(">ii", 7, 100)),
         ("index", lambda data: data + struct.pack(">ii", -1, -1)),
@@ -57,15 +70,17 @@ def test_without_entries_headers_are_hopped_from_the_beginning(rolled):
 def test_what_does_not_fit_gives_no_answer_and_opening_heals_or_refuses(rolled, suffix, change):
     path, bases = rolled
     file = path / f"{bases[1]:020d}.{suffix}"
+    whole = file.read_bytes()
     if change is None:
         file.unlink()
     else:
-        file.write_bytes(change(file.read_bytes()))
+        file.write_bytes(change(whole))
     assert end_of(path, bases[1]) != bases[2]
     if suffix != "log":
         with SegmentLog.open(path, CONFIG) as log:
             assert len(list(log.records(0))) == 900
         assert end_of(path, bases[1]) == bases[2], "the open that did look has made the index again"
+        assert file.read_bytes() == whole
 
 
 def test_opening_after_a_clean_stop_walks_the_newest_segment_only(rolled, monkeypatch):

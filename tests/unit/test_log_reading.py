@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -93,6 +94,54 @@ def test_the_first_record_at_or_after_a_time(readable):
         assert readable.offset_for_timestamp(time) == wanted, time
     assert readable.offset_for_timestamp(max(TIMES)) == TIMES.index(max(TIMES))
     assert readable.offset_for_timestamp(max(TIMES) + 1) is None
+
+
+INDEX_DAMAGE = {
+    "removed": None,
+    "emptied": lambda data, entry: b"",
+    "one entry left": lambda data, entry: data[:entry],
+    "half of it": lambda data, entry: data[: len(data) // entry // 2 * entry],
+    "without its last entry": lambda data, entry: data[:-entry],
+    "cut inside of an entry": lambda data, entry: data[: -entry // 2],
+    "zeros, as a power cut leaves them": lambda data, entry: bytes(len(data)),
+    "the second half zeros": lambda data, entry: data[: len(data) // 2].ljust(len(data), b"\0"),
+    "entries of another segment": lambda data, entry: data[entry:],
+    "earlier than it was": lambda data, entry: earlier(data) if entry == 12 else data,
+}
+
+
+def earlier(data):
+    """Every time earlier than the batch that it is of."""
+    entries = struct.iter_unpack(">qi", data)
+    return b"".join(struct.pack(">qi", time - 200, offset) for time, offset in entries)
+
+
+@pytest.mark.parametrize("suffix", ["index", "timeindex"])
+@pytest.mark.parametrize("damage", INDEX_DAMAGE)
+def test_an_index_is_never_trusted_above_the_log(log, suffix, damage):
+    """segment_log.md: both rebuildable, never trusted above the log. Of every sealed segment at once."""
+    path, times = log.path, [*range(min(TIMES) - 1, max(TIMES) + 2, 61), *TIMES[::17], max(TIMES)]
+    log.close()
+    *sealed, _ = sorted(path.glob(f"*.{suffix}"))
+    assert len(sealed) > 3
+    for file in sealed:
+        assert file.stat().st_size >= 2 * (12 if suffix == "timeindex" else 8)
+        data = file.read_bytes()
+        file.unlink()
+        if INDEX_DAMAGE[damage] is not None:
+            file.write_bytes(INDEX_DAMAGE[damage](data, 12 if suffix == "timeindex" else 8))
+    wanted = [next((n for n in range(500) if TIMES[n] >= time), None) for time in times]
+
+    def check(readable):
+        assert [readable.offset_for_timestamp(time) for time in times] == wanted
+        assert [record.offset for record in readable.records(0)] == list(range(500))
+        for offset in range(0, 500, 29):
+            assert next(readable.batches(offset)).header.base_offset <= offset
+
+    with SegmentLog.open_reader(path) as reader:
+        check(reader)  # before anybody mends anything
+    with SegmentLog.open(path, CONFIG) as again:
+        check(again)
 
 
 def test_a_stable_reader_stops_at_what_is_flushed(log):
