@@ -9,7 +9,7 @@ Runs in one event loop; no two things happen at once in it, so nothing here is l
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiokafka.conn import AIOKafkaConnection
@@ -83,10 +83,14 @@ class Session:
         self._stopping = True
         self._wake.set()
 
-    async def run(self) -> None:
-        """Ship. Raises TopicReplaced, TopicMissing, KafkaUnreachable, DestinationAhead, LogClosed."""
+    async def run(self, began: Callable[[], object]) -> None:
+        """Ship; `began` is called when it is known what the topic holds.
+
+        Raises TopicReplaced, TopicMissing, KafkaUnreachable, DestinationAhead, LogClosed.
+        """
         try:
             await self._begin()
+            began()
             while not self._stopping:
                 self._look()
                 self._dispatch()

@@ -121,7 +121,7 @@ class Shipper:
         self._checkpoint()
         source = shipment.sources[partition]
         source.skipped = shipment.progress.skipped_of(partition)
-        source.stopped_until_ms = 0
+        source.stopped, source.stopped_until_ms = None, 0
 
     # -- the thread ------------------------------------------------------------------------------------------------
 
@@ -178,9 +178,8 @@ class Shipper:
             await cluster.refresh()
             shipped = self._shipped
             self._session = Session(self._destination, facts, cluster, self._shipment, shipped.origin, shipped.clock)
-            self._started.set()
             if not self._stopping.is_set():
-                await self._session.run()
+                await self._session.run(self._started.set)
         finally:
             self._session = None
             cluster.close()

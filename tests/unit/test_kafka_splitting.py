@@ -29,7 +29,8 @@ def contents(records):
 def test_a_batch_that_fits_is_not_touched():
     batch = batch_of([b"a", b"b"])
     (piece,) = pieces_of(batch, 100, batch.header.size_bytes, NONE)
-    assert piece.batch is batch and (piece.start, piece.end) == (100, 102)
+    assert piece.batch is batch
+    assert (piece.start, piece.end) == (100, 102)
 
 
 @given(
@@ -52,8 +53,7 @@ def test_a_record_above_the_limit_is_named_behind_the_pieces_before_it():
     batch = batch_of([b"a", b"b", bytes(5000), b"c"])
     found = []
     with pytest.raises(RecordAboveLimit) as caught:
-        for piece in pieces_of(batch, 100, 1000, NONE):
-            found.append((piece.start, piece.end))
+        found.extend(piece[:2] for piece in pieces_of(batch, 100, 1000, NONE))
     assert (found[0][0], found[-1][1]) == (100, 102)
     assert (caught.value.offset, caught.value.limit_bytes) == (102, 1000)
     assert "pushrep outbox skip 102" in str(caught.value)

@@ -1,0 +1,421 @@
+"""A log's sealed batches in a real topic: each record visible once, in order, whatever is killed or changed.
+
+Every test has a topic of its own on one shared broker; what it appends, what the topic holds and what the log holds are
+compared record by record.
+"""
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, NewPartitions
+from confluent_kafka.admin import AlterConfigOpType as Op
+
+from filtering import StreamMetadata
+from pushrep.kafka import (
+    DestinationAhead,
+    DestinationRefused,
+    KafkaDestination,
+    ShippingStopped,
+    ShippingTimeout,
+    TopicMissing,
+)
+from pushrep.kafka.cluster import Cluster
+from pushrep.kafka.produce import ProduceBatches, answers_of
+from pushrep.kafka.progress import read_progress
+from pushrep.kafka.topic import look_at_topic
+from pushrep.log import Durability, LogConfig, StillNeeded
+from pushrep.outbox import Outbox, begin_pid_epoch
+from pushrep.records import Codec, encode_batch
+from pushrep.seams import REAL_FILESYSTEM
+from tests.kafka.cluster import QUICK_START, free_ports, java
+from tests.kafka.dump_tool import dump_segments
+from tests.kafka.plain_client import consume, create_topic
+from tests.kafka.topic_reader import read_filtered, same
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+WAIT_S = 60
+
+
+@pytest.fixture
+def topic(broker, request):
+    """A topic's name that no other test has; the test makes the topic."""
+    return "".join(c if c.isalnum() else "-" for c in request.node.name.removeprefix("test_"))[:100]
+
+
+@pytest.fixture
+def opened(broker, topic, tmp_path):
+    """Open the test's outbox with its topic as destination."""
+
+    def open_outbox(partitions=2, *, destination=None, **settings):
+        if destination is None:
+            destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
+        defaults = {"open_timeout_s": WAIT_S, "durability": Durability.BUFFERED, "log_config": LogConfig(flush_ms=10)}
+        return Outbox.open(tmp_path / "outbox", topic, partitions, "test", kafka=destination, **defaults | settings)
+
+    return open_outbox
+
+
+def logs_of(outbox):
+    return {n: list(outbox.log(n).records(0)) for n in range(outbox.identity.partitions)}
+
+
+def assert_all_visible_once(broker, topic, logs, pid, partitions, carrier="key"):
+    """Every record of these logs is in the topic, once behind the filter, in order; the number of raw copies."""
+    found = read_filtered(broker.bootstrap_servers, topic, partitions, carrier)
+    for partition, records in logs.items():
+        assert same(found.of(pid, partition), records), f"partition {partition}"
+    assert set(found.visible) <= {(pid, partition) for partition in logs}, "and nothing else"
+    return found.copies
+
+
+def alter(broker, topic, **settings):
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    entries = [ConfigEntry(n.replace("_", "."), str(v), incremental_operation=Op.SET) for n, v in settings.items()]
+    resource = ConfigResource("topic", topic, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(WAIT_S)
+
+
+def test_sealed_batches_are_what_every_consumer_reads(broker, topic, opened, tmp_path):
+    """Contract: "the sealed batches as they are", with every codec; judged by a consumer and by Kafka's dump tool."""
+    create_topic(broker.bootstrap_servers, topic, 2, retention_ms=-1)
+    for codec in Codec:
+        with opened(3, codec=codec, carrier="header") as outbox:
+            for n in range(20):
+                for partition in range(3):
+                    outbox.append_many(
+                        partition,
+                        [b"%d" % k * (k % 9) for k in range(n, n + 7)],
+                        keys=[b"business %d" % k if k % 3 else None for k in range(7)],
+                        headers=[[("h", b"%d" % k), ("null", None)] for k in range(7)],
+                        timestamps_ms=[1_700_000_000_000 + k for k in range(7)],
+                    )
+            outbox.wait_shipped(WAIT_S)
+            assert outbox.lag()[f"kafka:{topic}"] == (0, 0, None, (), None)
+            logs, pid = logs_of(outbox), outbox.pid
+    assert assert_all_visible_once(broker, topic, logs, pid, 2, "header") == 0
+    # Of a segment that is being written the index has room ahead, which the tool takes for damage.
+    name = f"{topic}-0"
+    (tmp_path / name).mkdir()
+    for file in (broker.log_directory() / name).glob("*.log"):
+        shutil.copy(file, tmp_path / name)
+    (dump,) = dump_segments(tmp_path / name)
+    assert not dump.objections
+    assert all(batch["isvalid"] for batch in dump.batches)
+    assert {batch["compresscodec"] for batch in dump.batches} == {codec.name.lower() for codec in Codec}
+
+
+def test_the_console_consumer_reads_them(broker, topic, opened):
+    create_topic(broker.bootstrap_servers, topic)
+    with opened(1, codec=Codec.ZSTD) as outbox:
+        outbox.append_many(0, [b"line %d" % n for n in range(100)])
+        outbox.wait_shipped(WAIT_S)
+    command = [*java("-Xmx256m", *QUICK_START), "org.apache.kafka.tools.consumer.ConsoleConsumer", "--bootstrap-server"]
+    options = [broker.bootstrap_servers, "--topic", topic, "--from-beginning", "--max-messages", "100"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [f"line {n}" for n in range(100)], done.stderr[-2000:]
+
+
+def test_a_restart_goes_on_where_the_checkpoint_says(broker, topic, opened, tmp_path):
+    """Contract: "Progress per destination ... is checkpointed beside the log each second and at close"."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    for _ in range(3):
+        with opened(3) as outbox:
+            for partition in range(3):
+                outbox.append_many(partition, [b"v"] * 50)
+            outbox.wait_shipped(WAIT_S)
+            logs, pid = logs_of(outbox), outbox.pid
+    assert assert_all_visible_once(broker, topic, logs, pid, 2) == 0
+    progress = read_progress(REAL_FILESYSTEM, tmp_path / "outbox")[topic]
+    assert {p: at.acknowledged for p, at in progress.partitions.items()} == {0: 150, 1: 150, 2: 150}
+    assert [epoch.partitions for epoch in progress.epochs] == [2]
+
+
+def test_a_restart_finds_in_the_topic_what_no_checkpoint_tells(broker, topic, opened, tmp_path):
+    """Contract: "A restart reads the topic from there to its end and matches its own records in log order"."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    file = tmp_path / "outbox" / "destinations.json"
+    with opened(3) as outbox:
+        for partition in range(3):
+            outbox.append_many(partition, [b"before"] * 30)
+        outbox.wait_shipped(WAIT_S)
+    older = file.read_bytes()
+    with opened(3) as outbox:
+        for partition in range(3):
+            outbox.append_many(partition, [b"behind the checkpoint"] * 30)
+        outbox.wait_shipped(WAIT_S)
+    file.write_bytes(older)
+    with opened(3) as outbox:
+        outbox.append_many(1, [b"new"])
+        outbox.wait_shipped(WAIT_S)
+        logs, pid = logs_of(outbox), outbox.pid
+    assert assert_all_visible_once(broker, topic, logs, pid, 2) == 0
+
+
+def test_without_any_checkpoint_it_begins_at_the_logs_start_and_copies_are_dropped(broker, topic, opened, tmp_path):
+    """Contract: "without a checkpoint it starts at the log's start, and what is there already is filtered"."""
+    create_topic(broker.bootstrap_servers, topic)
+    for n in range(2):
+        with opened(1, batch_bytes=2000) as outbox:
+            for k in range(30):
+                outbox.append_many(0, [b"%d" % k] * (100 if n == 0 else 1))
+            outbox.wait_shipped(WAIT_S)
+            logs, pid = logs_of(outbox), outbox.pid
+        if n == 0:
+            (tmp_path / "outbox" / "destinations.json").unlink()
+    assert assert_all_visible_once(broker, topic, logs, pid, 1) == 3000
+
+
+SERVICE = """
+import sys
+from pushrep import Durability, LogConfig, Outbox
+from pushrep.kafka import KafkaDestination
+directory, topic, servers = sys.argv[1:]
+destination = KafkaDestination(bootstrap_servers=servers)
+with Outbox.open(directory, topic, 3, "test", kafka=destination, batch_bytes=2000, linger_ms=1, open_timeout_s=60,
+                 durability=Durability.BUFFERED, log_config=LogConfig(flush_ms=10)) as outbox:
+    print("open", flush=True)
+    while True:
+        for partition in range(3):
+            outbox.append_many(partition, [b"x" * 100] * 30)
+        outbox.flush()
+        print(outbox.lag()[f"kafka:{topic}"].records, flush=True)
+"""
+
+
+def test_kill_9_of_the_outbox_process(broker, topic, opened, tmp_path, torture):
+    """Every record visible once, none missing, order kept; raw copies are what the filter is for."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    rng = torture.random(topic)
+    for _ in range(torture.count(3, 30)):
+        command = [sys.executable, "-c", SERVICE, str(tmp_path / "outbox"), topic, broker.bootstrap_servers]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as service:
+            try:
+                lines = [service.stdout.readline() for _ in range(rng.randrange(2, 60))]
+                assert all(lines), service.stderr.read()
+            finally:
+                service.kill()
+        assert service.returncode == -signal.SIGKILL
+    with opened(3) as outbox:
+        outbox.wait_shipped(WAIT_S)
+        logs, pid = logs_of(outbox), outbox.pid
+    assert min(len(records) for records in logs.values()) > 0
+    assert_all_visible_once(broker, topic, logs, pid, 2)
+
+
+def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, torture):
+    """Contract: broker restarts; the batches that were in flight are sent again under their own sequence numbers."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    with opened(3, batch_bytes=2000) as outbox:
+        for kill in [broker.kill, *[broker.shut_down, broker.kill] * torture.count(0, 5)]:
+            for n in range(30):
+                for partition in range(3):
+                    outbox.append_many(partition, [b"%d" % n] * 50)
+            kill()
+            outbox.append(0, b"while it is away")
+            with pytest.raises(ShippingTimeout):
+                outbox.wait_shipped(0.2)
+            broker.start()
+            broker.wait_ready()
+            outbox.wait_shipped(WAIT_S)
+        logs, pid = logs_of(outbox), outbox.pid
+    assert_all_visible_once(broker, topic, logs, pid, 2)
+
+
+def test_an_outbox_opens_and_appends_while_kafka_is_away(broker, topic, opened):
+    create_topic(broker.bootstrap_servers, topic)
+    (port,) = free_ports(1)
+    nowhere = KafkaDestination(bootstrap_servers=f"127.0.0.1:{port}", request_timeout_ms=500)
+    with opened(1, destination=nowhere, open_timeout_s=0.1) as outbox:
+        outbox.append(0, b"kept")
+        with pytest.raises(ShippingTimeout) as caught:
+            outbox.wait_shipped(0.1)
+        assert caught.value.records == 1
+        assert outbox.lag()[f"kafka:{topic}"].records == 1
+    with opened(1) as outbox:
+        outbox.wait_shipped(WAIT_S)
+        logs, pid = logs_of(outbox), outbox.pid
+    assert_all_visible_once(broker, topic, logs, pid, 1)
+
+
+def test_topics_that_would_lose_records_are_refused_by_name(broker, topic, opened, tmp_path):
+    """Contract, replay filtering: "refuse compaction, a too small max.message.bytes, and a retention.ms shorter than
+    the age of the oldest unsent record ..., each by name".
+    """
+    with pytest.raises(TopicMissing, match=topic):
+        opened(1)
+    create_topic(broker.bootstrap_servers, topic, cleanup_policy="compact,delete")
+    with pytest.raises(DestinationRefused) as caught:
+        opened(1)
+    assert caught.value.setting == "cleanup.policy"
+    alter(broker, topic, cleanup_policy="delete", max_message_bytes=100_000)
+    with pytest.raises(DestinationRefused) as caught:
+        opened(1)
+    assert caught.value.setting == "max.message.bytes"
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test") as outbox:
+        outbox.append(0, b"old", timestamp_ms=1_000_000_000_000)
+    with pytest.raises(DestinationRefused) as caught:
+        opened(1, batch_bytes=100_000)
+    assert caught.value.setting == "retention.ms"
+    alter(broker, topic, retention_ms=-1)
+    with opened(1, batch_bytes=100_000) as outbox:
+        outbox.wait_shipped(WAIT_S)
+        assert same(read_filtered(broker.bootstrap_servers, topic, 1).of(outbox.pid, 0), logs_of(outbox)[0])
+
+
+def test_a_batch_above_the_topics_limit_is_sent_in_parts(broker, topic, opened):
+    """Contract: "A batch above the topic's max.message.bytes is split at record borders"."""
+    create_topic(broker.bootstrap_servers, topic, max_message_bytes=20_000)
+    with opened(1, batch_bytes=20_000, open_timeout_s=0) as outbox:
+        outbox.append_many(0, [b"small"] * 3)
+        outbox.wait_shipped(WAIT_S)
+        alter(broker, topic, max_message_bytes=5_000)  # unseen: the broker says so
+        outbox.append_many(0, [b"%d" % n * 100 for n in range(150)])
+        outbox.append(0, b"behind")
+        outbox.wait_shipped(WAIT_S)
+        logs, pid = logs_of(outbox), outbox.pid
+    assert_all_visible_once(broker, topic, logs, pid, 1)
+
+
+def test_a_single_record_above_it_stops_its_partition_until_it_is_skipped(broker, topic, opened):
+    """Contract: "a single record above it stops its partition and names its offset, until `pushrep outbox skip`"."""
+    create_topic(broker.bootstrap_servers, topic, max_message_bytes=5_000)
+    with opened(2, batch_bytes=5_000) as outbox:
+        outbox.append_many(0, [b"before", bytes(6_000), b"behind"])
+        with pytest.raises(ShippingStopped, match="pushrep outbox skip 1 ") as caught:
+            outbox.wait_shipped(WAIT_S)
+        assert (caught.value.partition, caught.value.offset) == (0, 1)
+        assert outbox.lag()[f"kafka:{topic}"].stopped[0].offset == 1
+        outbox.append(1, b"the other partition goes on")
+        outbox.flush()
+        outbox._shipping.shipper.wait({1: 1}, WAIT_S, None)
+        outbox._shipping.shipper.skip(0, 1, "a test")
+        outbox.wait_shipped(WAIT_S)
+        logs, pid = logs_of(outbox), outbox.pid
+    del logs[0][1]
+    assert_all_visible_once(broker, topic, logs, pid, 1)
+
+
+def test_a_topic_made_again_is_shipped_to_from_the_logs_start(broker, topic, opened):
+    """Contract: "a re-created topic voids that destination's checkpoint, shipping begins at the log's start"."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    with opened(2) as outbox:
+        outbox.append_many(0, [b"one"] * 100)
+        outbox.append_many(1, [b"one"] * 100)
+        outbox.wait_shipped(WAIT_S)
+        admin.delete_topics([topic])[topic].result(WAIT_S)
+        for _ in range(200):  # the name is free a little later
+            with suppress(Exception):
+                create_topic(broker.bootstrap_servers, topic, 2)
+                break
+        outbox.append_many(0, [b"two"] * 100)
+        outbox.wait_shipped(WAIT_S)
+        outbox.append_many(1, [b"three"] * 10)
+        outbox.wait_shipped(WAIT_S)
+        logs, pid = logs_of(outbox), outbox.pid
+    assert_all_visible_once(broker, topic, logs, pid, 2)
+
+
+def test_a_grown_topic_is_used_as_before(broker, topic, opened):
+    """Contract: "n is fixed at first use: more partitions change nothing"."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    with opened(4) as outbox:
+        outbox.append_many(3, [b"one"] * 10)
+        outbox.wait_shipped(WAIT_S)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(WAIT_S)
+    with opened(4) as outbox:
+        outbox.append_many(3, [b"two"] * 10)
+        outbox.wait_shipped(WAIT_S)
+        logs, pid = logs_of(outbox), outbox.pid
+    assert [len(consume(broker.bootstrap_servers, topic, n)) for n in range(4)] == [0, 20, 0, 0]
+    assert_all_visible_once(broker, topic, logs, pid, 4)
+
+
+def produced_by_another(broker, topic, fields):
+    """Send one batch under somebody else's producer id, as a broken client would; the answer's code."""
+
+    destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers)
+    topic_id = look_at_topic(destination, topic).topic_id
+
+    async def send():
+        cluster = Cluster(destination, topic)
+        try:
+            await cluster.refresh()
+            connection = await cluster.connection(cluster.leaders[0])
+            batch = encode_batch([b"foreign"], timestamps_ms=1_790_000_000_000).with_producer(*fields)
+            return answers_of(await connection.send(ProduceBatches(topic, topic_id, {0: batch}, 10_000)))[0][0]
+        finally:
+            cluster.close()
+
+    return asyncio.run(send())
+
+
+@pytest.mark.parametrize("how", ["sequence", "epoch"])
+def test_a_broker_that_lost_our_place_gets_a_new_producer_id_from_the_topics_end(broker, topic, opened, how):
+    """Contract: "UNKNOWN_PRODUCER_ID/OUT_OF_ORDER ...: new id only when nothing is in flight and the end is known"."""
+    create_topic(broker.bootstrap_servers, topic)
+    with opened(2) as outbox:
+        outbox.append_many(0, [b"one"] * 10)
+        outbox.append_many(1, [b"one"] * 10)
+        outbox.wait_shipped(WAIT_S)
+        pipeline = outbox._shipping.shipper._session._pipelines[0]
+        before = pipeline.producer_id
+        fields = (before, 0, 20) if how == "sequence" else (before, 1, 0)
+        assert produced_by_another(broker, topic, fields).error_code == 0
+        for n in range(20):
+            outbox.append_many(n % 2, [b"two"] * 10)
+        outbox.wait_shipped(WAIT_S)
+        assert pipeline.producer_id != before
+        logs, pid = logs_of(outbox), outbox.pid
+    found = [seen for seen in consume(broker.bootstrap_servers, topic) if seen.value != b"foreign"]
+    for partition, records in logs.items():
+        own = [seen for seen in found if StreamMetadata.unpack(seen.key).partition == partition]
+        assert same(own, records), "and no raw copy either"
+    assert pid
+
+
+def test_a_log_that_went_back_is_refused_until_a_new_pid_epoch_begins(broker, topic, opened, tmp_path):
+    """Contract: "A destination whose tail lies above LEO ... is refused (DestinationAhead)"."""
+    create_topic(broker.bootstrap_servers, topic)
+    with opened(1) as outbox:
+        outbox.append_many(0, [b"kept"] * 10)
+        outbox.wait_shipped(WAIT_S)
+        kept, old_pid = logs_of(outbox)[0], outbox.pid
+    shutil.copytree(tmp_path / "outbox", tmp_path / "backup")
+    with opened(1) as outbox:
+        outbox.append_many(0, [b"lost"] * 10)
+        outbox.wait_shipped(WAIT_S)
+    shutil.rmtree(tmp_path / "outbox")
+    shutil.move(tmp_path / "backup", tmp_path / "outbox")
+    with pytest.raises(DestinationAhead) as caught:
+        opened(1)
+    assert (caught.value.partition, caught.value.shipped_offset, caught.value.log_end_offset) == (0, 10, 10)
+    begin_pid_epoch(tmp_path / "outbox")
+    with opened(1) as outbox:
+        outbox.append_many(0, [b"new"] * 5)
+        outbox.wait_shipped(WAIT_S)
+        new, pid = logs_of(outbox)[0][10:], outbox.pid
+    found = read_filtered(broker.bootstrap_servers, topic, 1)
+    assert same(found.of(old_pid, 0)[:10], kept)
+    assert same(found.of(pid, 0), new)
+
+
+def test_retention_keeps_what_the_topic_has_not_acknowledged(broker, topic, opened, tmp_path):
+    """Contract: "retention respects what the destination has not acknowledged"."""
+    create_topic(broker.bootstrap_servers, topic)
+    small = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
+    with opened(1, log_config=small, batch_bytes=1_000) as outbox:
+        outbox.append_many(0, [bytes(400)] * 20)
+        outbox.wait_shipped(WAIT_S)
+        assert outbox.log(0).purge(20) > 0
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test", log_config=small, batch_bytes=1_000) as outbox:
+        outbox.append_many(0, [bytes(400)] * 20)
+        outbox.flush()
+        with pytest.raises(StillNeeded, match=f"kafka:{topic}"):
+            outbox.log(0).purge(40)
