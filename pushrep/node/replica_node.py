@@ -6,15 +6,19 @@
 store.py keeps the logs, answers.py answers, connections.py owns sockets and threads, replay_*.py what is replayed.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from uuid import UUID
 
 from pushrep.node.answers import Answers
 from pushrep.node.connections import Connections
 from pushrep.node.errors import CantListen
+from pushrep.node.refusals import CountedAnswers, Refused
 from pushrep.node.replay_recordings import Recordings
 from pushrep.node.replay_server import ReplayServer, answering
+from pushrep.node.replica import Replica
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import NodeStore
 from pushrep.push.sockets import Address
@@ -54,7 +58,8 @@ class ReplicaNode:
             network=network,
             clock=clock,
         )
-        answer = answering(Answers(self._store, self.address).answer, self._replays)
+        self._answers = CountedAnswers(answering(Answers(self._store, self.address).answer, self._replays))
+        answer = self._answers.answer
         self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
         self._is_stopped = False
         self._connections.start()
@@ -63,6 +68,14 @@ class ReplicaNode:
     def connections(self) -> int:
         """How many are open."""
         return len(self._connections)
+
+    def replicas(self) -> list[tuple[UUID, Replica]]:
+        """The logs in use, each with its outbox's id."""
+        return [(kept.outbox_id, replica) for kept in self._store.kept() for replica in kept.open_replicas()]
+
+    def refusals(self) -> Mapping[Refused, int]:
+        """How often each call was answered with each error since the node started."""
+        return self._answers.read()
 
     def replays(self) -> ReplayCounters:
         """What its replays have done so far, as plain values to export."""

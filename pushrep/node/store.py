@@ -174,6 +174,11 @@ class KeptOutbox:
         if replica is not None:
             replica.close()
 
+    def open_replicas(self) -> list[Replica]:
+        """Every log that is in use."""
+        with self._lock:
+            return list(self._replicas.values())
+
     def partitions(self) -> Iterator[TopicIdPartition]:
         """Every log that lies here, in use or not."""
         if not self._store.filesystem.exists(self.directory):
@@ -271,6 +276,11 @@ class NodeStore:
             except ValueError:
                 continue  # a file of the node's own
         return found
+
+    def kept(self) -> list[KeptOutbox]:
+        """The outboxes that were asked for since the node started."""
+        with self._lock:
+            return list(self._outboxes.values())
 
     def owner_of(self, tp: TopicIdPartition) -> KeptOutbox | None:
         """The outbox of a described log."""

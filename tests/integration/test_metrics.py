@@ -1,6 +1,8 @@
 """Metrics as a scraper gets them: by HTTP, in the exposition format, read by the client library's own parser."""
 
 import gc
+import subprocess
+import sys
 import urllib.request
 from contextlib import contextmanager
 
@@ -9,6 +11,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from pushrep import Acks, Durability, Outbox
+from pushrep.cli.main import run
+from pushrep.node.metrics import NodeCollector
 from pushrep.outbox.metrics import OutboxCollector
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -121,3 +125,48 @@ def test_a_closed_outbox_tells_nothing_and_another_can_be_added(tmp_path):
 def no_socket_left():
     yield
     gc.collect()  # what is not closed warns, and warnings are errors
+
+
+def test_a_node_tells_its_logs_refusals_syncs_and_disk(world):
+    world.node(1, allow=frozenset({"nobody"}))
+    node = world.nodes[1]
+    with served(NodeCollector(node)) as url:
+        with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
+            wait_until(lambda: Scrape(url).values("pushrep_node_refusals_total"), "it may not create")
+            scrape = Scrape(url)
+            assert scrape.value("pushrep_node_refusals_total", call="DescribeLog", code="UNKNOWN_TOPIC_ID") >= 1
+            assert scrape.value("pushrep_node_open_logs") == 0
+            assert scrape.value("pushrep_node_connections") >= 0
+        node.stop()
+        world.node(1)
+    with served(NodeCollector(world.nodes[1])) as url, open_outbox(world, 1, min_insync_replicas=2) as outbox:
+        for _ in range(5):
+            outbox.append(0, b"both").result(WAIT_S)
+        wait_for_all(outbox)
+        labels = {"outbox": outbox.identity.outbox_id, "topic": "orders", "partition": "0"}
+        scrape = Scrape(url)
+        assert scrape.value("pushrep_log_end_offset", **labels) == 5
+        assert scrape.value("pushrep_node_log_offline", **labels) == 0
+        assert scrape.value("pushrep_node_last_contact_seconds", **labels) > 1_600_000_000
+        assert scrape.value("pushrep_fsync_seconds_count", topic="orders") >= 5
+        assert scrape.value("pushrep_disk_size_bytes") > 0
+        assert scrape.value("pushrep_node_open_logs") == 1
+        assert scrape.value("pushrep_node_replica_epoch") == 2
+
+
+def test_replica_serve_shows_its_metrics_where_it_is_told(tmp_path):
+    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", str(tmp_path / "copies")]
+    command += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        try:
+            line = node.stdout.readline().strip()
+            scrape = Scrape(line.rpartition(" ")[2])
+            assert scrape.value("pushrep_node_replica_epoch") == 1
+        finally:
+            node.terminate()
+    assert node.returncode == 0
+
+
+def test_metrics_off_loopback_want_tls_or_a_word(tmp_path, capfd):
+    assert run(["replica", "serve", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0"]) == 2
+    assert "0.0.0.0:0 is reached from other machines" in capfd.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from pushrep.cli.replica.scraping import Certificates, metrics_of
 from pushrep.errors import BadArgument
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.push.sockets import Address
@@ -20,6 +21,10 @@ def _address(_context: click.Context, _parameter: click.Parameter, text: str) ->
         return Address.parse(text)
     except BadArgument as error:
         raise click.BadParameter(error.why) from error
+
+
+def _optional_address(context: click.Context, parameter: click.Parameter, text: str | None) -> Address | None:
+    return None if text is None else _address(context, parameter, text)
 
 
 @click.command()
@@ -44,6 +49,12 @@ def _address(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @click.option("--ca", type=_PATH, help="Who signs the certificates of leaders (PEM).")
 @click.option("--plain", is_flag=True, help="Listen off loopback without TLS: anybody who reaches the port may write.")
 @click.option("--max-connections", type=click.IntRange(1), default=1024, show_default=True)
+@click.option(
+    "--metrics",
+    callback=_optional_address,
+    metavar="HOST:PORT",
+    help="Serve metrics for Prometheus there; with --cert by TLS, to who shows a certificate of --ca.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Say on standard error who comes and goes.")
 def serve(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
@@ -53,6 +64,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     key: Path | None,
     ca: Path | None,
     max_connections: int,
+    metrics: Address | None,
     *,
     flush: bool,
     plain: bool,
@@ -61,7 +73,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     """Keep copies of other services' logs in DIRECTORY, until Ctrl-C or SIGTERM.
 
     \b
-      pushrep replica serve copies --allow any
+      pushrep replica serve copies --allow any --metrics 127.0.0.1:9400
       pushrep replica serve copies --listen 0.0.0.0:7400 --cert n.pem --key n.key --ca ca.pem --allow billing
 
     Prints one line when it listens. What a leader has pushed lies in DIRECTORY/<outbox id>/<topic>-<n>, in the leader's
@@ -69,10 +81,12 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
     tls = _server_tls(cert, key, ca)
-    if not listen.is_loopback and tls is None and not plain:
-        raise click.UsageError(
-            f"{listen} is reached from other machines: give --cert, --key and --ca, or say --plain if that is meant"
-        )
+    for address in (listen, metrics):
+        if address is not None and not address.is_loopback and tls is None and not plain:
+            raise click.UsageError(
+                f"{address} is reached from other machines: give --cert, --key and --ca, or say --plain if that is "
+                "meant"
+            )
     settings = NodeSettings(
         address=listen,
         allow=frozenset(allow),
@@ -84,8 +98,9 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with ReplicaNode(directory, settings) as node:
-        click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}")
+    files = None if cert is None or key is None or ca is None else Certificates(cert, key, ca)
+    with ReplicaNode(directory, settings) as node, metrics_of(node, metrics, files) as shown:
+        click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")
         stop.wait()
 
 
