@@ -1,15 +1,19 @@
 """Channel: one connection to one replica, as many requests in flight as it bears, many partitions in each.
 
+    push(pusher) ─▶ nobody else waits or sends? its request goes out in the appending thread      (two threads saved)
+                      └ no ─▶ wake
     wake(pusher) ─▶ ready ─▶ pump: request of many parts ─▶ socket ─▶ in flight ─▶ answer ─▶ each pusher's result
       any thread                └ only pushers that have something to say are ever looked at: idle ones cost nothing
     the connection goes ─▶ in flight is given up, in order ─▶ connect anew with backoff ─▶ sent again from the buffer
 
-Everything but `wake`, `wake_later` and `close` runs in the worker's thread.
+Who sends has the turn, so that the order of building is the order on the wire. The worker waits for the turn; `push`
+never does. What `push`, `wake`, `wake_for_watermark`, `wake_later` and `close` do not is done in the worker's thread.
 """
 
 import heapq
 import logging
 import ssl
+import threading
 from collections import deque
 from contextlib import suppress
 from itertools import count
@@ -22,7 +26,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import ProtocolError
 from pushrep.protocol.push_messages import AppendRecordsPartition, AppendRecordsRequest, AppendRecordsResponse
 from pushrep.push.connecting import OpenConnection, connect, patiently, pause_s
-from pushrep.push.pusher import Pusher, Sent
+from pushrep.push.pusher import Pusher, Sent, Wish
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import AnySocket, send_some, views_of
 from pushrep.push.wire import outcome_of, result_from_wire
@@ -65,6 +69,8 @@ class Channel:
         self._later: deque[tuple[int, Pusher]] = deque()
         self._timers: list[tuple[int, int, Pusher]] = []
         self._tickets = count()
+        self._turn = threading.Lock()  # of the connection and what is in flight on it; held over no wait
+        self._failed: BaseException | None = None  # what `push` met: the worker then gives the connection up
         self._sock: AnySocket | None = None
         self._protocol: ClientConnection | None = None
         self._outgoing: list[memoryview] = []
@@ -93,6 +99,34 @@ class Channel:
             self._ready.append(pusher)
             self._worker.wake()
 
+    def push(self, pusher: Pusher) -> None:
+        """It has new records: send them now if nothing else waits, else as soon as it suits. Thread-safe, no wait."""
+        if self._is_free() and self._turn.acquire(blocking=False):
+            try:
+                if self._is_free():
+                    self._send_of(pusher)
+            except (OSError, ProtocolError) as error:
+                self._failed = error
+            finally:
+                self._turn.release()
+            if self._failed is None and not self._outgoing and not pusher.has_something():
+                return
+        self.wake(pusher)
+
+    def wake_for_watermark(self, pusher: Pusher) -> None:
+        """Its watermark rose: that is sent alone if no records come within `watermark_linger_ms`. Thread-safe."""
+        linger_ms = self._settings.watermark_linger_ms
+        if not linger_ms:
+            self.wake(pusher)
+            return
+        now_ms = self._clock.monotonic_ms()
+        if pusher.watermark_since_ms is None:
+            pusher.watermark_since_ms = now_ms
+        if not pusher.is_timed:
+            pusher.is_timed = True
+            self._later.append((now_ms + linger_ms, pusher))
+            self._worker.wake()
+
     def wake_later(self, pusher: Pusher) -> None:
         """It has to say something again, after a pause that grows with its failures. Thread-safe."""
         pusher.failures += 1
@@ -102,7 +136,7 @@ class Channel:
 
     def can_send(self) -> bool:
         """Whether `pump` would do something now."""
-        if self._later or self._opened is not None:
+        if self._later or self._opened is not None or self._failed is not None:
             return True
         if self._sock is None:
             return self._connecting is None and not self._stop.is_set()
@@ -115,30 +149,38 @@ class Channel:
             due_ms, pusher = self._later.popleft()
             heapq.heappush(self._timers, (due_ms, next(self._tickets), pusher))
         while self._timers and self._timers[0][0] <= now_ms:
-            self.wake(heapq.heappop(self._timers)[2])
-        self._keep_connected(now_ms)
-        if self._sock is not None:
-            try:
-                self._send_ready(now_ms)
-            except (OSError, ProtocolError) as error:
-                self._lose(error)
-        oldest = next(iter(self._in_flight.values()), None)
+            pusher = heapq.heappop(self._timers)[2]
+            pusher.is_timed = False
+            self.wake(pusher)
+        with self._turn:
+            self._keep_connected(now_ms)
+            if self._sock is not None:
+                try:
+                    self._send_ready(now_ms)
+                    self._watch()
+                except (OSError, ProtocolError) as error:
+                    self._lose(error)
+            oldest = next(iter(self._in_flight.values()), None)
+            # `push` wakes nobody: a request that it sends from now on is late no earlier than this.
+            sent_ms = oldest.sent_ms if oldest is not None else now_ms if self._sock is not None else None
         times = [
             self._timers[0][0] if self._timers else None,
             self._linger_until_ms,
-            oldest.sent_ms + self._settings.request_timeout_ms if oldest is not None else None,
+            sent_ms + self._settings.request_timeout_ms if sent_ms is not None else None,
         ]
         return min((time for time in times if time is not None), default=None)
 
     def on_io(self, mask: int) -> None:
         """The socket can be read or written."""
-        try:
-            if mask & WRITABLE:
-                self._write()
-            if mask & READABLE:
-                self._read()
-        except (OSError, ProtocolError) as error:
-            self._lose(error)
+        with self._turn:
+            try:
+                if mask & WRITABLE:
+                    self._write()
+                    self._watch()
+                if mask & READABLE:
+                    self._read()
+            except (OSError, ProtocolError) as error:
+                self._lose(error)
 
     def close(self) -> None:
         """Send what is ready if that goes at once, then hang up. Thread-safe; the worker does it."""
@@ -148,7 +190,7 @@ class Channel:
     def cut(self) -> None:
         """Hang up now, and stop connecting."""
         self._stop.set()
-        self._lose(None)
+        self.lose()
         if self._connecting is not None:
             self._connecting.join(_GRACE_S)  # one that is in the middle of an attempt ends with it, by itself
         if self._opened is not None:
@@ -156,12 +198,21 @@ class Channel:
 
     def lose(self) -> None:
         """Give the connection up and make another."""
-        self._lose(None)
+        with self._turn:
+            self._lose(None)
+
+    def _is_free(self) -> bool:
+        """Whether a request of one pusher may go out before anything else."""
+        if self._sock is None or self._outgoing or self._ready or self._failed is not None or self._settings.linger_ms:
+            return False
+        return len(self._in_flight) < self._settings.requests_in_flight_max
 
     def _keep_connected(self, now_ms: int) -> None:
         oldest = next(iter(self._in_flight.values()), None)
         if oldest is not None and now_ms - oldest.sent_ms >= self._settings.request_timeout_ms:
             self._lose(TimeoutError(f"no answer within {self._settings.request_timeout_ms} ms"))
+        if self._failed is not None:
+            self._lose(self._failed)
         if self._opened is not None:
             opened, self._opened, self._connecting = self._opened, None, None
             opened.sock.setblocking(False)
@@ -208,11 +259,21 @@ class Channel:
             parts, sents = self._build(now_ms)
             if not parts:
                 return
-            assert self._protocol is not None, "there is a socket"
-            correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
-            self._in_flight[correlation_id] = _OnItsWay(now_ms, sents)
-            self._outgoing = [view for view in views_of(frame) if len(view)]
-            self._write()
+            self._send(parts, sents, now_ms)
+
+    def _send_of(self, pusher: Pusher) -> None:
+        """A request of this pusher alone, out of what is in memory."""
+        found = pusher.next_part(self._settings.request_bytes_max, may_read=False)
+        if found is not None:
+            part, sent, _ = found
+            self._send([part], [sent], self._clock.monotonic_ms())
+
+    def _send(self, parts: list[AppendRecordsPartition], sents: list[Sent], now_ms: int) -> None:
+        assert self._protocol is not None, "there is a socket"
+        correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
+        self._in_flight[correlation_id] = _OnItsWay(now_ms, sents)
+        self._outgoing = [view for view in views_of(frame) if len(view)]
+        self._write()
 
     def _build(self, now_ms: int) -> tuple[list[AppendRecordsPartition], list[Sent]]:
         """One request: each ready pusher once, in turn, until it is full. Whoever has more stands at the end again."""
@@ -248,12 +309,16 @@ class Channel:
 
     def _wait_for_company(self, pusher: Pusher, now_ms: int) -> bool:
         """A watermark alone waits a moment for records to ride with: else each acknowledgement would make a request."""
-        if not pusher.has_watermark_alone() or not self._settings.watermark_linger_ms:
+        linger_ms = self._settings.watermark_linger_ms
+        if not linger_ms or pusher.wish() is not Wish.WATERMARK:
             return False
-        if pusher.watermark_due_ms is None:
-            pusher.watermark_due_ms = now_ms + self._settings.watermark_linger_ms
-            heapq.heappush(self._timers, (pusher.watermark_due_ms, next(self._tickets), pusher))
-        return now_ms < pusher.watermark_due_ms
+        if pusher.watermark_since_ms is None:
+            pusher.watermark_since_ms = now_ms
+        due_ms = pusher.watermark_since_ms + linger_ms
+        if now_ms < due_ms and not pusher.is_timed:
+            pusher.is_timed = True
+            heapq.heappush(self._timers, (due_ms, next(self._tickets), pusher))
+        return now_ms < due_ms
 
     def _write(self) -> None:
         assert self._sock is not None, "there is a socket"
@@ -262,6 +327,9 @@ class Channel:
                 send_some(self._sock, self._outgoing)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
+
+    def _watch(self) -> None:
+        """Hear of the socket when it can take the rest."""
         wanted = READABLE | (WRITABLE if self._outgoing else 0)
         if wanted != self._events:
             self._events = wanted
@@ -297,6 +365,7 @@ class Channel:
 
     def _lose(self, error: BaseException | None) -> None:
         """The connection is gone: what was in flight goes out again on the next one."""
+        self._failed = None
         if self._sock is None:
             return
         if error is not None:
@@ -304,7 +373,7 @@ class Channel:
         self._worker.poller.unregister(self._sock)
         with suppress(OSError):
             self._sock.close()
-        self._sock = self._protocol = None
+        self._sock = self._protocol = self._linger_until_ms = None
         self._outgoing = []
         given_up, self._in_flight = self._in_flight, {}
         for pusher in dict.fromkeys(sent.pusher for request in given_up.values() for sent in request.parts):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pushrep.push.channel import Channel
 from pushrep.push.errors import IllegalState
 from pushrep.push.memory import MemoryTracker
-from pushrep.push.pusher import Pusher
+from pushrep.push.pusher import Pusher, Wish
 from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.worker import Worker
@@ -162,7 +162,7 @@ class PushManager:
                 for lane in found:
                     lane.pusher.offer(entry)
         for lane in found:
-            lane.channel.wake(lane.pusher)
+            lane.channel.push(lane.pusher)
 
     def on_high_watermark_update(self, tp: TopicIdPartition, replica_ids: Iterable[int], high_watermark: int) -> None:
         """The high watermark rose; replicas hear of it even if no record follows. What is no rise is ignored."""
@@ -198,8 +198,8 @@ class PushManager:
             return
         if backoff:
             lane.channel.wake_later(lane.pusher)
-        elif lane.pusher.has_something():
-            lane.channel.wake(lane.pusher)
+        else:
+            self._wake(lane)
 
     def on_session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
         """A session ended by the replica's word: nothing is kept for it any more."""
@@ -212,8 +212,16 @@ class PushManager:
         lanes = self._lanes.get(tp, {})
         for index in replica_ids:
             lane = lanes.get(index)
-            if lane is not None and is_news(lane.pusher) and lane.pusher.has_something():
-                lane.channel.wake(lane.pusher)
+            if lane is not None and is_news(lane.pusher):
+                self._wake(lane)
+
+    @staticmethod
+    def _wake(lane: _Lane) -> None:
+        wish = lane.pusher.wish()
+        if wish is Wish.WATERMARK:
+            lane.channel.wake_for_watermark(lane.pusher)
+        elif wish is Wish.REQUEST:
+            lane.channel.wake(lane.pusher)
 
     def _stop(self, tp: TopicIdPartition, index: int, reason: PushSessionEndReason) -> "Future[bool] | None":
         with self._lock:

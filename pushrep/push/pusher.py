@@ -12,6 +12,7 @@ import struct
 import threading
 from collections import deque
 from concurrent.futures import Future
+from enum import Enum, auto
 from typing import NamedTuple
 
 from pushrep.protocol.push_messages import AppendRecordsPartition
@@ -39,6 +40,16 @@ class Sent(NamedTuple):
     sequence: int
 
 
+class Wish(Enum):
+    """What a pusher would say now."""
+
+    NOTHING = auto()
+    WATERMARK = auto()
+    """A watermark that rose and that no request has carried, and no record that it could ride with."""
+    REQUEST = auto()
+    """Records, a question, or that the session is over."""
+
+
 class Records(NamedTuple):
     """Whole batches: the offsets [base_offset, end_offset)."""
 
@@ -49,7 +60,7 @@ class Records(NamedTuple):
 
 
 class Pusher:
-    """One partition replica with a session. `is_ready`: it stands in its channel's queue."""
+    """One partition replica with a session. `is_ready`: in its channel's queue; `is_timed`: among its timers."""
 
     __slots__ = (
         "_farewell",
@@ -61,22 +72,23 @@ class Pusher:
         "failures",
         "farewell_sent",
         "is_ready",
+        "is_timed",
         "session",
         "transition_end",
-        "watermark_due_ms",
+        "watermark_since_ms",
     )
 
     def __init__(self, session: PushSession, memory: MemoryTracker) -> None:
         self.session = session
-        self.is_ready = False
+        self.is_ready = self.is_timed = False
         self.failures = 0
         """Retriable errors in a row, for the pause before the next request."""
         self.transition_end = session.partition.leader.log.log_end_offset
         self.farewell_sent: Future[bool] = Future()
         """The replica was told that its session is over, or there is nobody to tell."""
         self._memory = memory
-        self.watermark_due_ms: int | None = None
-        """When a watermark that nothing rides with is sent alone."""
+        self.watermark_since_ms: int | None = None
+        """Since when a watermark waits for records to ride with, if one does."""
         self._queue: deque[Buffered] = deque()
         self._taken: deque[Buffered] = deque()  # sent, or passed over; released when they are acknowledged
         self._shipped = (-1, -1)  # HWM and LSO as the last request had them
@@ -100,29 +112,28 @@ class Pusher:
 
     def has_something(self) -> bool:
         """Whether a request would say something new."""
+        return self.wish() is not Wish.NOTHING
+
+    def wish(self) -> Wish:
+        """What a request would say."""
         if self._farewell is not None:
-            return True
+            return Wish.REQUEST
         leader = self.session.partition.leader
         progress = leader.sessions[self.session.replica.index]
         if progress.id != self.session.id or not progress.is_live:
-            return False
+            return Wish.NOTHING
         if progress.state in _ONE_AT_A_TIME:
-            return not progress.in_flight
-        return progress.next_offset < leader.log.log_end_offset or self._has_watermark()
+            return Wish.NOTHING if progress.in_flight else Wish.REQUEST
+        if progress.next_offset < leader.log.log_end_offset:
+            return Wish.REQUEST
+        is_told = (leader.high_watermark, leader.log.log_start_offset) == self._shipped
+        return Wish.NOTHING if is_told else Wish.WATERMARK
 
-    def has_watermark_alone(self) -> bool:
-        """Whether a watermark rose that no request has carried, and there is no record that it could ride with."""
-        leader = self.session.partition.leader
-        progress = leader.sessions[self.session.replica.index]
-        is_pushing = progress.state is SessionState.PUSHING and self._farewell is None
-        return is_pushing and progress.next_offset >= leader.log.log_end_offset and self._has_watermark()
+    def next_part(self, bytes_max: int, *, may_read: bool = True) -> tuple[AppendRecordsPartition, Sent, int] | None:
+        """A part of a request of about so many bytes, and its size; None if there is nothing to say.
 
-    def _has_watermark(self) -> bool:
-        leader = self.session.partition.leader
-        return (leader.high_watermark, leader.log.log_start_offset) != self._shipped
-
-    def next_part(self, bytes_max: int) -> tuple[AppendRecordsPartition, Sent, int] | None:
-        """A part of a request of about so many bytes, and its size; None if there is nothing to say."""
+        `may_read` False: None, too, if the log's file would have to be read for it.
+        """
         if self._farewell is not None:
             farewell, self._farewell = self._farewell, None
             return request_to_wire(self.tp, farewell, ()), Sent(self, self.session, -1), 0
@@ -138,12 +149,16 @@ class Pusher:
                 if start == end and progress.in_flight:
                     return None  # the transition is on its way; its last answer wakes us again
             is_reread = progress.state is SessionState.REREADING
-        records = self._from_log(start, end, bytes_max) if is_reread else self._records(start, end, bytes_max)
+        records = self._buffered(start, end, bytes_max) if not is_reread else None
+        if records is None:
+            if not may_read:
+                return None
+            records = self._from_log(start, end, bytes_max)
         with partition.lock:
             if not progress.is_live or progress.next_offset != start:
                 return None  # cut off, or its log start moved: whoever did that wakes us again
             _, request = sent = leader.request(index, records.base_offset, records.end_offset)
-            self._shipped, self.watermark_due_ms = (request.high_watermark, request.log_start_offset), None
+            self._shipped, self.watermark_since_ms = (request.high_watermark, request.log_start_offset), None
         part = request_to_wire(self.tp, request, records.parts)
         return part, Sent(self, self.session, sent[0].sequence), records.size_bytes
 
@@ -206,8 +221,8 @@ class Pusher:
                 entry = queue.popleft()
             self._memory.release(entry)
 
-    def _records(self, start: int, end: int, bytes_max: int) -> Records:
-        """Batches of [start, end), from the queue where it has them, else from the log."""
+    def _buffered(self, start: int, end: int, bytes_max: int) -> Records | None:
+        """Batches of [start, end) from the queue; None where it has them not."""
         if start >= end:
             return Records(start, start, (), 0)
         parts: list[Buffer] = []
@@ -225,7 +240,7 @@ class Pusher:
                     parts += held
                     at, size = entry.end_offset, size + entry.size_bytes
                 taken.append(queue.popleft())
-        return Records(start, at, tuple(parts), size) if parts else self._from_log(start, end, bytes_max)
+        return Records(start, at, tuple(parts), size) if parts else None
 
     def _from_log(self, start: int, end: int, bytes_max: int) -> Records:
         if start >= end:

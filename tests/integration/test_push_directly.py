@@ -1,0 +1,126 @@
+"""An append sends its own request where nothing else waits to be sent: in whose thread, and what goes wrong there."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.replication.epochs import LogEnds
+from pushrep.replication.messages import batches_of
+from pushrep.seams import REAL_NETWORK
+from tests.integration.conftest import QUICK
+
+
+class NotedSocket:
+    """A socket that notes which threads send."""
+
+    def __init__(self, sock, senders):
+        self._sock, self._senders = sock, senders
+
+    def sendmsg(self, buffers, /):
+        self._senders.append(threading.current_thread().name)
+        return self._sock.sendmsg(buffers)
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+
+class NotedNetwork:
+    """The system's network, with noted sockets."""
+
+    threads, listen, poller = REAL_NETWORK.threads, REAL_NETWORK.listen, REAL_NETWORK.poller
+
+    def __init__(self):
+        self.senders = []
+
+    def connect(self, address, timeout_s):
+        return NotedSocket(REAL_NETWORK.connect(address, timeout_s), self.senders)
+
+
+def led_by(world, replicas, network=REAL_NETWORK, **settings):
+    settings = replace(QUICK, network=network, **settings)
+    service = world.service([replica.replica for replica in replicas], settings=settings)
+    service.leading.manager.startup()
+    for replica in replicas:
+        start_session(service, replica)
+    service.append(b"first")
+    service.wait_for_all()
+    return service
+
+
+def start_session(service, replica):
+    """As a driver does, to a log that is empty."""
+    led = service.leading.partitions[0]
+    session = led.start_session(replica.replica, replica.replica_epoch, 1, LogEnds(0, 0, LeaderEpochs()))
+    service.leading.manager.start_push(led.tp, session)
+
+
+def log_bytes(service):
+    return b"".join(bytes(batch.data) for batch in service.logs[0].batches(0))
+
+
+def has_all(service):
+    end = service.logs[0].log_end_offset
+    return lambda parts: any(offsets_of(part)[-1:] == [end] for part in parts)
+
+
+def offsets_of(part):
+    """Where its batches end."""
+    return [batch.next_offset for batch in batches_of(part.records[0])[0]] if part.records else []
+
+
+def test_a_record_alone_leaves_in_the_thread_that_appends_it(world, scripted):
+    network, replicas = NotedNetwork(), [scripted(1), scripted(2)]
+    service = led_by(world, replicas, network, watermark_linger_ms=60_000)
+    here = threading.current_thread().name
+    for _ in range(1000):  # once is enough: a worker may still be at the answer before
+        network.senders.clear()
+        service.append(b"alone")
+        service.wait_for_all()
+        assert len(network.senders) == 2, "its answer needs no other request"
+        if network.senders == [here, here]:
+            return
+    pytest.fail("the worker sent them all")
+
+
+def test_a2_what_waits_is_not_overtaken_by_who_appends(world, scripted):
+    """More than may be in flight, and more than the system's buffers take, before the first answer."""
+    replica = scripted()
+    service = led_by(world, [replica], requests_in_flight_max=3)
+    replica.gate.clear()
+    for number in range(12):
+        service.append(bytes([number]) * 1_000_000)
+    replica.gate.set()
+    service.wait_for_all()
+    assert replica.records() == log_bytes(service), "each byte once, in the log's order"
+
+
+def test_a3_an_append_does_not_wait_for_a_replica_that_takes_nothing(world, scripted):
+    """With LOCAL nothing else is between a service and its log: the rest goes when the replica reads again."""
+    replica = scripted()
+    service = led_by(world, [replica])
+    replica.gate.clear()
+    sent = replica.frames
+    service.append(b"held back")
+    replica.wait_for(lambda _: replica.frames > sent)  # its one thread stands at the gate now, and reads nothing
+    for number in range(16):
+        service.append(bytes([number]) * 1_000_000)
+    (progress,) = service.leading.partitions[0].leader.sessions.values()
+    assert progress.acknowledged < service.logs[0].log_end_offset
+    replica.gate.set()
+    service.wait_for_all()
+    assert replica.records() == log_bytes(service)
+
+
+def test_r2_a_connection_that_breaks_under_an_append_is_made_anew_and_the_same_bytes_go_out(world, scripted):
+    replica = scripted()
+    service = led_by(world, [replica])
+    for number in range(10):
+        replica.cut()
+        service.append(b"%d" % number * 1000)
+        service.append(b"%d" % number)
+    service.wait_for_all()
+    assert service.wait() is None
+    ends = [end for part in replica.wait_for(has_all(service)) for end in offsets_of(part)]
+    assert set(range(1, service.logs[0].log_end_offset + 1)) <= {*ends}, "every batch came at least once"
