@@ -224,12 +224,13 @@ class StartpointStore:
 
     # ---- readers
 
-    def read(
-        self, consumer: str, topic: str, partition: int, *, task: str = "", remove: bool = False
+    def read(  # noqa: PLR0913 - a reader and what to do with what it finds
+        self, consumer: str, topic: str, partition: int, *, task: str = "", remove: bool = False, only: int = 0
     ) -> Standing | None:
         """What is pending for this reader (or failed, which stops it), None if nothing is.
 
-        `remove` is for jobs without checkpoints: this very call consumes it, so a job that dies now has lost it.
+        `remove` is for jobs without checkpoints here: this very call consumes it (if it is `only`, where that is said),
+        so a job that dies now has lost it.
         """
         reader = Reader(consumer, topic, partition, task)
         if not remove:
@@ -244,7 +245,7 @@ class StartpointStore:
             return self.read(consumer, topic, partition, task=task)
         with self._transaction() as change:
             found = change.ledger.pending(reader, self._checkpoints.load(reader).sequence)
-            if found is not None and found.state is not State.FAILED:
+            if found is not None and found.state is not State.FAILED and only in (0, found.sequence):
                 change.append(Consumed(sequence=found.sequence, reader=reader, at_ms=self._clock.wall_ms()))
             return found
 

@@ -2,11 +2,12 @@
 
 set, cancel                   write, with a reason that is kept
 list, show, history           look; no lock is taken
-export                        as Spark's startingOffsets
+export, apply-checkpoint      as Spark's startingOffsets; into the checkpoint of a stopped query
 """
 
 import click
 
+from pushrep.cli.startpoint.applying import apply_checkpoint
 from pushrep.cli.startpoint.exporting import export
 from pushrep.cli.startpoint.looking import history, list_, show
 from pushrep.cli.startpoint.setting import cancel, set_
@@ -22,9 +23,11 @@ def startpoint() -> None:
       pushrep startpoint cancel out 3 --reason "wrong day"
       pushrep startpoint history out         who wished what, and what became of it
 
+    A Spark query that follows no startpoints is moved while it is stopped: pushrep startpoint apply-checkpoint --help
+
     DIRECTORY is that of the logs; startpoints lie in DIRECTORY/startpoints, or where --store says.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 
-for command in (set_, list_, show, cancel, history, export):
+for command in (set_, list_, show, cancel, history, export, apply_checkpoint):
     startpoint.add_command(command)

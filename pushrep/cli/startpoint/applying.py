@@ -1,0 +1,175 @@
+"""`pushrep startpoint apply-checkpoint`: startpoints for a Spark query that follows none, while it is stopped.
+
+The work is done by spark_jobs.checkpoint_apply, which stands above this package and so is found by its entry point.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pushrep.cli.log.showing import count, show_json, show_table
+from pushrep.cli.startpoint.options import with_author, with_json
+from pushrep.cli.startpoint.words import parse_place, say_place
+from pushrep.seams import SYSTEM_CLOCK
+from pushrep.startpoints import Startpoint, StartpointStore
+
+GROUP = "pushrep.checkpoints"
+STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
+
+
+@click.command("apply-checkpoint")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("--to", "words", metavar="WHERE", help="As for `set`.  [default: what waits for --consumer in --store]")
+@click.option("--partition", type=click.IntRange(0), help="Of --to: this one only.  [default: each]")
+@click.option(
+    "--out-of-range",
+    type=click.Choice(["error", "earliest", "latest"]),
+    default="error",
+    show_default=True,
+    help="Of --to: what to do where WHERE does not fit.",
+)
+@click.option("--reset-marks", is_flag=True, help="Of --to: the replay filter forgets what it has seen; see --marks.")
+@click.option("--consumer", help="Whose startpoints.  [default: the query's id]")
+@click.option("--store", type=click.Path(path_type=Path), help="Where they lie.  [default: CHECKPOINT-startpoints]")
+@click.option("--logs", type=click.Path(path_type=Path), help="Source pushrep: the directory of the logs.")
+@click.option("--topic", help="Which one, if the source reads several.")
+@click.option("--source", help="Which one, if the query has several: its number in CHECKPOINT/sources.")
+@click.option(
+    "--marks",
+    type=click.Path(path_type=Path),
+    help="The directory of the replay filter's marks.  [default: CHECKPOINT-marks, if there is one]",
+)
+@click.option("--stopped", is_flag=True, help="Say that the query is stopped; nothing is written without it.")
+@click.option(
+    "--watch-s",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="So long nothing in CHECKPOINT may change; longer than the query's trigger.",
+)
+@click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would do; write nothing.")
+@with_author
+@with_json
+def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
+    checkpoint: Path, words: str | None, partition: int | None, out_of_range: str, reset_marks: bool,  # noqa: FBT001
+    consumer: str | None, store: Path | None, logs: Path | None, topic: str | None, source: str | None,
+    marks: Path | None, stopped: bool, watch_s: float, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Move a stopped, stateless Spark query: its CHECKPOINT gets one more batch, empty, that ends where it shall go on.
+
+    \b
+      pushrep startpoint apply-checkpoint cp --to 1200 --partition 0 --reason "wrong rates" --dry-run
+      pushrep startpoint apply-checkpoint cp --to 1200 --partition 0 --reason "wrong rates" --stopped
+      pushrep startpoint apply-checkpoint cp --logs out --to 2013-07-04T14:00 --reason "wrong rates" --stopped
+      pushrep startpoint apply-checkpoint cp --store out/startpoints --consumer billing --stopped --reason "now"
+
+    \b
+    Sources  kafka     offsets, and -1000 (records back): the broker is not asked
+             files     an offset is the number of a batch of files, from 0; by time: when files were changed
+             pushrep   all of them, by --logs; a query with startingStartpoint needs only `set`
+
+    A whole copy is made first, CHECKPOINT-before-N: put it back and nothing happened. Killed anywhere, call it again.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if "://" in str(checkpoint) or str(checkpoint).startswith(("hdfs:", "s3a:", "gs:", "abfss:")):
+        raise click.UsageError(
+            f"{checkpoint} is on another file system: this knows local directories only"
+        )
+    if not stopped and not dry_run:
+        raise click.UsageError("stop the query, then say --stopped; --dry-run shows what would be done")
+    wish = _wish(words, out_of_range, reset_marks=reset_marks)
+    tool = _tool()
+    try:
+        opened, place = _place(tool, checkpoint, store, consumer, marks, source=source, topic=topic, logs=logs)
+        if not dry_run and tool.is_interrupted(place):
+            wish = None  # it was written then
+        else:
+            now_ms = SYSTEM_CLOCK.wall_ms()
+            moves = tool.preview(place, opened, wish=wish, partition=partition, now_ms=now_ms)
+            _tell(place, wish, moves, as_json=as_json)
+            if dry_run:
+                click.echo('{"dry_run": true}' if as_json else "dry run: nothing was written")
+                return
+            _refuse_what_fails(moves)
+        if wish is not None:
+            of = tool.source_at(place)[2].topic
+            opened.write(place.consumer, of, partition, wish, reason, author=author)
+        if not as_json:
+            click.echo(f"watching {checkpoint} for {watch_s:g} s: nothing may change")
+        pair = tool.apply(place, opened, watch_s=watch_s)
+    except tool.SparkJobError as error:
+        raise click.ClickException(str(error)) from error
+    backup = pair.backup_of(checkpoint)
+    if as_json:
+        show_json({"first_batch": pair.first, "batches": pair.count, "backup": str(backup)})
+        return
+    click.echo(f"batch {pair.first + pair.count - 1} is appended; the query goes on behind it at its next start")
+    click.echo(f"as it was before: {backup}")
+
+
+def _tool() -> Any:
+    for entry in entry_points(group=GROUP):
+        try:
+            return entry.load()
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"apply-checkpoint needs the Python package {error.name!r}, which is not installed; "
+                "install pushrep with its extras: pip install '.[spark]' in its repository"
+            ) from error
+    raise click.ClickException("apply-checkpoint needs the package spark_jobs, which this installation lacks")
+
+
+def _place(
+    tool: Any, checkpoint: Path, store: Path | None, consumer: str | None, marks: Path | None, **of_source: Any
+) -> tuple[StartpointStore, Any]:
+    beside = checkpoint.with_name(checkpoint.name + MARKS_SUFFIX)
+    place = tool.Place(
+        checkpoint=checkpoint,
+        consumer=consumer if consumer is not None else tool.query_id_of(checkpoint),
+        marks=marks if marks is not None else beside if beside.is_dir() else None,
+        **of_source,
+    )
+    where = store if store is not None else checkpoint.with_name(checkpoint.name + STORE_SUFFIX)
+    return StartpointStore.open(where), place
+
+
+def _wish(words: str | None, out_of_range: str, *, reset_marks: bool) -> Startpoint | None:
+    if words is None:
+        return None
+    try:
+        return parse_place(words, out_of_range=out_of_range, reset_marks=reset_marks)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--to") from error
+
+
+def _tell(place: Any, wish: Startpoint | None, moves: Sequence[Any], *, as_json: bool) -> None:
+    if as_json:
+        for move in moves:
+            show_json({name: getattr(move, name) for name in ("partition", "before", "after", "reset_marks", "why")})
+        return
+    what = say_place(wish) if wish is not None else f"what waits for {place.consumer}"
+    columns = ("partition", "stands at", "goes to", "read again", "passed by")
+    rows = []
+    for move in moves:
+        after = move.after if move.after is not None else move.before
+        again, passed = max(0, move.before - after), max(0, after - move.before)
+        goes_to = count(move.after) if move.after is not None else "FAILS"
+        rows.append((str(move.partition), count(move.before), goes_to, count(again), count(passed)))
+    show_table(f"{place.checkpoint}: {what}", columns, rows)
+    for move in moves:
+        if move.why is not None:
+            click.echo(f"partition {move.partition}: {move.why}")
+        if place.marks is not None and not move.reset_marks and move.after is not None and move.after < move.before:
+            click.echo(
+                f"partition {move.partition}: a replay filter with the marks {place.marks} would drop "
+                f"[{count(move.after)}, {count(move.before)}) as seen; --reset-marks lets it through"
+            )
+
+
+def _refuse_what_fails(moves: Sequence[Any]) -> None:
+    failing = [f"partition {move.partition}: {move.why}" for move in moves if move.after is None]
+    if failing:
+        raise click.ClickException(f"{'; '.join(failing)}. Nothing was written: give another --to, or --out-of-range")

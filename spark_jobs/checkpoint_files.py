@@ -1,0 +1,216 @@
+"""A query's checkpoint as Spark writes it: the files, what they tell, and one more pair of them. Local directories.
+
+    metadata          {"id": "<query id>"}
+    offsets/<N>       v1 | {"batchWatermarkMs": ...} | one line a source: its offset, or -
+                      v2 | the same                  | <source>:<offset>          offset log version 2 (Spark 4.1 on)
+    commits/<N>       v1 | {"nextBatchWatermarkMs": 0}
+                      v2 | the same with "stateUniqueIds"                         state checkpoint version 2
+    sources/<n>/<N>   the file source's own log: v1 | one line a file
+    state/            only of stateful queries
+
+Lines are kept as they are but for the one offset that is moved, so what this release does not know of stays. Seen with
+Spark 3.5 and 4.2. A file without its `.crc` is read by Hadoop unchecked.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spark_jobs.errors import SparkJobError
+
+VERSIONS = ("v1", "v2")
+_VOID = "-"
+_V2_LINE = re.compile(r"([^:{}]+):(.*)", re.DOTALL)
+
+
+class CheckpointUnreadable(SparkJobError):
+    """It is no checkpoint of a query, or one that this release can't read; name another directory."""
+
+    def __init__(self, path: Path | str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
+
+
+class QueryStateful(SparkJobError):
+    """State can't be moved back with the offsets: start the query over with a fresh checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} holds state of a stateful query, which no offset can take back: begin a fresh checkpoint, with "
+            "the starting offsets that pushrep startpoint export prints"
+        )
+        self.path = path
+
+
+class LastBatchUncommitted(SparkJobError):
+    """Batch `batch` is planned and not committed: let the query finish it (available-now is enough), then stop it."""
+
+    def __init__(self, path: Path, batch: int, committed: int) -> None:
+        super().__init__(
+            f"{path}: batch {batch} is planned and not committed (the last committed one is {committed}): start the "
+            "query, let it finish that batch, stop it, and try again"
+        )
+        self.path, self.batch, self.committed = path, batch, committed
+
+
+class QueryRunning(SparkJobError):
+    """The checkpoint changed while it was watched, or a batch of this number is there already: stop the query."""
+
+    def __init__(self, path: Path, changed: str) -> None:
+        super().__init__(f"{path}: {changed} meanwhile, so its query is running: stop it, and try again")
+        self.path, self.changed = path, changed
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOffsets:
+    """One file of offsets: version, metadata line, and for each source its name and its offset (None: nothing yet)."""
+
+    version: str
+    metadata: str
+    sources: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, path: Path, text: str) -> "LoggedOffsets":
+        version, *lines = text.split("\n")
+        if version not in VERSIONS or not lines or not lines[0].startswith("{"):
+            why = f"no offsets of version {' or '.join(VERSIONS)}; this release knows no other"
+            raise CheckpointUnreadable(path, why)
+        found: list[tuple[str, str | None]] = []
+        for number, line in enumerate(line for line in lines[1:] if line):
+            name, offset = str(number), line
+            if version == "v2":
+                match = _V2_LINE.fullmatch(line)
+                if match is None:
+                    raise CheckpointUnreadable(path, f"{line[:60]!r} names no source")
+                name, offset = match[1], match[2]
+            found.append((name, None if offset == _VOID else offset))
+        return cls(version, lines[0], tuple(found))
+
+    def with_offset(self, name: str, offset: str) -> "LoggedOffsets":
+        """The same with another offset of one source."""
+        return replace(self, sources=tuple((n, offset if n == name else old) for n, old in self.sources))
+
+    def text(self) -> str:
+        """As Spark writes it."""
+        lines = [(f"{name}:" if self.version == "v2" else "") + (offset or _VOID) for name, offset in self.sources]
+        return "\n".join([self.version, self.metadata, *lines])
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint that rests says: the query, its last batch, where that ended, and its commit's text."""
+
+    path: Path
+    query_id: str
+    batch: int
+    offsets: LoggedOffsets
+    commit: str
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Raises CheckpointUnreadable, QueryStateful, LastBatchUncommitted."""
+    query_id = query_id_of(path)
+    planned, committed = _numbers(path / "offsets"), _numbers(path / "commits")
+    if not planned:
+        raise CheckpointUnreadable(path, "no batch was ever planned; say by the source's own options where to start")
+    if not committed or committed[-1] != planned[-1]:
+        raise LastBatchUncommitted(path, planned[-1], committed[-1] if committed else -1)
+    commit = (path / "commits" / str(committed[-1])).read_text(encoding="utf-8")
+    if any(_files(path / "state")) or _state_ids(path, commit):
+        raise QueryStateful(path)
+    file = path / "offsets" / str(planned[-1])
+    offsets = LoggedOffsets.parse(file, file.read_text(encoding="utf-8"))
+    return Checkpoint(path, query_id, planned[-1], offsets, commit)
+
+
+def snapshot(path: Path) -> dict[str, tuple[int, int]]:
+    """Every file with its size and time of change: two that differ tell of a running query."""
+    found = {}
+    for file in _files(path):
+        status = file.stat()
+        found[str(file.relative_to(path))] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def back_up(path: Path, copy: Path) -> None:
+    """A whole copy, on disk when this returns; `copy` must not be there. Put back as it is, it restores the query."""
+    shutil.copytree(path, copy)
+    for file in [*_files(copy), *(place for place in copy.rglob("*") if place.is_dir()), copy, copy.parent]:
+        _sync(file)
+
+
+def create(path: Path, text: str, scratch: Path) -> None:
+    """Write a file that must not be there, whole or not at all, on disk when this returns. Raises FileExistsError.
+
+    `scratch` is a directory on the same file system.
+    """
+    made = scratch / f".{path.parent.name}-{path.name}"
+    made.write_text(text, encoding="utf-8")
+    _sync(made)
+    try:
+        os.link(made, path)
+    finally:
+        made.unlink()
+    _sync(path.parent)
+
+
+def source_files(path: Path, source: str) -> Iterator[tuple[int, int]]:
+    """(batch of the file source, ms since 1970 when its file was changed) of every file that it knows."""
+    places = list((path / "sources" / source).glob("*")) if source.isdigit() else []
+    for place in places:
+        if not re.fullmatch(r"[0-9]+(\.compact)?", place.name):
+            continue
+        version, *lines = place.read_text(encoding="utf-8").split("\n")
+        if version != "v1":
+            raise CheckpointUnreadable(place, f"a file source's log of version {version!r}; this release knows v1")
+        for line in filter(None, lines):
+            entry = _json(place, line)
+            yield int(entry["batchId"]), int(entry["timestamp"])
+
+
+def query_id_of(path: Path) -> str:
+    """The query's id, which lives as long as its checkpoint. Raises CheckpointUnreadable."""
+    if not path.is_dir():
+        raise CheckpointUnreadable(path, "there is no such directory")
+    file = path / "metadata"
+    if not file.is_file():
+        raise CheckpointUnreadable(path, "it is no checkpoint of a streaming query: it has no file metadata")
+    return str(_json(file, file.read_text(encoding="utf-8"))["id"])
+
+
+def _state_ids(path: Path, commit: str) -> Any:
+    version, _, text = commit.partition("\n")
+    if version not in VERSIONS:
+        raise CheckpointUnreadable(path / "commits", f"a commit of version {version!r}; this release knows no such")
+    return _json(path / "commits", text or "{}").get("stateUniqueIds")
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise CheckpointUnreadable(path, f"{text[:60]!r} is no JSON") from error
+    if not isinstance(found, dict):
+        raise CheckpointUnreadable(path, f"{text[:60]!r} is no JSON object")
+    return found
+
+
+def _numbers(directory: Path) -> list[int]:
+    return sorted(int(file.name) for file in directory.glob("*") if file.name.isdigit())
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (file for file in directory.rglob("*") if file.is_file())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

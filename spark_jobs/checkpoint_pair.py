@@ -1,0 +1,163 @@
+"""One more pair of offsets and commit for a checkpoint, so noted that a killed call can be finished by the next.
+
+    <checkpoint>-before-<N>/                  a whole copy of the checkpoint: put back, it undoes everything
+    <checkpoint>-before-<N>/startpoints.json  what is to be written, complete: the files' texts, the marks, who moved
+
+The copy appears under its name only when it is whole. From then on the pair is decided: marks of batch N first (without
+offsets/N they are an unfinished batch's, which the filter drops), then offsets/N, then commits/N, each created, never
+replaced. If the query planned a batch N of its own meanwhile, the notes are void.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from filtering.highwater import HighwaterMarks
+from spark_jobs.batch_errors import MarksMissing
+from spark_jobs.batch_marks import BatchMarks, MarksKey
+from spark_jobs.checkpoint_files import CheckpointUnreadable, QueryRunning, back_up, create
+from spark_jobs.marks import LocalMarks
+
+NOTES_NAME = "startpoints.json"
+VERSION = 1
+_KEEP_ALL = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One partition: from where to where (None: it does not fit), by which startpoint (0: not written); and why."""
+
+    partition: int
+    before: int
+    after: int | None
+    sequence: int
+    reset_marks: bool
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Batches [first, first + count), each with the texts of its two files.
+
+    `all_marks`: where the source tells no partitions apart, a reset is one of all marks.
+    """
+
+    query_id: str
+    consumer: str
+    topic: str
+    first: int
+    count: int
+    moves: tuple[Move, ...]
+    offsets: str
+    commit: str
+    marks: str | None
+    all_marks: bool
+
+    def backup_of(self, checkpoint: Path) -> Path:
+        """Where the copy of the checkpoint as it was before lies."""
+        return checkpoint.with_name(f"{checkpoint.name}-before-{self.first}")
+
+    def to_json(self) -> str:
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "moves"}
+        moves = [[getattr(move, name) for name in Move.__slots__] for move in self.moves]
+        return json.dumps({"version": VERSION, **fields, "moves": moves}, indent=1)
+
+    @classmethod
+    def from_json(cls, path: Path, text: str) -> "Pair":
+        """Raises CheckpointUnreadable."""
+        try:
+            fields = json.loads(text)
+            if (version := fields.pop("version")) != VERSION:
+                why = f"notes of version {version!r}, this release reads {VERSION}: use the one that wrote them"
+                raise CheckpointUnreadable(path, why)
+            return cls(**(fields | {"moves": tuple(Move(*move) for move in fields["moves"])}))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointUnreadable(path, f"no notes of an apply-checkpoint ({error})") from error
+
+
+def newest_pair(checkpoint: Path) -> Pair | None:
+    """The pair that was noted last, if it is in the checkpoint, in part or whole, or still can be; else None."""
+    prefix = f"{checkpoint.name}-before-"
+    found = [place for place in checkpoint.parent.glob(f"{prefix}*") if place.name[len(prefix) :].isdigit()]
+    for place in sorted(found, key=lambda place: -int(place.name[len(prefix) :]))[:1]:
+        notes = place / NOTES_NAME
+        if notes.is_file():
+            pair = Pair.from_json(notes, notes.read_text(encoding="utf-8"))
+            return pair if _is_ours(checkpoint, pair) else None
+    return None
+
+
+def is_whole(checkpoint: Path, pair: Pair) -> bool:
+    """Whether every file of the pair is there."""
+    last = str(pair.first + pair.count - 1)
+    return all((checkpoint / kind / last).exists() for kind in ("offsets", "commits"))
+
+
+def note(checkpoint: Path, pair: Pair) -> Path:
+    """Copy the checkpoint and note the pair; the copy's place. Raises CheckpointUnreadable if there is one already."""
+    backup = pair.backup_of(checkpoint)
+    if backup.exists():
+        why = "a copy of before this batch is there already, of a pair that was never used: move it away"
+        raise CheckpointUnreadable(backup, why)
+    making = backup.with_name(f"{backup.name}.tmp")
+    shutil.rmtree(making, ignore_errors=True)
+    back_up(checkpoint, making)
+    create(making / NOTES_NAME, pair.to_json(), making)
+    making.rename(backup)
+    return backup
+
+
+def check_marks(pair: Pair) -> None:
+    """Raise MarksMissing if the marks are not those of the checkpoint's last batch."""
+    if pair.marks is not None:
+        with LocalMarks(pair.marks) as marks:
+            _marks_before(marks, pair)
+
+
+def append(checkpoint: Path, pair: Pair) -> None:
+    """Write what the pair lacks. Raises QueryRunning, MarksMissing."""
+    if pair.marks is not None and not (checkpoint / "offsets" / str(pair.first)).exists():
+        with LocalMarks(pair.marks) as marks:
+            _write_marks(marks, pair)
+    for batch in range(pair.first, pair.first + pair.count):
+        for kind, text in (("offsets", pair.offsets), ("commits", pair.commit)):
+            file = checkpoint / kind / str(batch)
+            try:
+                create(file, text, pair.backup_of(checkpoint))
+            except FileExistsError:
+                if file.read_text(encoding="utf-8") != text:
+                    raise QueryRunning(checkpoint, f"{kind}/{batch} was written") from None
+
+
+def _is_ours(checkpoint: Path, pair: Pair) -> bool:
+    """False if the query planned this batch by itself; what Spark has purged since was ours."""
+    file = checkpoint / "offsets" / str(pair.first)
+    if file.exists():
+        return file.read_text(encoding="utf-8") == pair.offsets
+    planned = [int(file.name) for file in (checkpoint / "offsets").glob("*") if file.name.isdigit()]
+    return bool(planned) and (min(planned) > pair.first or max(planned) == pair.first - 1)
+
+
+def _marks_before(marks: LocalMarks, pair: Pair) -> BatchMarks:
+    before = marks.read(pair.query_id, pair.first - 1)
+    if before is None:
+        raise MarksMissing(marks.location, pair.query_id, pair.first - 1, marks.batches(pair.query_id))
+    return before
+
+
+def _write_marks(marks: LocalMarks, pair: Pair) -> None:
+    """The batches that are appended hold no record: their marks are those of before, without what is reset."""
+    before = _marks_before(marks, pair)
+    gone = [move.partition for move in pair.moves if move.reset_marks]
+    left: dict[MarksKey, HighwaterMarks] = {}
+    for key, old in before.marks.items():
+        if gone and pair.all_marks:
+            continue
+        rows = np.isin(old.to_columns().destination_partitions, gone) if key.topic == pair.topic else np.zeros(0, bool)
+        left[key] = old.without_rows(np.flatnonzero(rows))
+    marks.drop_from(pair.query_id, pair.first)
+    for batch in range(pair.first, pair.first + pair.count):
+        marks.write(BatchMarks(pair.query_id, batch, (), left), keep=_KEEP_ALL)

@@ -1,0 +1,366 @@
+"""apply-checkpoint on checkpoints as Spark writes them: what is appended, what is refused, what a kill leaves.
+
+The files are those of Spark 4.2 (offset log versions 1 and 2) and 3.5; tests/spark/test_checkpoint_restart.py lets
+Spark itself go on from what is appended.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from click.testing import CliRunner
+
+from filtering import HighwaterMarks
+from pushrep.cli.startpoint import startpoint as command
+from pushrep.log import SegmentLog
+from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
+from spark_jobs import checkpoint_pair
+from spark_jobs.batch_marks import BatchMarks, MarksKey
+from spark_jobs.checkpoint_apply import Place, apply
+from spark_jobs.checkpoint_files import QueryRunning
+from spark_jobs.marks import LocalMarks
+
+QUERY = "fa65e115-7f2a-4c9d-9dee-2da8e3a7fe49"
+METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795281360609,"conf":{"spark.sql.shuffle.partitions":"2"}}'
+KAFKA = '{"orders":{"0":180,"1":175}}'
+
+
+def make(place: Path, *offsets: str, version=1, batches=3):
+    """A checkpoint as Spark leaves it: each batch's offsets, by source, and a commit for each."""
+    for kind in ("offsets", "commits"):
+        (place / kind).mkdir(parents=True)
+    (place / "metadata").write_text(json.dumps({"id": QUERY}))
+    for batch in range(batches):
+        lines = [f"{n}:{text}" if version == 2 else text for n, text in enumerate(offsets)]
+        (place / "offsets" / str(batch)).write_text("\n".join([f"v{version}", METADATA, *lines]))
+        state = ',"stateUniqueIds":{}' if version == 2 else ""
+        (place / "commits" / str(batch)).write_text(f'v{version}\n{{"nextBatchWatermarkMs":0{state}}}')
+    return place
+
+
+def make_files(place, log_offset=2, version=1):
+    """Of a file source that has read three batches of a file each, changed at 1000, 2000 and 3000 ms."""
+    make(place, json.dumps({"logOffset": log_offset}, separators=(",", ":")), version=version)
+    (place / "sources" / "0").mkdir(parents=True)
+    for n in range(3):
+        entry = {"path": f"file:///in/{n}.txt", "timestamp": 1000 * (n + 1), "batchId": n}
+        (place / "sources" / "0" / str(n)).write_text(f"v1\n{json.dumps(entry)}")
+    return place
+
+
+@pytest.fixture
+def cp(tmp_path):
+    return tmp_path / "cp"
+
+
+def run(cp, *words, stopped=True, reason=True):
+    given = ["apply-checkpoint", str(cp), "--watch-s", "0", *map(str, words)]
+    given += ["--stopped"] * stopped + ["--reason", "wrong rates", "--author", "ann"] * reason
+    return CliRunner().invoke(command, given)
+
+
+def offsets(cp, batch, source=0):
+    return (cp / "offsets" / str(batch)).read_text().split("\n")[2 + source]
+
+
+def test_kafka_offsets_are_moved_by_one_pair(cp):
+    make(cp, KAFKA)
+    answer = run(cp, "--to", 120, "--partition", 1)
+    assert answer.exit_code == 0, answer.output
+    assert offsets(cp, 3) == '{"orders":{"0":180,"1":120}}'
+    assert (cp / "offsets" / "3").read_text().startswith(f"v1\n{METADATA}\n")
+    assert (cp / "commits" / "3").read_bytes() == (cp / "commits" / "2").read_bytes()
+    assert not (cp / "offsets" / "4").exists()
+    written, applied, consumed = StartpointStore.open(f"{cp}-startpoints").history()
+    assert isinstance(written, Written)
+    assert isinstance(applied, Applied)
+    assert isinstance(consumed, Consumed)
+    assert (written.author, written.reason, applied.offset) == ("ann", "wrong rates", 120), "who, why and where"
+
+
+def test_offset_log_version_2_and_several_sources(cp):
+    make(cp, KAFKA, '{"rates":{"0":9}}', version=2)
+    answer = run(cp, "--to", -5)
+    assert (answer.exit_code, "say which one, --source" in answer.output) == (1, True)
+    assert run(cp, "--to", -5, "--source", 1).exit_code == 0
+    assert (cp / "offsets" / "3").read_text() == f'v2\n{METADATA}\n0:{KAFKA}\n1:{{"rates":{{"0":4}}}}'
+    assert (cp / "commits" / "3").read_text() == 'v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}'
+
+
+def test_a_kafka_source_of_several_topics(cp):
+    make(cp, '{"a":{"0":5},"b":{"0":7,"1":8}}')
+    assert "say which one, --topic" in run(cp, "--to", 1).output
+    assert run(cp, "--to", 1, "--topic", "b").exit_code == 0
+    assert offsets(cp, 3) == '{"a":{"0":5},"b":{"0":1,"1":1}}'
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_get_the_pair_twice_since_spark_asks_for_the_last_range_again(cp, version):
+    make_files(cp, version=version)
+    assert run(cp, "--to", 1).exit_code == 0
+    expected = '{"logOffset":0}' if version == 1 else '0:{"logOffset":0}'
+    assert offsets(cp, 3) == offsets(cp, 4) == expected
+    assert (cp / "commits" / "4").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "log_offset"), [("@2000", 0), ("@2001", 1), ("earliest", -1), ("latest", 2), ("-2", 0)]
+)
+def test_files_by_the_time_they_were_changed(cp, words, log_offset):
+    make_files(cp)
+    answer = run(cp, "--to", words)
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(offsets(cp, 3)) == {"logOffset": log_offset}
+
+
+def test_logs_resolve_what_is_wished(cp, tmp_path):
+    with SegmentLog.open(tmp_path / "out" / "orders-0") as log:
+        log.append([b"x"] * 50, timestamps_ms=range(50))
+        log_id = str(log.log_id)
+    position = {"epoch": 0, "offset": 50, "log": log_id}
+    logged = {"version": 1, "topic": "orders", "partitions": {"0": position}, "start": {"0": 0}}
+    make(cp, json.dumps(logged))
+    assert "--logs" in run(cp, "--to", "@20").output
+    assert run(cp, "--to", "@20", "--logs", tmp_path / "out").exit_code == 0
+    assert json.loads(offsets(cp, 3)) == logged | {"partitions": {"0": position | {"offset": 20}}, "start": {}}
+    answer = run(cp, "--to", 51, "--logs", tmp_path / "out")
+    assert (answer.exit_code, "beyond the end" in answer.output) == (1, True)
+    (tmp_path / "out" / "orders-0").rename(tmp_path / "aside")
+    SegmentLog.open(tmp_path / "out" / "orders-0").close()
+    assert "the query read" in run(cp, "--to", 0, "--logs", tmp_path / "out").output
+
+
+def test_a_query_that_follows_startpoints_needs_none_of_this(cp, tmp_path):
+    position = {"epoch": 3, "offset": 50, "log": "x"}
+    make(cp, json.dumps({"version": 1, "topic": "orders", "partitions": {"0": position}, "start": {}}))
+    assert "startpoint set is enough" in run(cp, "--to", 0, "--logs", tmp_path).output
+
+
+def test_what_waits_in_a_store_is_applied(cp, tmp_path):
+    make(cp, KAFKA)
+    store = StartpointStore.open(tmp_path / "store")
+    named = ("--store", tmp_path / "store", "--consumer", "billing")
+    assert "no startpoint waits for billing at orders" in run(cp, *named).output
+    store.write("billing", "orders", 0, Startpoint.specific(100), "said before")
+    store.write(None, "orders", 1, Startpoint.relative(records=-75), "for everyone")
+    assert run(cp, *named).exit_code == 0
+    assert offsets(cp, 3) == '{"orders":{"0":100,"1":100}}'
+    assert store.read("billing", "orders", 0) is None
+    assert store.read("other", "orders", 1) is not None, "taken from no other"
+    assert "no startpoint waits" in run(cp, *named).output, "once"
+
+
+REFUSED = {
+    "no such directory": (shutil.rmtree, "there is no such directory"),
+    "no checkpoint": (lambda cp: (cp / "metadata").unlink(), "it has no file metadata"),
+    "nothing planned": (lambda cp: shutil.rmtree(cp / "offsets"), "no batch was ever planned"),
+    "state": (lambda cp: touch(cp / "state" / "0" / "0" / "1.delta"), "holds state of a stateful query"),
+    "state ids": (lambda cp: commit(cp, '{"stateUniqueIds":{"0":[["a"]]}}'), "holds state of a stateful query"),
+    "uncommitted": (lambda cp: (cp / "commits" / "2").unlink(), "batch 2 is planned and not committed"),
+    "another version": (lambda cp: (cp / "offsets" / "2").write_text("v3\n{}\n{}"), "no offsets of version v1 or v2"),
+    "another source": (lambda cp: (cp / "offsets" / "2").write_text('v1\n{}\n{"rate":1}'), "none of pushrep, Kafka or"),
+    "a bad commit": (lambda cp: (cp / "commits" / "2").write_text("v7\n{}"), "a commit of version 'v7'"),
+    "no source": (lambda cp: (cp / "offsets" / "2").write_text("v1\n{}\n-"), "the query has the sources none"),
+}
+
+
+def touch(path):
+    path.parent.mkdir(parents=True)
+    path.write_text("x")
+
+
+def commit(cp, text):
+    (cp / "commits" / "2").write_text(f"v2\n{text}")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(cp, case):
+    break_it, said = REFUSED[case]
+    make(cp, KAFKA)
+    break_it(cp)
+    before = contents(cp.parent)
+    answer = run(cp, "--to", 5)
+    assert (answer.exit_code, said in " ".join(answer.output.split())) == (1, True), answer.output
+    assert contents(cp.parent) == before, "nothing was written"
+
+
+def contents(place):
+    return {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("words", ["earliest", "latest", "bootstrap", "@5", "-1h"])
+def test_what_only_the_broker_knows_is_refused_for_kafka(cp, words):
+    make(cp, KAFKA)
+    before = contents(cp.parent)
+    answer = run(cp, "--to", words)
+    assert (answer.exit_code, "needs the broker" in answer.output) == (1, True)
+    assert contents(cp.parent) == before
+
+
+def test_the_operator_says_stopped_and_why(cp):
+    make(cp, KAFKA)
+    before = contents(cp.parent)
+    for answer in (run(cp, "--to", 5, stopped=False), run(cp, "--to", 5, reason=False)):
+        assert answer.exit_code == 2
+    assert "say --stopped" in run(cp, "--to", 5, stopped=False).output
+    assert "on another file system" in run("hdfs://h/cp", "--to", 5).output
+    assert contents(cp.parent) == before
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_reason(cp):
+    make(cp, KAFKA)
+    before = contents(cp.parent)
+    answer = run(cp, "--to", 120, "--dry-run", stopped=False, reason=False)
+    assert (answer.exit_code, "dry run: nothing was written" in answer.output) == (0, True)
+    told = [json.loads(line) for line in run(cp, "--to", 120, "--dry-run", "--json").output.splitlines()]
+    assert [(row["partition"], row["before"], row["after"]) for row in told[:2]] == [(0, 180, 120), (1, 175, 120)]
+    assert contents(cp.parent) == before
+
+
+def waiting(cp, tmp_path, offset=100, **wish):
+    store = StartpointStore.open(tmp_path / "store")
+    store.write("billing", "orders", None, Startpoint.specific(offset, **wish), "said before")
+    return store, Place(checkpoint=cp, consumer="billing")
+
+
+def test_a_query_that_runs_changes_files_while_they_are_watched(cp, tmp_path):
+    make(cp, KAFKA)
+    store, place = waiting(cp, tmp_path)
+    watched = []
+
+    def a_batch_meanwhile(seconds):
+        watched.append(seconds)
+        (cp / "offsets" / "3").write_text("planned by the query")
+
+    with pytest.raises(QueryRunning, match="files changed meanwhile"):
+        apply(place, store, sleep=a_batch_meanwhile)
+    assert watched == [30.0], "so long if nobody says otherwise"
+    assert (cp / "offsets" / "3").read_text() == "planned by the query"
+
+
+def test_files_are_created_never_replaced(cp, tmp_path, monkeypatch):
+    make(cp, KAFKA)
+    store, place = waiting(cp, tmp_path)
+    real = checkpoint_pair.create
+
+    def late(path, text, scratch):
+        if path.name == "3":
+            path.write_text("planned by the query after all")
+        real(path, text, scratch)
+
+    monkeypatch.setattr(checkpoint_pair, "create", late)
+    with pytest.raises(QueryRunning, match=r"offsets/3 was written"):
+        apply(place, store, sleep=lambda _s: None)
+    assert (cp / "offsets" / "3").read_text() == "planned by the query after all"
+    assert not (cp / "commits" / "3").exists()
+
+
+def test_the_backup_restores(cp):
+    make_files(cp)
+    before = contents(cp)
+    assert run(cp, "--to", 0).exit_code == 0
+    assert contents(cp) != before
+    shutil.rmtree(cp)
+    backup = cp.with_name("cp-before-3")
+    shutil.copytree(backup, cp)
+    (cp / checkpoint_pair.NOTES_NAME).unlink()
+    assert contents(cp) == before
+
+
+def marks_of(cp, location, batches=3):
+    marks = {
+        MarksKey("orders"): HighwaterMarks.from_columns([5, 5], [0, 1], [90, 91], [0, 1]),
+        MarksKey("rates"): HighwaterMarks.from_columns([5], [0], [70], [0]),
+    }
+    with LocalMarks(location) as store:
+        for batch in range(batches):
+            store.write(BatchMarks(QUERY, batch, (), marks), keep=99)
+
+
+def test_marks_outside_are_carried_or_reset_in_the_same_run(cp):
+    """The filter reads the marks of the batch before: the appended batch has its own."""
+    make(cp, KAFKA)
+    marks_of(cp, f"{cp}-marks")
+    answer = run(cp, "--to", 100, "--partition", 1)
+    assert "would drop [100, 175) as seen" in " ".join(answer.output.split())
+    assert run(cp, "--to", 50, "--partition", 1, "--reset-marks").exit_code == 0
+    with LocalMarks(f"{cp}-marks") as store:
+        kept, reset = store.read(QUERY, 3).marks, store.read(QUERY, 4).marks
+    assert kept[MarksKey("orders")].get(5, 1).offset == 91
+    assert reset[MarksKey("orders")].get(5, 0).offset == 90, "another partition"
+    assert reset[MarksKey("orders")].get(5, 1) is None
+    assert reset[MarksKey("rates")].get(5, 0).offset == 70, "another topic"
+
+
+def test_marks_that_are_not_those_of_the_checkpoint_are_refused(cp):
+    make(cp, KAFKA)
+    marks_of(cp, f"{cp}-marks", batches=2)
+    assert "lack batch 2 of query" in run(cp, "--to", 5).output
+    assert not (cp / "offsets" / "3").exists()
+
+
+STEPS = 200
+
+
+@pytest.mark.parametrize("source", ["kafka", "files"])
+def test_killed_anywhere_the_same_call_finishes_it_once(cp, tmp_path, source, torture):
+    """kill -9 at each call that creates, renames or links a file; what is there then is whole or is finished."""
+    finished, at = False, 1 + torture.random(source).randrange(torture.count(4, 1))
+    while not finished and at < STEPS:
+        place = tmp_path / str(at)
+        here = make(place / "cp", KAFKA) if source == "kafka" else make_files(place / "cp")
+        marks_of(here, place / "cp-marks")
+        topic = "orders" if source == "kafka" else "files-0"
+        store = StartpointStore.open(place / "store")
+        store.write("billing", topic, 0, Startpoint.specific(1, reset_marks=True), "again")
+        where = Place(checkpoint=here, consumer="billing", marks=place / "cp-marks")
+        finished = in_child(lambda: apply(where, store, sleep=lambda _s: None), at)  # noqa: B023 - called at once
+        pair = apply(where, store, sleep=lambda _s: None) if store.read("billing", topic, 0) else None
+        assert pair is None or pair.first == 3, at
+        count = 1 if source == "kafka" else 2
+        assert sorted(int(file.name) for file in (here / "offsets").iterdir()) == list(range(3 + count)), at
+        assert sorted(int(file.name) for file in (here / "commits").iterdir()) == list(range(3 + count)), at
+        moved = json.loads(offsets(here, 3))
+        assert moved == ({"orders": {"0": 1, "1": 175}} if source == "kafka" else {"logOffset": 0}), at
+        with LocalMarks(place / "cp-marks") as marks:
+            left = marks.read(QUERY, 2 + count).marks
+        orders = left.get(MarksKey("orders"), HighwaterMarks())
+        assert orders.get(5, 0) is None, f"{at}: the marks began anew"
+        assert (orders.get(5, 1) is not None) == (source == "kafka"), at
+        facts = [type(fact) for fact in store.history()]
+        assert (facts.count(Applied), facts.count(Consumed)) == (1, 1), at
+        at += torture.count(4, 1)
+    assert finished, "the last child must get to its end"
+
+
+def in_child(work, at):
+    """Run `work` in a forked child that is killed at its `at`-th change of a name; whether it got to its end."""
+    child = os.fork()
+    if child == 0:
+        try:
+            calls = itertools.count(1)
+            for name in ("link", "rename", "replace", "unlink", "mkdir"):
+                setattr(os, name, _dying(getattr(os, name), lambda: next(calls) == at))
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL), f"the child failed with {code}"
+    return code == 0
+
+
+def _dying(call, is_last):
+    def counted(*words, **named):
+        if is_last():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*words, **named)
+
+    return counted
