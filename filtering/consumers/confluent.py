@@ -1,0 +1,378 @@
+"""confluent-kafka's consumer, yielding each record once: positions are committed with the marks that belong to them.
+
+    subscribe ─▶ assigned: committed offset and marks, one fact ─▶ poll, consume: replays are dropped ─▶ commit: both
+                 revoked: your callback may commit, then they are forgotten      lost: forgotten, nothing is committed
+
+What was yielded and not committed is yielded again after a crash. Every protocol of the client works: eager,
+cooperative and `group.protocol=consumer`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from filtering.consumers.confluent_marks import ConfluentMarksTopic
+from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
+from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, Stored, decode, encode
+from filtering.consumers.reading import NO_MARKS, Due, FilterSettings, Reading
+from filtering.consumers.startpoints import PartitionFacts, Startpoints
+from filtering.errors import BadFilterSetting
+from filtering.highwater import HighwaterMarks
+from filtering.replay_filter import FilterCounts
+from filtering.stream_metadata import METADATA_HEADER
+
+_LOG = logging.getLogger(__name__)
+_TIMEOUT_S = 30.0
+
+OnPartitions = Callable[["ReplayFilteredConsumer", list[TopicPartition]], None]
+
+
+class ReplayFilteredConsumer:
+    """A consumer of topics whose records carry stream metadata. Not thread-safe; its calls are the client's.
+
+    config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
+    travel, "key" or "header". window, only_pids, ttl_s: ReplayFilter's. marks_topic: a compacted topic for marks that
+    do not fit beside the offset (about 100 pairs of a partition do). startpoints: where an operator may send this
+    group's partitions. Raises SettingOverwritesMarks, BadFilterSetting, KafkaException.
+    """
+
+    def __init__(  # noqa: PLR0913 - what is read, and how
+        self,
+        config: Mapping[str, Any],
+        *,
+        carrier: Literal["key", "header"] = "key",
+        window: int = 0,
+        only_pids: Iterable[int] | None = None,
+        ttl_s: float | None = None,
+        marks_topic: str | None = None,
+        startpoints: Startpoints | None = None,
+    ) -> None:
+        if carrier not in {"key", "header"}:
+            raise BadFilterSetting("carrier", carrier, '"key" or "header"')
+        self._group = _group_of(config)
+        self._config = {**config, "enable.auto.commit": False}
+        self._key_of = _key if carrier == "key" else _header
+        pids = None if only_pids is None else frozenset(only_pids)
+        self._reading = Reading(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
+        self._stored: dict[tuple[str, int], Stored] = {}
+        self._startpoints = startpoints
+        self._failure: Exception | None = None
+        self._client = Consumer(self._config)
+        self._marks_topic = None if marks_topic is None else ConfluentMarksTopic(config, marks_topic)
+
+    @property
+    def client(self) -> Consumer:
+        """The consumer inside, for what this class does not do; never commit or seek by it."""
+        return self._client
+
+    @property
+    def counts(self) -> Mapping[str, FilterCounts]:
+        """What became of the records, by topic."""
+        return self._reading.counts
+
+    def subscribe(
+        self,
+        topics: Sequence[str],
+        *,
+        on_assign: OnPartitions | None = None,
+        on_revoke: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+    ) -> None:
+        """Join the group. The callbacks get this consumer; in `on_revoke` a commit still counts, in `on_lost` not."""
+
+        def assigned(client: Consumer, partitions: list[TopicPartition]) -> None:
+            starts = self._load(partitions)
+            if self._is_incremental():
+                client.incremental_assign(starts)
+            else:
+                client.assign(starts)
+            if on_assign is not None:
+                on_assign(self, partitions)
+
+        def revoked(client: Consumer, partitions: list[TopicPartition]) -> None:
+            if on_revoke is not None:
+                on_revoke(self, partitions)
+            let_go(client, partitions)
+
+        def lost(client: Consumer, partitions: list[TopicPartition]) -> None:
+            self._forget(partitions)
+            let_go(client, partitions)
+            if on_lost is not None:
+                on_lost(self, partitions)
+
+        def let_go(client: Consumer, partitions: list[TopicPartition]) -> None:
+            self._forget(partitions)
+            if self._is_incremental():
+                client.incremental_unassign(partitions)
+            else:
+                client.unassign()
+
+        self._client.subscribe(list(topics), on_assign=assigned, on_revoke=revoked, on_lost=lost)
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Read these, without a group's help; each from its committed position, with the marks as of it."""
+        self._forget([TopicPartition(*one) for one in list(self._reading)])
+        self._client.assign(self._load(list(partitions)))
+
+    def poll(self, timeout_s: float = -1) -> Message | None:
+        """The next record that is no replay, or an event of the client (`.error()` is set), or None after the time."""
+        deadline_s = None if timeout_s < 0 else time.monotonic() + timeout_s
+        while True:
+            self._check()
+            left_s = -1 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            message = self._client.poll(left_s)
+            if message is None or message.error() is not None:
+                return message
+            partition = (str(message.topic()), int(message.partition() or 0))
+            if partition not in self._reading:
+                continue  # of a partition that has just gone
+            try:
+                if self._reading.admit(partition, int(message.offset() or 0), self._key_of(message)):
+                    return message
+            except Exception as error:
+                self._failure = error
+                raise
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                return None
+
+    def consume(self, num_messages: int = 500, timeout_s: float = -1) -> list[Message]:
+        """As many records as the client hands over at once, without the replays, and its events; the fast road.
+
+        It may be empty although there was something to read: all of it were replays.
+        """
+        self._check()
+        messages = self._client.consume(num_messages, timeout_s)
+        if not messages:
+            return messages
+        keys = [self._key_of(message) for message in messages]
+        topics: list[Any] = [message.topic() for message in messages]
+        partitions: list[Any] = [message.partition() for message in messages]
+        offsets: list[Any] = [message.offset() for message in messages]
+        if None in keys and any(message.error() is not None for message in messages):
+            return self._one_by_one(messages)
+        try:
+            if len(set(topics)) == 1 and all((topics[0], one) in self._reading for one in set(partitions)):
+                passes = self._reading.admit_batch(topics[0], partitions, offsets, keys)
+                return messages if passes.all() else [messages[at] for at in passes.nonzero()[0].tolist()]
+        except Exception as error:
+            self._failure = error
+            raise
+        return self._one_by_one(messages)
+
+    def commit(self) -> None:
+        """Store, for every partition, the position behind what was yielded, with its marks.
+
+        Raises MarksTooLarge, KafkaException: then nothing of it counts, what follows the last commit comes again.
+        """
+        due = self._reading.due(_now_ms())
+        if not due:
+            return
+        positions, written = self._positions(due)
+        for done in self._client.commit(offsets=positions, asynchronous=False) or ():
+            if done.error is not None:
+                raise KafkaException(done.error)
+        self._settle(due, written)
+
+    def send_to_transaction(self, producer: Any) -> None:
+        """Let a transactional producer commit the positions, so that what it wrote and they are one transaction.
+
+        Call it before `producer.commit_transaction()`, then `transaction_committed()`; after an aborted one call
+        `transaction_aborted()`: every partition goes back to its committed position.
+        """
+        due = self._reading.due(_now_ms())
+        positions, written = self._positions(due)
+        self._in_transaction = (due, written)
+        producer.send_offsets_to_transaction(positions, self._client.consumer_group_metadata())
+
+    def transaction_committed(self) -> None:
+        """The producer's transaction that had our positions is committed."""
+        self._settle(*self._in_transaction)
+        self._in_transaction = ((), {})
+
+    def transaction_aborted(self) -> None:
+        """It is not: read again from the committed positions, with their marks."""
+        self._in_transaction = ((), {})
+        began = {one: self._reading.began(one) for one in self._reading}
+        for start in self._load([TopicPartition(*one) for one in began]):
+            first = began[start.topic, start.partition]
+            if start.offset < 0 and first is not None:  # nothing is committed yet: back to where this run began
+                start.offset = first
+            if start.offset >= 0:
+                self._client.seek(start)
+
+    def seek(self, partition: TopicPartition) -> None:
+        """Go on at `partition.offset`. The committed position brings its marks; any other begins with none."""
+        self._failure = None
+        [committed] = self._client.committed([TopicPartition(partition.topic, partition.partition)], _TIMEOUT_S)
+        if committed.offset == partition.offset:
+            [start] = self._load([TopicPartition(partition.topic, partition.partition)])
+            self._client.seek(start)
+            return
+        _LOG.warning(
+            "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
+            partition.topic, partition.partition, partition.offset,
+        )  # fmt: skip
+        self._reading.assign((partition.topic, partition.partition), partition.offset)
+        self._client.seek(partition)
+
+    def close(self) -> None:
+        """Leave the group; commits nothing. A second call does nothing."""
+        self._client.close()
+        if self._marks_topic is not None:
+            self._marks_topic.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    _in_transaction: tuple[Sequence[Due], Mapping[tuple[str, int], Stored]] = ((), {})
+
+    def _check(self) -> None:
+        """After a refused batch its records are gone from the client: going on would lose them."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _one_by_one(self, messages: Sequence[Message]) -> list[Message]:
+        """Events, or several topics: rare enough to take the slow road."""
+        kept = []
+        for message in messages:
+            partition = (str(message.topic()), int(message.partition() or 0))
+            if message.error() is not None:
+                kept.append(message)
+            elif partition in self._reading:
+                try:
+                    if self._reading.admit(partition, int(message.offset() or 0), self._key_of(message)):
+                        kept.append(message)
+                except Exception as error:
+                    self._failure = error
+                    raise
+        return kept
+
+    def _is_incremental(self) -> bool:
+        """Whether partitions come and go one by one, rather than all at once."""
+        return self._config.get("group.protocol") == "consumer" or "cooperative" in str(
+            self._config.get("partition.assignment.strategy", "")
+        )
+
+    def _load(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """The committed position of each with its marks, and where the client is to begin. All, or none of them."""
+        plain = [TopicPartition(one.topic, one.partition) for one in partitions]
+        found = []
+        for committed in self._client.committed(plain, _TIMEOUT_S):
+            if committed.error is not None:
+                raise KafkaException(committed.error)
+            found.append((committed, self._start(committed)))
+        for committed, (offset, marks, startpoint, is_new) in found:
+            partition = (committed.topic, committed.partition)
+            self._reading.assign(partition, offset, marks, startpoint=startpoint, is_new_startpoint=is_new)
+        return [
+            TopicPartition(one.topic, one.partition, OFFSET_INVALID if offset is None else offset)
+            for one, (offset, *_) in found
+        ]
+
+    def _start(self, committed: TopicPartition) -> tuple[int | None, HighwaterMarks, int, bool]:
+        partition = (committed.topic, committed.partition)
+        offset = committed.offset if committed.offset >= 0 else None
+        position = decode(committed.metadata)
+        marks = position.marks
+        if position.stored is not None:
+            self._stored[partition] = position.stored
+            marks = self._marks_of(partition, position.stored)
+        elif marks is None and offset is not None:
+            _LOG.warning("%s-%d starts at %d, committed without marks: it begins with empty ones", *partition, offset)
+        if self._startpoints is not None:
+            facts = PartitionFacts(*partition, self._bounds, self._first_at)
+            wish = self._startpoints.pending(self._group, facts, position.startpoint)
+            if wish is not None:
+                kept = NO_MARKS if wish.reset_marks or marks is None else marks
+                return wish.offset, kept, wish.sequence, True
+        return offset, marks if marks is not None else NO_MARKS, position.startpoint, False
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        low, high = self._client.get_watermark_offsets(TopicPartition(topic, partition), _TIMEOUT_S)
+        return low, high
+
+    def _first_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
+        [found] = self._client.offsets_for_times([TopicPartition(topic, partition, timestamp_ms)], _TIMEOUT_S)
+        return found.offset if found.offset >= 0 else None
+
+    def _marks_of(self, partition: tuple[str, int], stored: Stored) -> HighwaterMarks:
+        if self._marks_topic is None:
+            raise BadFilterSetting(
+                "marks_topic", None, f"needed: the marks of {partition[0]}-{partition[1]} lie in one"
+            )
+        return self._marks_topic.read(partition, stored)
+
+    def _positions(self, due: Sequence[Due]) -> tuple[list[TopicPartition], dict[tuple[str, int], Stored]]:
+        positions, written = [], {}
+        for one in due:
+            partition = (one.topic, one.partition)
+            metadata = encode(Position(one.marks, None, one.startpoint))
+            if len(metadata) > METADATA_CHARACTERS_MAX:
+                if self._marks_topic is None:
+                    allowed = METADATA_CHARACTERS_MAX
+                    raise MarksTooLarge(*partition, len(metadata), allowed, len(one.marks))
+                written[partition] = self._marks_topic.write(self._group, partition, one.marks)
+                metadata = encode(Position(None, written[partition], one.startpoint))
+            positions.append(TopicPartition(*partition, one.offset, metadata))
+        return positions, written
+
+    def _settle(self, due: Sequence[Due], written: Mapping[tuple[str, int], Stored]) -> None:
+        """The commit is stored: what it replaced goes, and startpoints are consumed."""
+        self._reading.committed(due)
+        for one in due:
+            partition = (one.topic, one.partition)
+            old = self._stored.pop(partition, None)
+            if partition in written:
+                self._stored[partition] = written[partition]
+            if old is not None and self._marks_topic is not None:
+                self._marks_topic.delete(old)
+            if one.has_new_startpoint and self._startpoints is not None:
+                self._startpoints.consumed(self._group, one.topic, one.partition, one.startpoint)
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = [(one.topic, one.partition) for one in partitions]
+        self._reading.drop(gone)
+        for partition in gone:
+            self._stored.pop(partition, None)
+
+
+def _key(message: Message) -> bytes | None:
+    key: bytes | None = message.key()
+    return key
+
+
+def _header(message: Message) -> bytes | None:
+    """The last header of our name."""
+    for name, value in reversed(message.headers() or ()):
+        if name == METADATA_HEADER:
+            return value if isinstance(value, bytes) else None
+    return None
+
+
+def _group_of(config: Mapping[str, Any]) -> str:
+    for name in ("enable.auto.commit", "auto.commit.enable"):
+        if config.get(name, False) not in {False, "false", "False"}:
+            raise SettingOverwritesMarks(name, config[name])
+    group = config.get("group.id")
+    if not group:
+        raise BadFilterSetting("group.id", group, "needed: positions and marks are kept under it")
+    return str(group)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,78 @@
+"""The marks topic: marks that do not fit beside an offset, each version a record of its own in a compacted topic.
+
+write: key = group/topic/partition/version, value = the marks' bytes ─▶ (partition, offset, key) goes into the commit
+read:  the record at that very offset; its key must be the one        delete: a tombstone, once another is committed
+"""
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from filtering.consumers.errors import MarksLost
+from filtering.consumers.positions import Stored, pack_marks, unpack_marks
+from filtering.errors import BadFilterSetting
+from filtering.highwater import HighwaterMarks
+
+_TIMEOUT_S = 30.0
+_CONNECTION = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.id", "log_level", "broker.address.family")
+
+
+class ConfluentMarksTopic:
+    """config: the consumer's, of which connection and security are used. Raises BadFilterSetting, KafkaException."""
+
+    def __init__(self, config: Mapping[str, Any], topic: str) -> None:
+        shared = {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
+        self._topic = topic
+        _refuse_uncompacted(shared, topic)
+        self._producer = Producer({**shared, "enable.idempotence": True, "acks": "all"})
+        reader = {"group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True}
+        self._reader = Consumer({**shared, **reader, "auto.offset.reset": "error"})
+
+    def write(self, group: str, partition: tuple[str, int], marks: HighwaterMarks) -> Stored:
+        """Store a version; it is on the brokers when this returns."""
+        version = f"{group}/{partition[0]}/{partition[1]}/{uuid.uuid4().hex}"
+        message = self._send(version, pack_marks(marks))
+        return Stored(int(message.partition() or 0), int(message.offset() or 0), version)
+
+    def read(self, partition: tuple[str, int], stored: Stored) -> HighwaterMarks:
+        """The marks of a version. Raises MarksLost, CorruptPosition."""
+        self._reader.assign([TopicPartition(self._topic, stored.partition, stored.offset)])
+        message = self._reader.poll(_TIMEOUT_S)
+        self._reader.unassign()
+        error = None if message is None else message.error()
+        if error is not None and error.code() not in {KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001
+            raise KafkaException(error)
+        if message is None or error is not None or message.key() != stored.version.encode() or not message.value():
+            raise MarksLost(*partition, self._topic, stored.version)
+        return unpack_marks(bytes(message.value() or b""))
+
+    def delete(self, stored: Stored) -> None:
+        """No commit names this version any more."""
+        self._producer.produce(self._topic, key=stored.version, partition=stored.partition)
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """What was sent is on the brokers."""
+        self._producer.flush(_TIMEOUT_S)
+        self._reader.close()
+
+    def _send(self, key: str, value: bytes) -> Message:
+        reports: list[tuple[KafkaError | None, Message]] = []
+        self._producer.produce(self._topic, value, key, on_delivery=lambda *report: reports.append(report))
+        self._producer.flush(_TIMEOUT_S)
+        for error, message in reports:
+            if error is not None:
+                raise KafkaException(error)
+            return message
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the marks topic does not answer"))  # noqa: SLF001
+
+
+def _refuse_uncompacted(config: Mapping[str, Any], topic: str) -> None:
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(dict(config))  # held until it has answered
+    described = admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S)
+    if (policy := described["cleanup.policy"].value) != "compact":
+        raise BadFilterSetting("marks_topic", topic, f"a topic with cleanup.policy=compact, this has {policy}")

@@ -1,0 +1,190 @@
+"""What a consumer knows of the partitions that it reads: next offset and marks, always of the same moment.
+
+    assign (loaded) ─▶ admit, batch by batch ─▶ due: (offset, marks) of each partition that moved ─▶ committed
+         seek ─▶ the marks of that very position if it was just loaded, else none            drop on revocation
+
+One filter for each topic, so that a pair in two partitions is noticed. Pure: knows no client and no clock.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from filtering.consumers.errors import PositionUnknown
+from filtering.highwater import HighwaterMarks
+from filtering.replay_filter import FilterCounts, ReplayFilter
+
+TopicPartition = tuple[str, int]
+NO_MARKS = HighwaterMarks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterSettings:
+    """As ReplayFilter takes them."""
+
+    window: int = 0
+    only_pids: frozenset[int] | None = None
+    ttl_s: float | None = None
+
+
+class Due(NamedTuple):
+    """One partition that moved since it was committed: the next offset to read, and the marks as of it."""
+
+    topic: str
+    partition: int
+    offset: int
+    marks: HighwaterMarks
+    startpoint: int
+    has_new_startpoint: bool
+
+
+@dataclass(slots=True)
+class _Partition:
+    offset: int | None  # None: the client's reset policy decides
+    began: int | None  # where this run began, once that is known
+    committed: int | None
+    startpoint: int
+    has_new_startpoint: bool
+
+
+class Reading:
+    """See the file's map. Not thread-safe."""
+
+    def __init__(self, settings: FilterSettings) -> None:
+        self._settings = settings
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._filters: dict[str, ReplayFilter] = {}
+        self._counts: dict[str, FilterCounts] = {}
+
+    def __contains__(self, partition: TopicPartition) -> bool:
+        return partition in self._partitions
+
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._partitions)
+
+    @property
+    def counts(self) -> Mapping[str, FilterCounts]:
+        """By topic, since the consumer was made; `pairs` are those known now."""
+        return {topic: _plus(self._counts.get(topic), one.counts) for topic, one in self._filters.items()}
+
+    def assign(
+        self,
+        partition: TopicPartition,
+        offset: int | None,
+        marks: HighwaterMarks = NO_MARKS,
+        *,
+        startpoint: int = 0,
+        is_new_startpoint: bool = False,
+    ) -> None:
+        """Begin (again) at a position with its marks. Raises PairSplit."""
+        topic, number = partition
+        others = self._without(topic, {number})
+        self._set(topic, others.merge(marks))
+        committed = None if is_new_startpoint else offset
+        self._partitions[partition] = _Partition(offset, offset, committed, startpoint, is_new_startpoint)
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget these; nothing of them is committed any more."""
+        gone: dict[str, set[int]] = {}
+        for partition in partitions:
+            if self._partitions.pop(partition, None) is not None:
+                gone.setdefault(partition[0], set()).add(partition[1])
+        for topic, numbers in gone.items():
+            self._set(topic, self._without(topic, numbers))
+
+    def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
+        """Whether the record at `offset` passes; the position is behind it then, in either case. Raises PairSplit."""
+        state = self._of(partition)
+        passes = self._filters[partition[0]].admit(key, partition[1])
+        state.began = offset if state.began is None else state.began
+        state.offset = offset + 1
+        return passes
+
+    def admit_batch(
+        self, topic: str, partitions: Sequence[int], offsets: Sequence[int], keys: Sequence[bytes | None]
+    ) -> npt.NDArray[np.bool_]:
+        """As many calls of `admit`, for records of one topic in the order in which they were read. Raises PairSplit."""
+        last = dict(zip(partitions, offsets, strict=True))
+        first = dict(zip(reversed(partitions), reversed(offsets), strict=True))
+        states = {number: self._of((topic, number)) for number in last}
+        where = np.asarray(partitions, np.int64) if len(last) > 1 else partitions[0]
+        passes = self._filters[topic].admit_batch(keys, where)
+        for number, offset in last.items():
+            state = states[number]
+            state.began = first[number] if state.began is None else state.began
+            state.offset = offset + 1
+        return passes
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """The next offset to read; None while the client's reset policy decides. Raises PositionUnknown."""
+        return self._of(partition).offset
+
+    def began(self, partition: TopicPartition) -> int | None:
+        """Where this run began to read; None while that is not known. Raises PositionUnknown."""
+        return self._of(partition).began
+
+    def startpoint(self, partition: TopicPartition) -> int:
+        """The sequence of the startpoint that this run descends from; 0 for none. Raises PositionUnknown."""
+        return self._of(partition).startpoint
+
+    def due(self, now_ms: int) -> list[Due]:
+        """What a commit would say now, of each partition that moved since the last one."""
+        moved = [
+            (partition, state, state.offset)
+            for partition, state in self._partitions.items()
+            if state.offset is not None and state.offset != state.committed
+        ]
+        marks = {topic: self._filters[topic].marks(now_ms) for topic in {partition[0] for partition, _, _ in moved}}
+        return [
+            Due(*partition, offset, _only(marks[partition[0]], {partition[1]}), state.startpoint,
+                state.has_new_startpoint)
+            for partition, state, offset in moved
+        ]  # fmt: skip
+
+    def committed(self, done: Iterable[Due]) -> None:
+        """These are stored."""
+        for one in done:
+            if (state := self._partitions.get((one.topic, one.partition))) is not None:
+                state.committed, state.has_new_startpoint = one.offset, False
+
+    def _of(self, partition: TopicPartition) -> _Partition:
+        state = self._partitions.get(partition)
+        if state is None:
+            raise PositionUnknown(*partition)
+        return state
+
+    def _without(self, topic: str, numbers: set[int]) -> HighwaterMarks:
+        known = self._filters.get(topic)
+        return NO_MARKS if known is None else _only(known.marks(), numbers, keep=False)
+
+    def _set(self, topic: str, marks: HighwaterMarks) -> None:
+        """The topic's filter begins anew with these marks; what it counted stays counted."""
+        settings = self._settings
+        made = ReplayFilter(marks, window=settings.window, only_pids=settings.only_pids, ttl_s=settings.ttl_s)
+        if (old := self._filters.get(topic)) is not None:
+            self._counts[topic] = _plus(self._counts.get(topic), old.counts)
+        self._filters[topic] = made
+
+
+def _only(marks: HighwaterMarks, numbers: set[int], *, keep: bool = True) -> HighwaterMarks:
+    """The marks of the pairs that live in these partitions; with `keep` False, of all others."""
+    columns = marks.to_columns()
+    inside = np.isin(columns.destination_partitions, list(numbers))
+    return marks.without_rows(np.flatnonzero(~inside if keep else inside))
+
+
+def _plus(before: FilterCounts | None, now: FilterCounts) -> FilterCounts:
+    if before is None:
+        return now
+    return FilterCounts(
+        kept=before.kept + now.kept,
+        dropped=before.dropped + now.dropped,
+        unkeyed=before.unkeyed + now.unkeyed,
+        other_pids=before.other_pids + now.other_pids,
+        late=before.late + now.late,
+        pairs=now.pairs,
+        jumped=before.jumped + now.jumped,
+    )

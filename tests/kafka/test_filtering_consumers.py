@@ -1,0 +1,380 @@
+"""Consumers on a real broker: each record once, over restarts, rebalances, seeks and transactions."""
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from filtering import StreamMetadata, sqe_producer_id
+from filtering.consumers import MarksTooLarge
+from filtering.consumers.positions import decode
+from filtering.consumers.startpoints import Wish
+from tests.kafka.plain_client import consume as read_plainly
+from tests.kafka.plain_client import create_topic, plain_producer
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+
+PID = 7
+_names = (f"consumer-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def topic(broker):
+    create_topic(broker.bootstrap_servers, name := next(_names), partitions=2)
+    return name
+
+
+def fill(broker, topic, partition, offsets, source=None, pid=PID):
+    """Records of one pair, as a gapless producer of that source partition would send them."""
+    producer = plain_producer(broker.bootstrap_servers, enable_idempotence=True)
+    for offset in offsets:
+        metadata = StreamMetadata(pid, partition if source is None else source, offset)
+        producer.produce(topic, key=metadata.pack(), value=b"%d" % offset, partition=partition)
+    assert producer.flush(30) == 0
+
+
+def consumer(broker, group, **more):
+    from filtering.consumers.confluent import ReplayFilteredConsumer
+
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
+    settings |= {"log_level": 0, **more.pop("settings", {})}
+    return ReplayFilteredConsumer(settings, **more)
+
+
+def offset_of(message):
+    assert message.error() is None, message.error()
+    return StreamMetadata.unpack(message.key()).offset
+
+
+def until(reader, count, *, one_by_one=False):
+    """The source offsets by partition, once so many records have come; and that nothing else comes."""
+    found = {}
+    left = count
+    for _ in range(300):
+        one = reader.poll(0.2) if one_by_one else None
+        for message in ([one] if one else []) if one_by_one else reader.consume(500, 0.2):
+            found.setdefault(message.partition(), []).append(offset_of(message))
+            left -= 1
+        if left <= 0:
+            break
+    assert left == 0, f"{left} of {count} records are missing or too many: {found}"
+    return found
+
+
+@pytest.mark.parametrize("one_by_one", [True, False], ids=["poll", "consume"])
+def test_replays_are_dropped_also_over_restarts(broker, topic, one_by_one):
+    fill(broker, topic, 0, [*range(100), *range(50, 120)])
+    fill(broker, topic, 1, [*range(30), *range(30)])
+    with consumer(broker, topic) as reader:
+        reader.subscribe([topic])
+        assert until(reader, 150, one_by_one=one_by_one) == {0: list(range(120)), 1: list(range(30))}
+        reader.commit()
+        assert reader.counts[topic].kept == 150
+    fill(broker, topic, 0, [*range(80, 130)])
+    fill(broker, topic, 1, [*range(10, 40)])
+    with consumer(broker, topic) as again:
+        again.subscribe([topic])
+        assert until(again, 20, one_by_one=one_by_one) == {0: list(range(120, 130)), 1: list(range(30, 40))}
+
+
+def test_what_was_yielded_but_not_committed_is_yielded_again(broker, topic):
+    fill(broker, topic, 0, range(50))
+    with consumer(broker, topic) as reader:
+        reader.subscribe([topic])
+        until(reader, 50)
+        reader.commit()
+        fill(broker, topic, 0, range(40, 100))
+        until(reader, 50)
+    with consumer(broker, topic) as again:
+        again.subscribe([topic])
+        assert until(again, 50) == {0: list(range(50, 100))}
+
+
+def test_a_seek_loads_the_marks_of_the_committed_position_or_clears_them(broker, topic, caplog):
+    from confluent_kafka import TopicPartition
+
+    fill(broker, topic, 0, [*range(20), *range(20)])
+    with consumer(broker, topic) as reader:
+        reader.assign([TopicPartition(topic, 0)])
+        until(reader, 20)
+        reader.commit()
+        [committed] = reader.client.committed([TopicPartition(topic, 0)], 30)
+        fill(broker, topic, 0, range(10, 30))
+        until(reader, 10)
+        reader.seek(TopicPartition(topic, 0, committed.offset))
+        assert until(reader, 10) == {0: list(range(20, 30))}, "the marks of that position came with it"
+        reader.seek(TopicPartition(topic, 0, 20))
+        assert "begins with empty marks" in caplog.text
+        assert until(reader, 30) == {0: [*range(20), *range(20, 30)]}, "no marks: the first replay passes"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"partition.assignment.strategy": "cooperative-sticky"}, {"group.protocol": "consumer"}],
+    ids=["eager", "cooperative", "consumer protocol"],
+)
+def test_partitions_move_between_consumers_with_their_marks(broker, topic, settings):
+    fill(broker, topic, 0, range(50))
+    fill(broker, topic, 1, range(50))
+
+    def open_(**more):
+        made = consumer(broker, topic, settings=settings, **more)
+        made.subscribe([topic], on_revoke=lambda one, _: one.commit())
+        return made
+
+    first = open_()
+    try:
+        got = until(first, 100)
+        second = open_()
+        try:
+            for _ in range(300):
+                assert first.consume(10, 0.1) == second.consume(10, 0.1) == [], "all of it was committed"
+                if len(second.client.assignment()) == len(first.client.assignment()) == 1:
+                    break
+            else:
+                pytest.fail("the second consumer was given no partition")
+            for partition in (0, 1):
+                fill(broker, topic, partition, [*range(25, 75)])
+            got = {}
+            for _ in range(300):
+                for message in [*first.consume(100, 0.1), *second.consume(100, 0.1)]:
+                    got.setdefault(message.partition(), []).append(offset_of(message))
+                if sum(map(len, got.values())) >= 50:
+                    break
+            assert got == {0: list(range(50, 75)), 1: list(range(50, 75))}
+            assert {len(first.counts), len(second.counts)} == {1}
+        finally:
+            second.close()
+    finally:
+        first.close()
+
+
+def test_marks_that_do_not_fit_lie_in_a_compacted_topic(broker, topic):
+    marks_topic = next(_names)
+    create_topic(broker.bootstrap_servers, marks_topic, cleanup_policy="compact")
+    producer = plain_producer(broker.bootstrap_servers)
+    for source in range(300):
+        key = StreamMetadata(sqe_producer_id("topology", str(source)), source, 10).pack()
+        producer.produce(topic, key=key, value=b"v", partition=0)
+    assert producer.flush(30) == 0
+    with consumer(broker, topic) as reader:
+        reader.subscribe([topic])
+        until(reader, 300)
+        with pytest.raises(MarksTooLarge, match="marks_topic"):
+            reader.commit()
+    with consumer(broker, topic, marks_topic=marks_topic) as reader:
+        reader.subscribe([topic])
+        until(reader, 300)
+        reader.commit()
+        fill(broker, topic, 0, [1], source=2)
+        until(reader, 1)
+        reader.commit()
+    first, second, tombstone = read_plainly(broker.bootstrap_servers, marks_topic)
+    assert first.key == tombstone.key
+    assert tombstone.value is None, "the older version goes once the newer is committed"
+    with consumer(broker, topic, marks_topic=marks_topic) as again:
+        again.subscribe([topic])
+        fill(broker, topic, 0, [1, 2], source=2)
+        assert until(again, 1) == {0: [2]}
+    assert second.key != first.key
+
+
+def test_consume_transform_produce_in_one_transaction(broker, topic):
+    """Marks and offsets are committed with the output; an aborted transaction is read again."""
+    from confluent_kafka import Producer
+
+    create_topic(broker.bootstrap_servers, output := next(_names))
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+
+    def transform(reader, count, *, commit):
+        producer.begin_transaction()
+        for offsets in until(reader, count).values():
+            for offset in offsets:
+                producer.produce(output, value=b"%d" % offset)
+        reader.send_to_transaction(producer)
+        if commit:
+            producer.commit_transaction(30)
+            reader.transaction_committed()
+        else:
+            producer.abort_transaction(30)
+            reader.transaction_aborted()
+
+    fill(broker, topic, 0, [*range(20), *range(10)])
+    with consumer(broker, topic) as reader:
+        reader.subscribe([topic])
+        transform(reader, 20, commit=False)
+        transform(reader, 20, commit=True)
+        fill(broker, topic, 0, range(15, 30))
+        transform(reader, 10, commit=False)
+        transform(reader, 10, commit=True)
+    with consumer(broker, topic) as again:
+        again.subscribe([topic])
+        fill(broker, topic, 0, range(25, 40))
+        transform(again, 10, commit=True)
+    with consumer(broker, output + "-judge", settings={"isolation.level": "read_committed"}) as judge:
+        judge.subscribe([output])
+        values = []
+        for _ in range(300):
+            values += [int(message.value()) for message in judge.consume(100, 0.2)]
+            if len(values) >= 40:
+                break
+    assert values == list(range(40))
+
+
+CRASHING = """
+import os, sys
+from filtering import StreamMetadata, sqe_producer_id
+from filtering.consumers.confluent import ReplayFilteredConsumer
+servers, topic, out, commit_every = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+config = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest", "session.timeout.ms": 6000}
+with ReplayFilteredConsumer(config) as reader, open(out, "a", buffering=1) as seen:
+    reader.subscribe([topic])
+    count = 0
+    while True:
+        message = reader.poll(1)
+        if message is None or message.error():
+            continue
+        print(message.partition(), StreamMetadata.unpack(message.key()).offset, file=seen)
+        count += 1
+        if count % commit_every == 0:
+            reader.commit()
+            print("committed", flush=True)
+"""
+
+
+def test_a_consumer_that_is_killed_goes_on_behind_its_last_commit(broker, topic, tmp_path):
+    fill(broker, topic, 0, [*range(300), *range(150, 300)])
+    out = tmp_path / "seen"
+    command = [sys.executable, "-c", CRASHING, broker.bootstrap_servers, topic, str(out), "70"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    try:
+        for _ in range(2):
+            assert process.stdout.readline() == "committed\n"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        process.stdout.close()
+    before = [int(line.split()[1]) for line in out.read_text().splitlines() if line.count(" ") == 1]
+    assert before[:140] == list(range(140))
+    with consumer(broker, topic) as again:
+        again.subscribe([topic])
+        assert until(again, 300 - _committed(broker, topic)) == {0: list(range(_committed(broker, topic), 300))}
+
+
+def _committed(broker, topic):
+    from confluent_kafka import Consumer, TopicPartition
+
+    reader = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": topic, "log_level": 0})
+    try:
+        [found] = reader.committed([TopicPartition(topic, 0)], 30)
+    finally:
+        reader.close()
+    position = decode(found.metadata)
+    assert position.marks.get(PID, 0).offset == found.offset - 1
+    return found.offset
+
+
+def test_aiokafkas_consumer_yields_each_record_once_over_restarts_seeks_and_rebalances(broker, topic, caplog):
+    from aiokafka import TopicPartition
+
+    from filtering.consumers.aiokafka import ReplayFilteredConsumer
+
+    def open_(**more):
+        return ReplayFilteredConsumer(
+            topic, group_id=topic, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest",
+            heartbeat_interval_ms=300, **more,
+        )  # fmt: skip
+
+    async def until(count, *readers, one_by_one=False):
+        found = {}
+        async with asyncio.timeout(60):
+            while sum(map(len, found.values())) < count:
+                for reader in readers:
+                    records = (
+                        [await reader.getone()]
+                        if one_by_one
+                        else itertools.chain.from_iterable((await reader.getmany(timeout_ms=100)).values())
+                    )
+                    for record in records:
+                        found.setdefault(record.partition, []).append(StreamMetadata.unpack(record.key).offset)
+        return found
+
+    async def story():
+        fill(broker, topic, 0, [*range(60), *range(30, 60)])
+        fill(broker, topic, 1, [*range(30), *range(10)])
+        async with open_() as reader:
+            assert await until(90, reader) == {0: list(range(60)), 1: list(range(30))}
+            await reader.commit()
+            assert decode((await reader._committed([TopicPartition(topic, 0)])).popitem()[1].metadata).marks is not None
+            fill(broker, topic, 0, range(50, 70))
+            assert await until(10, reader, one_by_one=True) == {0: list(range(60, 70))}
+        moved = asyncio.Event()
+
+        async def assigned(_, partitions):
+            if len(partitions) == 1:
+                moved.set()
+
+        async def revoked(consumer, _):
+            await consumer.commit()
+
+        async with open_(on_assign=assigned, on_revoke=revoked) as first:
+            assert await until(10, first) == {0: list(range(60, 70))}, "what was not committed comes again"
+            async with open_(on_revoke=revoked) as second:
+                async with asyncio.timeout(60):
+                    while not moved.is_set():
+                        assert await first.getmany(timeout_ms=50) == await second.getmany(timeout_ms=50) == {}
+                for partition in (0, 1):
+                    fill(broker, topic, partition, range(20, 80))
+                assert await until(60, first, second) == {0: list(range(70, 80)), 1: list(range(30, 80))}
+        async with open_() as reader:
+            [place] = [one async for one in _first_assigned(reader, topic)]
+            await reader.seek(place, 5)
+            assert "begins with empty marks" in caplog.text
+            assert (await until(75, reader))[0][:3] == [5, 6, 7]
+
+    async def _first_assigned(reader, topic):
+        async with asyncio.timeout(60):
+            while TopicPartition(topic, 0) not in reader.client.assignment():
+                await reader.getmany(timeout_ms=50)
+        yield TopicPartition(topic, 0)
+
+    asyncio.run(story())
+
+
+class OneStartpoint:
+    def __init__(self, offset, *, reset_marks):
+        self.wish, self.events = Wish(offset, 12, reset_marks), []
+
+    def pending(self, consumer, facts, committed_sequence):
+        self.events.append((consumer, facts.partition, facts.bounds(facts.topic, facts.partition), committed_sequence))
+        return self.wish if facts.partition == 0 and committed_sequence < self.wish.sequence else None
+
+    def consumed(self, consumer, topic, partition, sequence):
+        self.events.append(("consumed", partition, sequence))
+
+
+@pytest.mark.parametrize("reset_marks", [True, False])
+def test_a_startpoint_sends_a_partition_back_once(broker, topic, reset_marks):
+    fill(broker, topic, 0, range(40))
+    with consumer(broker, topic) as reader:
+        reader.subscribe([topic])
+        until(reader, 40)
+        reader.commit()
+    wish = OneStartpoint(25, reset_marks=reset_marks)
+    fill(broker, topic, 0, range(40, 45))
+    with consumer(broker, topic, startpoints=wish) as reader:
+        reader.subscribe([topic])
+        expected = list(range(25, 45)) if reset_marks else list(range(40, 45))
+        assert until(reader, len(expected)) == {0: expected}
+        assert ("consumed", 0, 12) not in wish.events
+        reader.commit()
+        assert wish.events[-1] == ("consumed", 0, 12)
+    with consumer(broker, topic, startpoints=wish) as again:
+        again.subscribe([topic])
+        fill(broker, topic, 0, range(43, 48))
+        assert until(again, 3) == {0: [45, 46, 47]}, "applied once"
