@@ -1,0 +1,130 @@
+"""A replica that was away for long, and one that stands still, beside a leader with LOCAL, all of them processes.
+
+What is looked at are offsets and the order of events; memory is what the system says of the leader's process.
+"""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.crash.test_outbox_replicas_kill import Process, Three, record_bytes
+
+MB = 1_000_000
+PRODUCER = """
+import sys, threading
+from pushrep import Acks, Durability, LogConfig, Outbox
+from pushrep.push.settings import PushSettings
+
+directory, *replicas = sys.argv[1:]
+pause = threading.Event()
+values = [bytes([n % 251]) * 1000 for n in range(1000)]
+
+def lags():
+    return {address: (lag.records, lag.in_sync) for address, lag in outbox.lag().items()}
+
+def say(*words):
+    print(*words, flush=True)
+
+with Outbox.open(
+    directory, "orders", 1, "billing", replicas=replicas, acks=Acks.LOCAL, min_insync_replicas=2, open_timeout_s=30,
+    durability=Durability.BUFFERED, replica_lag_max_ms=300, log_config=LogConfig(preallocate_bytes=0),
+    push=PushSettings(backoff_min_ms=5, backoff_max_ms=100, buffer_bytes_max=8 << 20, request_bytes_max=256 << 10),
+) as outbox:
+    say("open")
+    for line in sys.stdin:
+        word, *rest = line.split()
+        if word == "append":
+            for _ in range(int(rest[0])):
+                end = outbox.append_many(0, values).result(60) + len(values)
+            say("appended", end)
+        elif word == "level":
+            while any(lags()[address] != (0, 1) for address in rest):
+                pause.wait(0.01)
+            say("level", *(records for records, _ in lags().values()))
+"""
+
+
+class Slow(Three):
+    """A leader that does what it is told, line by line, and its two replicas."""
+
+    def produce(self):
+        command = ("-c", PRODUCER, str(self.root / "outbox"))
+        self.producer = Process(*command, *self.addresses.values(), stdin=subprocess.PIPE)
+        self.producer.wait_for("open")
+        return self.producer
+
+    def tell(self, word, *more):
+        """Until the leader has done it; what it says."""
+        said = len(self.producer.said(SAYS[word]))
+        self.producer.process.stdin.write(" ".join([word, *map(str, more)]) + "\n")
+        self.producer.process.stdin.flush()
+        return [int(number) for number in self.producer.wait_for(SAYS[word], said + 1)[1:]]
+
+    def peak_bytes(self):
+        """The most that the leader's process ever had in memory."""
+        status = Path(f"/proc/{self.producer.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
+
+    def signal(self, index, number):
+        self.nodes[index].process.send_signal(number)
+
+    def stop(self):
+        for node in self.nodes.values():
+            if node.process.poll() is None:
+                node.process.send_signal(signal.SIGCONT)
+        super().stop()
+
+
+SAYS = {"append": "appended", "level": "level"}
+
+
+@pytest.fixture
+def slow(tmp_path):
+    made = Slow(tmp_path)
+    yield made
+    made.stop()
+
+
+def assert_copies_are_equal(slow):
+    slow.producer.end()
+    for node in slow.nodes.values():
+        node.end()
+    own = record_bytes(slow.root / "outbox" / "orders-0")
+    for copy in slow.copies():
+        assert record_bytes(copy) == own, "byte for byte"
+
+
+@pytest.mark.slow
+def test_a_replica_that_was_away_catches_up_without_the_leaders_memory_rising(slow, torture):
+    megabytes = torture.count(80, 3000)
+    slow.produce()
+    slow.tell("append", 2)
+    slow.tell("level", *slow.addresses.values())
+    slow.nodes[2].end(kill=True)
+    slow.tell("append", megabytes)
+    slow.tell("level", slow.addresses[1])
+    before = slow.peak_bytes()
+    slow.serve(2)
+    slow.tell("level", *slow.addresses.values())
+    assert slow.peak_bytes() - before < 40 * MB, "what was missing came out of the log, a request at a time"
+    if not torture.is_long:
+        assert_copies_are_equal(slow)
+
+
+@pytest.mark.slow
+def test_a_slow_replica_slows_neither_the_other_nor_a_leader_with_local(slow, torture):
+    slow.produce()
+    slow.tell("append", 2)
+    slow.tell("level", *slow.addresses.values())
+    slow.signal(2, signal.SIGSTOP)  # it takes what the system's buffers take, and answers nothing
+    for _ in range(torture.count(2, 10)):
+        slow.tell("append", 16)
+        first, second = slow.tell("level", slow.addresses[1])
+        assert first == 0, "the other has everything"
+        assert second >= 16_000, "while it had none of it"
+    slow.signal(2, signal.SIGCONT)
+    slow.tell("level", *slow.addresses.values())
+    assert_copies_are_equal(slow)
