@@ -88,7 +88,8 @@ class Grant(Struct):
     """Who leads an outbox, by ballot: what a member stores and shows.
 
     `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this one replaces, empty and
-    0 where it replaces none. `accepted_loss`: what an operator was shown and accepted.
+    0 where it replaces none. `accepted_loss`: what an operator was shown and accepted. `next_index`: the lowest index
+    that no member ever had.
     """
 
     outbox_id: UUID
@@ -106,6 +107,7 @@ class Grant(Struct):
     accepted_loss: str = ""
     previous_members: tuple[Member, ...] = ()
     previous_min_insync_replicas: Count = 0
+    next_index: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,7 @@ def grant_to_wire(grant: Grant) -> wire.Grant:
         accepted_loss=grant.accepted_loss,
         previous_members=_members_to_wire(grant.previous_members),
         previous_min_insync_replicas=grant.previous_min_insync_replicas,
+        next_index=grant.next_index,
     )
 
 
@@ -145,6 +146,7 @@ def grant_from_wire(grant: wire.Grant) -> Grant:
         accepted_loss=grant.accepted_loss,
         previous_members=_members_from_wire(grant.previous_members),
         previous_min_insync_replicas=grant.previous_min_insync_replicas,
+        next_index=grant.next_index,
     )
 
 

@@ -69,6 +69,7 @@ class Grant:
 
     members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
     previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
+    next_index: the lowest index that no member ever had; raised above the members' by itself.
     """
 
     outbox_id: UUID
@@ -86,6 +87,7 @@ class Grant:
     accepted_loss: str = ""
     previous_members: tuple[Member, ...] = ()
     previous_min_insync_replicas: int = 0
+    next_index: int = 0
     quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
     """The quorums that all have to agree: one, two while the list changes."""
 
@@ -97,6 +99,7 @@ class Grant:
             lists.append((self.previous_members, self.previous_min_insync_replicas))
         quorums = tuple(Quorum(frozenset(one.index for one in members), m) for members, m in lists)
         object.__setattr__(self, "quorums", quorums)  # asked with every acknowledgement
+        object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
 
     @property
     def indexes(self) -> frozenset[int]:

@@ -157,3 +157,17 @@ def test_a_renewal_keeps_the_list_but_not_an_accepted_loss():
     renewed = lossy.renewed(257, 1)
     assert (renewed.epoch, renewed.leader, renewed.members_epoch, renewed.accepted_loss) == (257, 1, 0, "")
     assert renewed.members == lossy.members
+
+
+def test_a_grant_knows_the_lowest_index_that_nobody_ever_had():
+    """Contract: "each with an index 0-255 that is never reused"."""
+    first = grant()
+    top = max(first.indexes)
+    assert first.next_index == top + 1
+    joint = first.with_members(1024, (*first.members, Member(top + 1)))
+    assert joint.next_index == top + 2
+    alone = joint.settled(1280)
+    without = alone.with_members(1536, first.members).settled(1792)
+    assert max(without.indexes) == top
+    assert without.next_index == top + 2, "what was removed is not forgotten"
+    assert without.renewed(2048, 0).next_index == top + 2
