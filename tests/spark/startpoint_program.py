@@ -1,0 +1,98 @@
+"""A Spark driver that follows startpoints and dies of kill -9, with its JVM and workers, at a named step.
+
+python startpoint_program.py <logs> <state> <trigger> [<step> <sequence>]
+
+Batches go into <state>/table/<batch>.json, replaced if run again; the checkpoint lies beside it. STEPS are in the order
+in which a startpoint comes by them; each is met in the process that it belongs to, and for startpoint `sequence` only.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from spark_jobs.demo.processes import processes
+
+STEPS = ("pending", "applied", "planned", "handled", "committed", "stored", "consumed")
+PROGRESS_NAME = "progress.json"
+
+
+def kill_session():
+    """kill -9 for everything in this session, ourselves last."""
+    session = os.getsid(0)
+    for process in processes():
+        if process.session == session and process.pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main():
+    from pyspark.sql import SparkSession
+
+    from pushrep.startpoints import StartpointStore
+    from spark_jobs.sources.datasource import PushrepDataSource, PushrepStreamReader
+
+    logs, state, trigger = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    step, deadly = (sys.argv[4], int(sys.argv[5])) if len(sys.argv) > 4 else ("none", 0)
+
+    class KillingStore(StartpointStore):
+        def consume(self, claim, sequence):
+            if step == "stored" and sequence == deadly:
+                kill_session()
+            super().consume(claim, sequence)
+            if step == "consumed" and sequence == deadly:
+                kill_session()
+
+    class KillingReader(PushrepStreamReader):
+        def latestOffset(self, start, limit):  # noqa: N802 - Spark's name
+            self._startpoints._opened = self._startpoints._opened or KillingStore.open(logs / "startpoints")
+            if step == "pending" or (step == "committed" and deadly in epochs(start)):
+                kill_session()
+            end = super().latestOffset(start, limit)
+            if step == "applied" and deadly in epochs(end):
+                kill_session()
+            return end
+
+        def partitions(self, start, end):
+            if step == "planned" and deadly in epochs(end):
+                kill_session()
+            return super().partitions(start, end)
+
+    class KillingSource(PushrepDataSource):
+        def streamReader(self, schema):  # noqa: N802 - Spark's name
+            return KillingReader(self._checked(schema), schema)
+
+    def handle(rows, batch_id):
+        found = [(row.partition, row.offset, row.startpoint_epoch) for row in rows.collect()]
+        replace(state / "table" / f"{batch_id}.json", sorted(found))
+        if step == "handled" and any(epoch == deadly for _, _, epoch in found):
+            kill_session()
+
+    (state / "table").mkdir(parents=True, exist_ok=True)
+    spark = SparkSession.builder.appName("startpoints").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    spark.dataSource.register(KillingSource)
+    options = {"path": str(logs), "topic": "orders", "startingStartpoint": "billing", "maxRecordsPerTrigger": "40"}
+    writer = spark.readStream.format("pushrep").options(**options).load().writeStream.foreachBatch(handle)
+    writer = writer.option("checkpointLocation", str(state / "checkpoint"))
+    how = {"availableNow": True} if trigger == "available-now" else {"processingTime": trigger}
+    query = writer.trigger(**how).start()
+    query.awaitTermination()
+    replace(state / PROGRESS_NAME, query.lastProgress and json.loads(query.lastProgress.json)["sources"])
+    spark.stop()
+
+
+def epochs(logged):
+    return {entry["epoch"] for entry in logged.get("partitions", {}).values()}
+
+
+def replace(path, value):
+    path.with_suffix(".tmp").write_text(json.dumps(value))
+    path.with_suffix(".tmp").rename(path)
+
+
+if __name__ == "__main__":
+    main()

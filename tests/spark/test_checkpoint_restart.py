@@ -1,0 +1,154 @@
+"""apply-checkpoint and real queries of Spark: the restarted one reads from the named offset, and what is refused."""
+
+import itertools
+import shutil
+
+import pytest
+
+from filtering import StreamMetadata
+from pushrep.log import SegmentLog
+from pushrep.startpoints import Startpoint, StartpointStore
+from spark_jobs import LocalMarks, ReplayFilteredBatches, register_sources
+from spark_jobs.checkpoint_apply import Place, apply
+from spark_jobs.checkpoint_files import LastBatchUncommitted, QueryRunning, QueryStateful
+from spark_jobs.checkpoint_pair import NOTES_NAME
+from spark_jobs.settings import setting
+
+pytestmark = pytest.mark.spark
+
+CONSUMER, COUNT = "billing", 20
+
+
+@pytest.fixture
+def store(tmp_path):
+    return StartpointStore.open(tmp_path / "store")
+
+
+@pytest.fixture
+def send(tmp_path, checkpoint, store):
+    """Write a startpoint and apply it to the checkpoint, without the half minute of watching."""
+
+    def to(topic, partition, wish, *, sleep=lambda _s: None, **place):
+        store.write(CONSUMER, topic, partition, wish, "again")
+        where = Place(checkpoint=tmp_path / "checkpoint", consumer=CONSUMER, **place)
+        return apply(where, store, sleep=sleep)
+
+    return to
+
+
+def run(frame, checkpoint, handler=None):
+    """Let a query read what is there; what each batch held, as `handler` or the columns say."""
+    batches = []
+
+    def collect(rows, _batch_id):
+        batches.append(sorted(tuple(row) for row in rows.collect()))
+
+    writer = frame.writeStream.foreachBatch(handler or collect).option("checkpointLocation", checkpoint)
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return list(itertools.chain.from_iterable(batches))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_source_goes_on_at_the_named_file(spark, tmp_path, checkpoint, send, version):
+    place = tmp_path / "in"
+    place.mkdir()
+    lines = lambda *numbers: [(f"line {n}",) for n in numbers]  # noqa: E731
+    with setting(spark, "spark.sql.streaming.offsetLog.formatVersion", version):
+        for n in range(3):
+            (place / f"{n}.txt").write_text(f"line {n}\n")
+            frame = spark.readStream.format("text").load(str(place))
+            assert run(frame, checkpoint) == lines(n)
+        logged = (tmp_path / "checkpoint" / "offsets" / "2").read_text()
+        assert logged.startswith(f"v{version}\n"), "Spark wrote the version that was asked for"
+        send("files-0", 0, Startpoint.specific(1))
+        assert run(frame, checkpoint) == lines(1, 2), "files 1 and 2 again, and not 0"
+        assert run(frame, checkpoint) == [], "once"
+        (place / "3.txt").write_text("line 3\n")
+        send("files-0", 0, Startpoint.earliest())
+        assert run(frame, checkpoint) == lines(0, 1, 2, 3)
+
+
+@pytest.fixture
+def logs(tmp_path):
+    for partition in range(2):
+        append(tmp_path / "logs", partition, COUNT)
+    return tmp_path / "logs"
+
+
+def append(logs, partition, count):
+    with SegmentLog.open(logs / f"orders-{partition}") as log:
+        first = log.log_end_offset
+        keys = [StreamMetadata(7, partition, n).pack() for n in range(first, first + count)]
+        log.append([b"x"] * count, keys=keys, timestamps_ms=range(first, first + count))
+
+
+def orders(spark, logs):
+    register_sources(spark)
+    return spark.readStream.format("pushrep").options(path=str(logs), topic="orders").load()
+
+
+def rows(partition, start, end=COUNT):
+    return [(partition, offset) for offset in range(start, end)]
+
+
+def test_logs_go_on_at_the_named_time_and_the_backup_restores(spark, logs, tmp_path, checkpoint, send):
+    frame = orders(spark, logs).select("partition", "offset")
+    assert run(frame, checkpoint) == rows(0, 0) + rows(1, 0)
+    pair = send("orders", 1, Startpoint.timestamp(15), logs=logs)
+    assert run(frame, checkpoint) == rows(1, 15)
+    assert run(frame, checkpoint) == []
+    shutil.rmtree(checkpoint)
+    backup = pair.backup_of(tmp_path / "checkpoint")
+    (backup / NOTES_NAME).unlink()
+    backup.rename(checkpoint)
+    append(logs, 0, 2)
+    assert run(frame, checkpoint) == rows(0, COUNT, COUNT + 2), "as if nothing had happened"
+
+
+def test_marks_outside_begin_anew_in_the_same_run(spark, logs, tmp_path, checkpoint, send):
+    kept = []
+
+    def handle(batch, _batch_id):
+        kept.extend(sorted((row.partition, row.offset) for row in batch.select("partition", "offset").collect()))
+
+    def filtered():
+        kept.clear()
+        with LocalMarks(tmp_path / "marks") as marks:
+            run(orders(spark, logs), checkpoint, ReplayFilteredBatches(handle, marks))
+        return kept
+
+    assert filtered() == rows(0, 0) + rows(1, 0)
+    send("orders", None, Startpoint.specific(12), logs=logs, marks=tmp_path / "marks")
+    assert filtered() == [], "seen before: the marks went on"
+    send("orders", 1, Startpoint.specific(14, reset_marks=True), logs=logs, marks=tmp_path / "marks")
+    assert filtered() == rows(1, 14)
+
+
+def test_state_a_batch_on_its_way_and_a_running_query_are_refused(spark, logs, tmp_path, checkpoint, send):
+    frame = orders(spark, logs).select("partition", "offset")
+
+    def fail(_rows, _batch_id):
+        raise RuntimeError("killed here")
+
+    with pytest.raises(Exception, match="killed here"):
+        run(frame, checkpoint, fail)
+    with pytest.raises(LastBatchUncommitted, match="batch 0 is planned"):
+        send("orders", 0, Startpoint.specific(3), logs=logs)
+    query = frame.writeStream.foreachBatch(lambda *_: None).option("checkpointLocation", checkpoint).start()
+    try:
+        query.processAllAvailable()
+
+        def meanwhile(_seconds):
+            append(logs, 0, 1)
+            query.processAllAvailable()
+
+        with pytest.raises(QueryRunning, match="stop it"):
+            send("orders", 0, Startpoint.specific(3), logs=logs, sleep=meanwhile)
+    finally:
+        query.stop()
+    counted = frame.groupBy("partition").count().writeStream.outputMode("complete").format("memory")
+    shutil.rmtree(checkpoint)
+    writer = counted.queryName("counted").option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    with pytest.raises(QueryStateful):
+        send("orders", 0, Startpoint.specific(3), logs=logs)

@@ -1,0 +1,186 @@
+"""A real Spark driver under kill -9: at each step from pending to consumed, and at random while it is sent about."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import SegmentLog
+from pushrep.startpoints import Applied, Consumed, Reader, Startpoint, StartpointStore
+from spark_jobs.demo.processes import processes
+from tests.spark.startpoint_program import STEPS
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+COUNT = 30
+WAIT_S = 180
+
+
+@pytest.fixture
+def logs(tmp_path):
+    for partition in range(2):
+        append(tmp_path / "logs", partition, COUNT)
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def store(logs):
+    return StartpointStore.open(logs / "startpoints")
+
+
+def append(logs, partition, count):
+    with SegmentLog.open(logs / f"orders-{partition}") as log:
+        log.append([b"x"] * count)
+
+
+@pytest.fixture
+def start(tmp_path, logs):
+    """Start the driver in a session of its own; at the end none is left."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": "--master local[1] --driver-memory 1g --conf spark.ui.enabled=false "
+        "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
+    }
+    started = []
+
+    def begin(trigger, *deadly):
+        errors = (tmp_path / f"errors-{len(started)}").open("w+")
+        program = Path(__file__).with_name("startpoint_program.py")
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(logs), str(tmp_path / "state"), trigger, *map(str, deadly)],
+            env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+        )  # fmt: skip
+        process.errors = errors
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        kill_session(process)
+        process.stdout.close()
+        process.errors.close()
+
+
+def kill_session(process):
+    """kill -9 for the driver, its JVM and the JVM's workers, and wait until all are gone; a zombie is."""
+    deadline = time.monotonic() + 30
+    while alive := [p for p in processes() if p.session == process.pid and p.alive]:
+        for member in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
+        process.poll()
+        assert time.monotonic() < deadline, f"alive after kill -9: {alive}"
+        time.sleep(0.01)
+    process.wait(timeout=30)
+
+
+def finished(process):
+    process.communicate(timeout=WAIT_S)
+    process.errors.seek(0)
+    assert process.returncode == 0, process.errors.read()[-3000:]
+
+
+def table(tmp_path):
+    """What the batches hold, in their order, per partition: (epoch, offset)."""
+    read = defaultdict(list)
+    for file in sorted((tmp_path / "state" / "table").glob("*.json"), key=lambda path: int(path.stem)):
+        for partition, offset, epoch in json.loads(file.read_text()):
+            read[partition].append((epoch, offset))
+    return read
+
+
+def run(epoch, start, end):
+    return [(epoch, offset) for offset in range(start, end)]
+
+
+@pytest.mark.timeout(1800)
+def test_rule_2_a_driver_killed_at_each_step_applies_once_and_keeps_the_offset(start, logs, store, tmp_path, torture):
+    """Partition 0 is sent ten records back, partition 1 to the latest of that moment; the log grows after each kill."""
+    steps = STEPS if torture.is_long else (torture.random("steps").choice(STEPS),)
+    finished(start("available-now"))
+    expected = {n: run(0, 0, COUNT) for n in range(2)}
+    end = COUNT
+    for step in steps:
+        back = store.write("billing", "orders", 0, Startpoint.relative(records=-10), "ten records again")
+        latest = store.write("billing", "orders", 1, Startpoint.latest(), "only what is new")
+        killed = start("50 milliseconds", step, back)
+        killed.communicate(timeout=WAIT_S)
+        kill_session(killed)
+        assert killed.returncode == -signal.SIGKILL, f"{step}: it ended by itself"
+        append(logs, 0, 5)
+        append(logs, 1, 5)
+        finished(start("available-now"))
+        expected[0] += run(back, end - 10, end + 5)
+        # Killed before it was applied it is resolved in the second run, and the latest of that moment is the new end.
+        expected[1] += run(latest, end, end + 5) if step != "pending" else []
+        assert table(tmp_path) == expected, f"after a kill at {step}"
+        facts = [fact for fact in store.history() if isinstance(fact, Applied) and fact.sequence in (back, latest)]
+        resolved_at = end if step != "pending" else end + 5
+        assert [(fact.sequence, fact.offset, fact.end) for fact in facts] == [
+            (back, end - 10, resolved_at),
+            (latest, resolved_at, resolved_at),
+        ], f"{step}: each is applied once"
+        consumed = [fact.sequence for fact in store.history() if isinstance(fact, Consumed)]
+        assert consumed.count(back) == 1, step
+        end += 5
+    sources = json.loads((tmp_path / "state" / "progress.json").read_text())
+    assert sources[0]["endOffset"]["partitions"]["0"]["epoch"] == back, "the query's progress shows it"
+
+
+@pytest.mark.timeout(3600)
+def test_a_stream_sent_back_and_forth_live_and_killed_at_random_reads_what_a_model_says(
+    start, logs, store, tmp_path, torture
+):
+    """Each run of a partition begins where its startpoint says and goes on without gap or repeat, up to the next."""
+    if not torture.is_long:
+        pytest.skip("a long form alone: every kill costs a start of Spark")
+    chance, places = torture.random("live"), {}
+    for _ in range(12):
+        driver = start("50 milliseconds")
+        for _ in range(chance.randint(1, 12)):
+            partition, place = chance.randrange(2), chance.randint(0, COUNT)
+            if chance.random() < 0.5:
+                append(logs, partition, chance.randint(1, 6))
+            else:
+                places[store.write("billing", "orders", partition, Startpoint.specific(place), "go")] = place
+            # No synchronisation: kills and wishes are meant to meet anywhere.
+            time.sleep(chance.random() * 3)
+            assert driver.poll() is None, "it ended by itself"
+        kill_session(driver)
+    finished(start("available-now"))
+    ends = ends_of(logs)
+    for partition, read in sorted(table(tmp_path).items()):
+        runs = [(epoch, [offset for _, offset in rows]) for epoch, rows in groupby(read, key=lambda row: row[0])]
+        assert [epoch for epoch, _ in runs] == sorted({epoch for epoch, _ in runs}), "an epoch never comes again"
+        for epoch, offsets in runs:
+            assert offsets == list(range(places.get(epoch, 0), offsets[-1] + 1)), f"seed {torture.seed}"
+        newest = store.checkpoint(Reader("billing", "orders", partition))
+        assert runs[-1][1][-1] + 1 == newest.offset == ends[partition]
+        mine = [fact.sequence for fact in applied(store) if fact.reader.partition == partition]
+        assert len(mine) == len(set(mine)), "each is applied once"
+        assert {epoch for epoch, _ in runs} - {0} <= set(mine)
+        assert newest.sequence == max(mine, default=0), "and the newest is not lost"
+
+
+def applied(store):
+    return [fact for fact in store.history() if isinstance(fact, Applied)]
+
+
+def ends_of(logs):
+    ends = []
+    for partition in range(2):
+        with SegmentLog.open_reader(logs / f"orders-{partition}") as reader:
+            ends.append(reader.log_end_offset)
+    return ends
