@@ -25,10 +25,13 @@ _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
     "demo": "Watch real records go through crashes and replays and come out once each.",
     "log": "Look into the files of logs, check and mend them.",
+    "promote": "Make a replica the leader of its outbox: when the leader is lost.",
+    "outbox": "Change where an outbox's records go: skip one, use more partitions, drop a topic.",
     "read": "Show what lies in a log, beside a running writer.",
     "recording": "The logs that a node keeps: list, extend, truncate, purge and delete them.",
     "replay": "Any part of a log again, to its end or following, for people and pipes.",
     "replica": "Keep copies of other services' logs, pushed here as they are written.",
+    "ship": "Deliver to Kafka what a service that is gone has left in its outbox.",
     "startpoint": "Say where a consumer starts next; see who wished what.",
 }
 

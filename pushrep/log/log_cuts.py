@@ -28,8 +28,11 @@ from pushrep.log.segment_files import CORRUPT_SUFFIX, list_segments
 class CuttableLog(LogWriter):
     """The one writer of a log, with its cuts. Thread-safe; `truncate_to` and `quarantine` while keeping is paused."""
 
-    def truncate_to(self, offset: int) -> int:
-        """Cut at the base of the batch that holds `offset`; where. The caller checked the range. Raises NoRoomToCut."""
+    def truncate_to(self, offset: int, *, keep: bool = False) -> int:
+        """Cut at the base of the batch that holds `offset`; where. The caller checked the range. Raises NoRoomToCut.
+
+        keep: what goes is in `.cut` files then, of this segment's tail, too.
+        """
         with self._turn.own(), self._lock:
             self._check_writable()
             if offset >= self.log_end_offset:
@@ -39,7 +42,7 @@ class CuttableLog(LogWriter):
                 self._around.view.give_up(self.log_end_offset)
             self._changed = True
             try:
-                at = self._cut(number, offset)
+                at = self._cut(number, offset, keep=keep)
             except PushrepError:  # before anything was changed
                 raise
             except BaseException as error:
@@ -105,7 +108,7 @@ class CuttableLog(LogWriter):
             self._report = replace(self._report, damaged_from=None, damage=None)
             return (*([tail] if tail else []), *reversed(kept))
 
-    def _cut(self, number: int, offset: int) -> int:
+    def _cut(self, number: int, offset: int, *, keep: bool) -> int:
         """Checkpoints, later segments, this one, epochs: a crash between any two leaves a log that opens."""
         around, base = self._around, self._bases[number]
         segment = self._active
@@ -116,6 +119,8 @@ class CuttableLog(LogWriter):
         in_hole = following is not None and following <= around.view.cleaned_offset
         try:
             position, end = segment.locate(offset, may_end_before=in_hole)
+            if keep:
+                keep_range(around.filesystem, segment.path, segment.file, position)
             self._housekeeping.about_to_cut(end)
             self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=min(end, self.high_watermark))
         except BaseException:

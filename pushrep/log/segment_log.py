@@ -253,11 +253,12 @@ class SegmentLog:
         self._checked_writer()
         return self._reader.offset_for_timestamp(timestamp_ms)
 
-    def truncate_to(self, offset: int, *, force: bool = False) -> int:
+    def truncate_to(self, offset: int, *, force: bool = False, keep: bool = False) -> int:
         """Cut the log at the base of the batch that holds `offset`; the log end offset after it.
 
-        At or above the log end nothing happens. Raises BelowHighWatermark unless `force` says that acknowledged
-        records may go, OffsetOutOfRange below the log start, LogDamaged.
+        At or above the log end nothing happens. `keep`: what goes is in `.cut` files then, to the byte. Raises
+        BelowHighWatermark unless `force` says that acknowledged records may go, OffsetOutOfRange below the log start,
+        LogDamaged.
         """
         writer = self._checked_writer()
         if offset < writer.log_start_offset:
@@ -265,7 +266,7 @@ class SegmentLog:
         if offset < writer.high_watermark and not force:
             raise BelowHighWatermark(offset, writer.high_watermark)
         with self._housekeeping.keeper.paused():
-            end = writer.truncate_to(offset)
+            end = writer.truncate_to(offset, keep=keep)
         self._reader.forget()
         return end
 

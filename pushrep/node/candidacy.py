@@ -196,7 +196,7 @@ class Candidacy:
         self._set_ungranted_aside(log)
         if fetch.anew is not None:
             log.begin_anew(fetch.anew.offset, fetch.anew.leader_epoch)
-        elif fetch.cut_at < log.log_end_offset and log.truncate_to(fetch.cut_at) != fetch.cut_at:
+        elif fetch.cut_at < log.log_end_offset and log.truncate_to(fetch.cut_at, keep=True) != fetch.cut_at:
             raise LogNotFit(fetch.partition, f"it was to be cut at {fetch.cut_at}, inside of a batch")
         if fetch.member != self.index:
             address = self._address(fetch.member)

@@ -159,7 +159,7 @@ class Replica:
         if offset < self.log.log_end_offset and self._batch_at(offset) is None:
             # A log is cut between batches, and to go back to the batch's base could take what was acknowledged.
             raise CantFollow(f"{self.tp} was to be cut at {offset}, inside of a batch: one epoch has two histories")
-        self.log.truncate_to(offset)
+        self.log.truncate_to(offset, keep=True)
         _LOG.warning("%s was cut at offset %d: its leader has other records there", self.tp, offset)
 
     def _move_start(self, offset: int) -> None:
@@ -203,5 +203,5 @@ def cut_ungranted(log: SegmentLog, kept: LogEnds) -> None:
     A cut leaves an epoch that starts right there in the list; the newest granted one takes its place. Raises
     LogPoisoned, OSError.
     """
-    log.truncate_to(kept.log_end_offset)
+    log.truncate_to(kept.log_end_offset, keep=True)
     log.begin_epoch(*kept.leader_epochs.entries[-1])

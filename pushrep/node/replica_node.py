@@ -6,7 +6,8 @@
 store.py keeps the logs, answers.py answers, connections.py owns sockets and threads, replay_*.py what is replayed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -80,6 +81,18 @@ class ReplicaNode:
     def replays(self) -> ReplayCounters:
         """What its replays have done so far, as plain values to export."""
         return self._replays.counters()
+
+    @contextmanager
+    def let_go(self, outbox_id: UUID) -> Iterator[int]:
+        """For a promotion: the outbox's logs are closed clean, and left alone until the end of the block.
+
+        Its last contact with a leader, wall clock in ms; -1 for none since the node started. Raises CorruptNodeFile,
+        OSError.
+        """
+        kept = self._store.outbox(outbox_id)
+        last_contact_ms = kept.last_contact_ms
+        with kept.let_go():
+            yield last_contact_ms
 
     def stop(self) -> None:
         """Answer what is being carried out, refuse the rest, close the logs. A second call does nothing."""

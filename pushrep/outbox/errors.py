@@ -5,7 +5,7 @@ CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull       
 NoOutbox                        mind the path
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
 PartitionStopped, OutboxClosed, CloseTimedOut                  open again
-NotEnoughReplicas               append again, when replicas are back
+NotEnoughReplicas               append again, when replicas are back          CantChangeMembers         another way
 """
 
 from collections.abc import Mapping
@@ -67,6 +67,22 @@ class LogsMissing(PushrepError):
             "it is lost: accept_loss=True, pushrep append --accept-loss"
         )
         self.directory, self.ends = directory, dict(ends)
+
+
+class CantPromote(PushrepError):
+    """The directory can't be made the leader as it is; `why` says what to do. Nothing was changed."""
+
+    def __init__(self, directory: Path, why: str) -> None:
+        super().__init__(f"{directory} can't be promoted: {why}")
+        self.directory, self.why = directory, why
+
+
+class CantAdopt(PushrepError):
+    """The directory can't go under a node as it is; `why` says what to do. Nothing was changed."""
+
+    def __init__(self, directory: Path, why: str) -> None:
+        super().__init__(f"{directory} can't be adopted: {why}")
+        self.directory, self.why = directory, why
 
 
 class OutboxClosed(PushrepError):
@@ -186,6 +202,10 @@ class NotEnoughReplicas(PushrepError):
             f"{name}: {in_sync} of {needed} needed members are in sync (min_insync_replicas={needed}, this one counted)"
         )
         self.name, self.in_sync, self.needed = name, in_sync, needed
+
+
+class CantChangeMembers(PushrepError):
+    """The members stay as they are; the message says what to do instead."""
 
 
 class NotReplicatedInTime(PushrepError):

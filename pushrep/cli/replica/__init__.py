@@ -2,6 +2,7 @@
 
 import click
 
+from pushrep.cli.replica.adopting import adopt_command
 from pushrep.cli.replica.serving import serve
 from pushrep.cli.replica.status import status
 
@@ -11,5 +12,6 @@ def replica() -> None:
     """Keep copies of other services' logs, pushed here as they are written; see how far an outbox's copies are."""
 
 
+replica.add_command(adopt_command)
 replica.add_command(serve)
 replica.add_command(status)

@@ -11,6 +11,7 @@ import click
 from pushrep.cli.replica.scraping import Certificates, metrics_of
 from pushrep.errors import BadArgument
 from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.outbox.letting_go import LetGoDoor
 from pushrep.push.sockets import Address
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -99,7 +100,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     files = None if cert is None or key is None or ca is None else Certificates(cert, key, ca)
-    with ReplicaNode(directory, settings) as node, metrics_of(node, metrics, files) as shown:
+    with ReplicaNode(directory, settings) as node, LetGoDoor(node), metrics_of(node, metrics, files) as shown:
         click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")
         stop.wait()
 

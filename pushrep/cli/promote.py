@@ -1,0 +1,79 @@
+"""`pushrep promote`: a replica becomes the leader of its outbox. pushrep.outbox.promotion does the work."""
+
+import logging
+import ssl
+from pathlib import Path
+
+import click
+
+from pushrep.outbox.promotion import Promotion, promote
+from pushrep.push.settings import PushSettings
+
+_PATH = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("promote")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--catch-up", is_flag=True, help="Another member holds more: fetch that first, instead of refusing.")
+@click.option(
+    "--accept-loss", is_flag=True, help="Too few members answer: lead all the same; what only they hold is lost."
+)
+@click.option("--member", type=click.IntRange(0, 255), help="Its index, if the node listens under another address.")
+@click.option("--timeout-s", type=click.FloatRange(0), default=5.0, show_default=True, help="For the others to answer.")
+@click.option("--cert", type=_PATH, help="This member's certificate (PEM), with --key and --ca: mutual TLS.")
+@click.option("--key", type=_PATH, help="Its private key (PEM).")
+@click.option("--ca", type=_PATH, help="Who signs the certificates of nodes (PEM).")
+def promote_command(  # noqa: PLR0913, PLR0917 - the options
+    directory: Path,
+    member: int | None,
+    timeout_s: float,
+    cert: Path | None,
+    key: Path | None,
+    ca: Path | None,
+    *,
+    catch_up: bool,
+    accept_loss: bool,
+) -> None:
+    """Make the replica in DIRECTORY the leader of its outbox, all partitions: when the leader is lost.
+
+    \b
+      pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa
+      pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa --catch-up
+
+    DIRECTORY is <data>/<outbox id> of a node, which may be running: it lets go of it. Enough other members have to
+    answer, so that nothing acknowledged with ALL is lost. Then open the service's Outbox on DIRECTORY, with the
+    replicas that are printed. The old leader is refused from now on; `pushrep replica adopt` puts its directory under
+    a node, where it follows (docs/replication.md).
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    push = PushSettings(tls=_client_tls(cert, key, ca))
+    _tell(promote(directory, catch_up=catch_up, accept_loss=accept_loss, member=member, push=push, timeout_s=timeout_s))
+
+
+def _tell(done: Promotion) -> None:
+    grant = done.grant
+    click.echo(f"member {grant.leader} leads outbox {grant.outbox_id} ({grant.topic}) under epoch {grant.epoch}")
+    for one in done.partitions:
+        click.echo(
+            f"  {grant.topic}-{one.partition}: high watermark {one.high_watermark}, log end {one.log_end_offset}, "
+            f"epoch {one.epoch}"
+        )
+    if done.accepted_loss:
+        click.echo(f"accepted loss: without {done.accepted_loss}")
+    listed = ", ".join(f'"{address}"' for address in done.replicas)
+    click.echo(f"open the service's Outbox on {done.directory} with replicas=[{listed}]")
+
+
+def _client_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
+    """Mutual TLS: nodes show a certificate of `ca`, too."""
+    given = [path for path in (cert, key, ca) if path is not None]
+    if not given:
+        return None
+    if cert is None or key is None or ca is None:
+        raise click.UsageError("give --cert, --key and --ca, all three or none")
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise click.UsageError(f"the certificates can't be used: {error}") from error
+    return context

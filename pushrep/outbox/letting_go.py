@@ -1,0 +1,112 @@
+"""How a promotion on the command line gets the directory of a replica from the node that keeps it open.
+
+    promotion ─ connect to <data>/control.sock ─▶ node          <data> is the directory above the replica's
+              ─ <outbox id> ─────────────────────▶ closes those logs clean
+              ◀─ <last contact, wall ms> ──────────
+                ... works in the directory ...
+              ─ hangs up, or dies ──────────────▶ the promises that lie there now say whose it is
+
+Both are lines. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
+hanging. The socket has mode 0600: who may use it may change the files, too.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from pushrep.errors import PushrepError
+from pushrep.node import ReplicaNode
+from pushrep.outbox.control import place
+
+_LOG = logging.getLogger("pushrep.node")
+_TIMEOUT_S = 30.0
+_LINE_BYTES = 256
+NEVER = -1
+
+
+class LetGoDoor:
+    """Lets go of outboxes while somebody asks for them. A context manager around a running node. Raises OSError."""
+
+    def __init__(self, node: ReplicaNode) -> None:
+        self._node = node
+        self._listener = place.listen(node.directory.resolve())
+        self._open: set[socket.socket] = set()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._accept, name="pushrep-node-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._is_closed = True
+        place.remove(self._node.directory.resolve())
+        for sock in (self._listener, *tuple(self._open)):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if not self._is_closed:
+                    _LOG.error("promotions of replicas in %s are not answered: %s", self._node.directory, error)
+                return
+            self._open.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="pushrep-let-go", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(_TIMEOUT_S)
+            outbox_id = UUID(_line(connection))
+            with self._node.let_go(outbox_id) as last_contact_ms:
+                _LOG.warning("outbox %s is let go for a promotion", outbox_id)
+                connection.sendall(b"%d\n" % last_contact_ms)
+                connection.settimeout(None)
+                connection.recv(1)  # it hangs up when it is done
+        except (OSError, ValueError, PushrepError) as error:
+            _LOG.warning("a promotion was not served: %s", error)
+        finally:
+            self._open.discard(connection)
+            connection.close()
+
+
+@contextmanager
+def borrowed(directory: Path, outbox_id: UUID) -> Iterator[int]:
+    """The directory of a replica, let go by its node if one is running: its last contact with a leader, wall ms.
+
+    NEVER where no node runs, or none has heard of a leader. Raises OSError if a node is there and does not answer.
+    """
+    try:
+        connection = place.connect(directory.resolve().parent, _TIMEOUT_S)
+    except (FileNotFoundError, ConnectionRefusedError):
+        yield NEVER
+        return
+    with connection:
+        connection.sendall(f"{outbox_id}\n".encode())
+        yield int(_line(connection) or NEVER)
+
+
+def _line(connection: socket.socket) -> str:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _LINE_BYTES:
+        more = connection.recv(_LINE_BYTES)
+        if not more:
+            break
+        data += more
+    return data.decode("ascii", "replace").strip()

@@ -1,0 +1,225 @@
+"""Promotion: a replica becomes the leader, by an operator's command or an embedder's call; all partitions of an outbox.
+
+    its node lets go ─▶ lock ─▶ Candidacy: number and grant on N - m + 1 members ─▶ compare ─▶ fetch (catch_up) ─▶ begin
+                        with accept_loss, if fewer answer: the grant says what was accepted, and a PID epoch begins
+
+Afterwards the grant names this directory's member: the node stays away, and the service opens its Outbox here, with the
+other members as replicas. What stopped half-way is safe: at worst nobody leads until the next promotion.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+from pushrep.log import LogConfig, SegmentLog
+from pushrep.log.directory import LogDirectory
+from pushrep.log.errors import LogLocked
+from pushrep.node import NodeSettings
+from pushrep.node.candidacy import Candidacy
+from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, find_promises
+from pushrep.outbox.errors import CantPromote
+from pushrep.outbox.letting_go import NEVER, borrowed
+from pushrep.push.settings import PushSettings
+from pushrep.replication.candidate import Fetch, MemberAnswer, Purpose
+from pushrep.replication.epochs import common_end, without_ungranted
+from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
+from pushrep.replication.grants import Grant, next_ballot
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+_LOG = logging.getLogger("pushrep.outbox")
+_PID_LEAP = 1 << 20
+_TOLD_PARTITIONS = 16
+
+
+class PartitionEnds(NamedTuple):
+    """Where a partition of the promoted directory ends: epoch of the newest granted record, offsets half-open."""
+
+    partition: int
+    epoch: int
+    high_watermark: int
+    log_end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """What a promotion did. accepted_loss: what was shown and accepted, empty if nothing had to be."""
+
+    directory: Path
+    grant: Grant
+    partitions: tuple[PartitionEnds, ...]
+    last_contact_ms: int
+
+    @property
+    def accepted_loss(self) -> str:
+        return self.grant.accepted_loss
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Where the other members listen: what the service gives as `replicas`; one without an address is missing."""
+        others = (one for one in self.grant.members if one.index != self.grant.leader)
+        return tuple(one.address for one in others if one.address)
+
+
+def promote(  # noqa: PLR0913 - an operator's choices
+    directory: Path | str,
+    *,
+    catch_up: bool = False,
+    accept_loss: bool = False,
+    member: int | None = None,
+    push: PushSettings | None = None,
+    timeout_s: float = 5.0,
+    log_config: LogConfig | None = None,
+    filesystem: Filesystem = REAL_FILESYSTEM,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Promotion:
+    """Make the member that lies in `directory` (a node's `<data>/<outbox id>`) the leader of its outbox.
+
+    catch_up: fetch first what another member has more, instead of refusing. accept_loss: if fewer than N - m + 1
+    members answer, lead all the same; records that only the others hold are lost. member: its index, where the node was
+    reached under another address than the one it listens on.
+    Raises CantPromote (with what to do), NotAhead (both pairs in it), TooFewMembers, NotLeader if another's promotion
+    was faster, LogNotFit, NotAMember, ReplicaUnreachable, CorruptNodeFile, LogPoisoned, OSError.
+    """
+    directory = Path(directory)
+    found = find_promises(directory, filesystem)
+    if found is None or found[1].grant is None:
+        raise CantPromote(directory, "no outbox was ever led from or pushed to it: give <data>/<outbox id> of a node")
+    outbox_id = found[0]
+    with ExitStack() as stack:
+        last_contact_ms = stack.enter_context(borrowed(directory, outbox_id))
+        stack.callback(_take(directory, filesystem, clock).release)
+        keeper = PromiseKeeper(directory, outbox_id, filesystem)
+        kept = _settle_member(keeper, directory, member)
+        logs = _open_logs(stack, directory, kept, log_config, filesystem, clock)
+        candidacy = Candidacy(keeper, logs, push or PushSettings(), clock=clock)
+        try:
+            grant = candidacy.run(Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE, timeout_s)
+        except TooFewMembers:
+            if not accept_loss:
+                raise
+            grant = _with_loss(candidacy, last_contact_ms, catch_up=catch_up, timeout_s=timeout_s)
+        candidacy.begin(grant)
+        return Promotion(
+            directory=directory, grant=grant, partitions=tuple(_ends_of(candidacy)), last_contact_ms=last_contact_ms
+        )
+
+
+def _take(directory: Path, filesystem: Filesystem, clock: Clock) -> LogDirectory:
+    try:
+        held = LogDirectory.acquire(directory, filesystem, clock)
+    except LogLocked as error:
+        raise CantPromote(directory, f"process {error.pid} has it open: end its service, or the node") from error
+    if held.references > 1:
+        held.release()
+        raise CantPromote(directory, "this process has it open: close its Outbox, or use ReplicaNode.let_go")
+    return held
+
+
+def _settle_member(keeper: PromiseKeeper, directory: Path, member: int | None) -> Promises:
+    kept = keeper.kept
+    assert kept.grant is not None, "it was looked at before"
+    if member is not None and member not in kept.grant.indexes:
+        raise CantPromote(directory, f"member {member} is none of {sorted(kept.grant.indexes)}")
+    if kept.member not in {NO_MEMBER, kept.member if member is None else member}:
+        raise CantPromote(directory, f"it is member {kept.member}, not {member}")
+    if kept.member == NO_MEMBER and member is None:
+        listed = ", ".join(f"{one.index} ({one.address or 'no address'})" for one in kept.grant.members)
+        raise CantPromote(directory, f"its node listens at none of the members' addresses; say which it is of {listed}")
+    if kept.member == NO_MEMBER and member is not None:
+        keeper.keep(replace(kept, member=member))
+    return keeper.kept
+
+
+def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on
+    stack: ExitStack,
+    directory: Path,
+    kept: Promises,
+    config: LogConfig | None,
+    filesystem: Filesystem,
+    clock: Clock,
+) -> dict[int, SegmentLog]:
+    assert kept.grant is not None, "it was looked at before"
+    logs = {}
+    for number in range(kept.grant.partitions):
+        logs[number] = log = SegmentLog.open(
+            directory / f"{kept.grant.topic}-{number}",
+            config or NodeSettings().log_config,
+            log_id=kept.grant.topic_id,
+            has_replicas=True,
+            filesystem=filesystem,
+            clock=clock,
+        )
+        stack.enter_context(log)
+    return logs
+
+
+def _with_loss(candidacy: Candidacy, last_contact_ms: int, *, catch_up: bool, timeout_s: float) -> Grant:
+    """Too few answer, and that is accepted: compared with those that do. Raises NotAhead, NotLeader, LogNotFit."""
+    kept = candidacy.keeper.kept.grant
+    assert kept is not None, "it was looked at before"
+    found, own = candidacy.look(kept, timeout_s), candidacy.own()
+    for partition, log in own.logs.items():
+        if log.why_unfit is not None:
+            raise LogNotFit(partition, log.why_unfit)
+    shown = [kept, *(answer.grant for answer in found.values() if answer.grant is not None)]
+    base = max(shown, key=lambda grant: (grant.members_epoch, grant.epoch))
+    epoch = next_ballot(candidacy.index, max(answer.highest_epoch for answer in (own, *found.values())))
+    accepted = _loss(_ends_of(candidacy), last_contact_ms, base.indexes - {candidacy.index, *found})
+    # Offsets that the others gave out, and readers may have seen, are given out again: under another PID.
+    pid_epoch = base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP)
+    grant = replace(base.renewed(epoch, candidacy.index), accepted_loss=accepted, pid_epoch=pid_epoch)
+    fetches = _fetches(own, found, catch_up=catch_up)
+    candidacy.store(grant)
+    for answer in candidacy.offer(grant, timeout_s).values():
+        if answer.grant is not None and answer.grant != grant and answer.grant.epoch >= epoch:
+            raise NotLeader(answer.grant.leader, answer.grant.epoch)
+    for fetch in fetches:
+        candidacy.fetch(fetch, grant)
+    _LOG.error("%s leads without %s", candidacy.keeper.directory, accepted)
+    return grant
+
+
+def _fetches(own: MemberAnswer, found: Mapping[int, MemberAnswer], *, catch_up: bool) -> list[Fetch]:
+    fetches = []
+    for partition, log in own.logs.items():
+        held = [(one.logs[partition], index) for index, one in found.items() if one.counts and partition in one.logs]
+        theirs, index = max(held, key=lambda pair: pair[0].granted, default=(log, own.index))
+        if theirs.granted <= log.granted:
+            continue
+        if not catch_up:
+            raise NotAhead(partition=partition, own=log.granted, member=index, theirs=theirs.granted)
+        at = common_end(without_ungranted(log.log, log.ungranted), without_ungranted(theirs.log, theirs.ungranted))
+        if at < max(log.high_watermark, theirs.log.log_start_offset):
+            raise LogNotFit(partition, f"it agrees with member {index} only up to {at}: promote that one")
+        fetches.append(Fetch(partition, index, at, theirs.granted))
+    return fetches
+
+
+def _ends_of(candidacy: Candidacy) -> Iterable[PartitionEnds]:
+    for number, log in sorted(candidacy.own().logs.items()):
+        yield PartitionEnds(number, log.granted.epoch, log.high_watermark, log.log.log_end_offset)
+
+
+def _loss(ends: Iterable[PartitionEnds], last_contact_ms: int, absent: Iterable[int]) -> str:
+    contact = "unknown"
+    if last_contact_ms != NEVER:
+        contact = datetime.fromtimestamp(last_contact_ms / 1000, UTC).isoformat(timespec="seconds")
+    listed = list(ends)
+    told = [
+        f"partition {one.partition}: high watermark {one.high_watermark}, log end {one.log_end_offset}"
+        for one in listed[:_TOLD_PARTITIONS]
+    ]
+    told += [f"and {len(listed) - _TOLD_PARTITIONS} more partitions"] if len(listed) > _TOLD_PARTITIONS else []
+    return f"members {sorted(absent)}; last contact with a leader {contact}; " + "; ".join(told)
+
+
+def outbox_id_of(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> UUID | None:
+    """Which outbox the member in `directory` belongs to; None where there is none. Raises CorruptNodeFile."""
+    found = find_promises(directory, filesystem)
+    return None if found is None else found[0]
