@@ -112,15 +112,13 @@ class Shipper:
         """The first offset that the topic has not acknowledged: retention keeps it."""
         return self._shipment.sources[partition].acknowledged
 
-    def skip(self, partition: int, offset: int, reason: str) -> None:
+    def skip(self, skip: Skip) -> None:
         """Do not ship this record; written down when this returns. Raises OSError."""
-        now_ms = self._shipped.clock.wall_ms()
         shipment = self._shipment
-        skip = Skip(partition, offset, reason, now_ms)
         shipment.progress = replace(shipment.progress, skipped=(*shipment.progress.skipped, skip))
         self._checkpoint()
-        source = shipment.sources[partition]
-        source.skipped = shipment.progress.skipped_of(partition)
+        source = shipment.sources[skip.partition]
+        source.skipped = shipment.progress.skipped_of(skip.partition)
         source.stopped, source.stopped_until_ms = None, 0
 
     # -- the thread ------------------------------------------------------------------------------------------------

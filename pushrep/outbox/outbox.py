@@ -64,7 +64,6 @@ class Outbox:
 
     def __init__(self, directory: Path, opened: Opened, settings: OutboxSettings, *, clock: Clock) -> None:
         identity, logs, self._replication = opened.identity, opened.logs, opened.replication
-        self._shipping = opened.shipping
         self.directory, self.identity = directory, identity
         self.pid = identity.pid
         """The PID of records appended without metadata."""
@@ -78,8 +77,8 @@ class Outbox:
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
         self._owner_pid = os.getpid()
-        by_number = {log.partition: log for log, _ in logs}
-        self.facts = Facts(directory, identity, settings, by_number, opened.replication, self._budget)
+        logs_at = {log.partition: log for log, _ in logs}
+        self.facts = Facts(directory, identity, settings, logs_at, opened.replication, self._budget, opened.shipping)
         self._closing = threading.Lock()
         self._closed = False
         self._sealer.start()
@@ -292,14 +291,14 @@ class Outbox:
 
     def lag(self) -> dict[str, ReplicaLag | DestinationLag]:
         """How far each replica is, by its address, and the Kafka topic, as `kafka:<topic>`."""
-        return {**({} if self._replication is None else self._replication.lag()), **self._shipping.lag()}
+        return {**({} if self._replication is None else self._replication.lag()), **self.facts.shipping.lag()}
 
     def wait_shipped(self, timeout: float | None = None) -> None:
         """Flush, and return when the Kafka topic has acknowledged everything that was appended before.
 
         Raises as `flush`; `ShippingTimeout`; `ShippingStopped`, and what refuses the topic, as soon as that is known.
         """
-        self._shipping.wait(self.flush, timeout)
+        self.facts.shipping.wait(self.flush, timeout)
 
     def status(self) -> OutboxStatus:
         """Members, in-sync set, epochs, watermarks, over all partitions; what `pushrep replica status` shows."""

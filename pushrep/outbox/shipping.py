@@ -12,9 +12,11 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.progress import read_progress
+from pushrep.kafka.progress import Skip, read_progress
 from pushrep.log import SegmentLog
+from pushrep.outbox.destinations import checked_skip
 from pushrep.outbox.epoch import LATER_EPOCHS
 from pushrep.outbox.errors import SettingRefused
 from pushrep.outbox.identity import OutboxIdentity
@@ -47,8 +49,8 @@ def check_destination(kafka: object) -> KafkaDestination | None:
 class Shipping:
     """The destinations of an open outbox; made by `start_shipping`."""
 
-    def __init__(self, logs: Sequence[SegmentLog], shipper: "Shipper | None") -> None:
-        self._logs, self.shipper = logs, shipper
+    def __init__(self, logs: Sequence[SegmentLog], shipper: "Shipper | None", clock: Clock) -> None:
+        self._logs, self.shipper, self._clock = logs, shipper, clock
 
     def lag(self) -> "dict[str, DestinationLag]":
         """By `kafka:<topic>`; empty without a destination."""
@@ -61,6 +63,18 @@ class Shipping:
         deadline_s = None if timeout is None else monotonic() + timeout
         flush(timeout)
         self.shipper.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
+
+    def skip(self, partition: object, offset: object, reason: object) -> None:
+        """As `pushrep outbox skip`, asked of the open outbox. Raises SettingRefused, BadArgument, OSError."""
+        if self.shipper is None:
+            raise SettingRefused("kafka", "the outbox was opened without a destination: there is nothing to skip for")
+        if not isinstance(partition, int) or not isinstance(offset, int) or not isinstance(reason, str):
+            raise BadArgument("skip", "give partition and offset as numbers, and a reason")
+        ends = {log.partition: log.log_end_offset for log in self._logs}
+        if partition not in ends:
+            raise BadArgument("partition", f"{partition} is not one of the {len(ends)}, counted from 0")
+        skip = Skip(partition, offset, reason, self._clock.wall_ms())
+        self.shipper.skip(checked_skip(skip, self.shipper.needed_from(partition), ends[partition]))
 
 
 def holder_name(topic: str) -> str:
@@ -84,7 +98,7 @@ def start_shipping(
     if shipper is not None:
         resources.callback(shipper.close)
         shipper.start(timeout_s)
-    return Shipping(to_ship.logs, shipper)
+    return Shipping(to_ship.logs, shipper, to_ship.clock)
 
 
 def _hold(to_ship: ToShip, shipper: "Shipper | None") -> None:

@@ -17,6 +17,7 @@ from pushrep.outbox.budget import Budget
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
+from pushrep.outbox.shipping import Shipping
 from pushrep.push.led_partition import LedPartition
 from pushrep.replication.grants import Grant
 
@@ -47,6 +48,7 @@ class Facts(NamedTuple):
     logs: Mapping[int, SegmentLog]
     replication: "Replication | None"
     budget: Budget
+    shipping: Shipping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

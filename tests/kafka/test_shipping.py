@@ -5,6 +5,7 @@ compared record by record.
 """
 
 import asyncio
+import json
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, NewP
 from confluent_kafka.admin import AlterConfigOpType as Op
 
 from filtering import StreamMetadata
+from pushrep.cli.main import run
 from pushrep.kafka import (
     DestinationAhead,
     DestinationRefused,
@@ -292,8 +294,8 @@ def test_a_single_record_above_it_stops_its_partition_until_it_is_skipped(broker
         assert outbox.lag()[f"kafka:{topic}"].stopped[0].offset == 1
         outbox.append(1, b"the other partition goes on")
         outbox.flush()
-        outbox._shipping.shipper.wait({1: 1}, WAIT_S, None)
-        outbox._shipping.shipper.skip(0, 1, "a test")
+        outbox.facts.shipping.shipper.wait({1: 1}, WAIT_S, None)
+        assert run(["outbox", "skip", "1", "--directory", str(outbox.directory), "--reason", "a test"]) == 0
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid
     del logs[0][1]
@@ -333,8 +335,8 @@ def test_a_grown_topic_is_used_as_before(broker, topic, opened):
         outbox.append_many(3, [b"two"] * 10)
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid
-    assert [len(consume(broker.bootstrap_servers, topic, n)) for n in range(4)] == [0, 20, 0, 0]
-    assert_all_visible_once(broker, topic, logs, pid, 4)
+    assert consume(broker.bootstrap_servers, topic, 3) == []
+    assert_all_visible_once(broker, topic, logs, pid, 2)
 
 
 def produced_by_another(broker, topic, fields):
@@ -364,7 +366,7 @@ def test_a_broker_that_lost_our_place_gets_a_new_producer_id_from_the_topics_end
         outbox.append_many(0, [b"one"] * 10)
         outbox.append_many(1, [b"one"] * 10)
         outbox.wait_shipped(WAIT_S)
-        pipeline = outbox._shipping.shipper._session._pipelines[0]
+        pipeline = outbox.facts.shipping.shipper._session._pipelines[0]
         before = pipeline.producer_id
         fields = (before, 0, 20) if how == "sequence" else (before, 1, 0)
         assert produced_by_another(broker, topic, fields).error_code == 0
@@ -419,3 +421,83 @@ def test_retention_keeps_what_the_topic_has_not_acknowledged(broker, topic, open
         outbox.flush()
         with pytest.raises(StillNeeded, match=f"kafka:{topic}"):
             outbox.log(0).purge(40)
+
+
+def test_ship_delivers_what_a_dead_service_left(broker, topic, opened, tmp_path, capsys):
+    """Contract: "`pushrep ship DIRECTORY` delivers what a dead service left"."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    with Outbox.open(tmp_path / "outbox", topic, 3, "test", carrier="header") as outbox:
+        for partition in range(3):
+            outbox.append_many(partition, [b"left"] * 100, keys=[b"k"] * 100)
+        outbox.flush()
+        logs, pid = logs_of(outbox), outbox.pid
+    (tmp_path / "client.properties").write_text("# a comment\nsecurity.protocol=PLAINTEXT\nclient.id = operator\n")
+    config = ["--config", str(tmp_path / "client.properties")]
+    command = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", broker.bootstrap_servers, *config]
+    assert run([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) | {"seconds": 0} == {
+        "topic": topic, "shipped": 300, "log_end_offsets": [100, 100, 100], "seconds": 0,
+    }  # fmt: skip
+    assert run(command) == 0
+    assert "0 records shipped" in capsys.readouterr().out
+    assert assert_all_visible_once(broker, topic, logs, pid, 2, "header") == 0
+
+
+def test_ship_says_which_record_stops_it_and_skip_lets_it_go_on(broker, topic, opened, tmp_path, capsys):
+    """Contract: "a single record above it stops its partition and names its offset, until `pushrep outbox skip`"."""
+    create_topic(broker.bootstrap_servers, topic, max_message_bytes=5_000)
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test") as outbox:
+        outbox.append_many(0, [b"before", bytes(6_000), b"behind"])
+        outbox.flush()
+        logs, pid = logs_of(outbox), outbox.pid
+    ship = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", broker.bootstrap_servers]
+    assert run(ship) == 1
+    assert "pushrep outbox skip 1 " in capsys.readouterr().err
+    where = ["--directory", str(tmp_path / "outbox")]
+    assert run(["outbox", "skip", "0", *where, "--reason", "it is shipped already"]) == 1
+    assert "from 1 to 2" in capsys.readouterr().err
+    assert run(["outbox", "skip", "1", *where, "--reason", "too large"]) == 0
+    assert run(ship) == 0
+    del logs[0][1]
+    assert_all_visible_once(broker, topic, logs, pid, 1)
+    (skip,) = read_progress(REAL_FILESYSTEM, tmp_path / "outbox")[topic].skipped
+    assert (skip.partition, skip.offset, skip.reason) == (0, 1, "too large")
+
+
+def test_repartition_uses_a_grown_topic_under_a_new_pid_epoch(broker, topic, opened, tmp_path):
+    """Contract: "Each PID epoch keeps its own n, so unshipped batches of the old one go by the old n"."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    with opened(4) as outbox:
+        outbox.append_many(3, [b"one"] * 10)
+        outbox.wait_shipped(WAIT_S)
+        old_pid = outbox.pid
+    with Outbox.open(tmp_path / "outbox", topic, 4, "test") as outbox:
+        outbox.append_many(3, [b"not shipped when the topic grew"] * 10)
+        outbox.flush()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(WAIT_S)
+    assert run(["outbox", "repartition", str(tmp_path / "outbox")]) == 0
+    with opened(4) as outbox:
+        assert outbox.pid != old_pid
+        outbox.append_many(3, [b"two"] * 10)
+        outbox.wait_shipped(WAIT_S)
+        records, pid = logs_of(outbox)[3], outbox.pid
+    old, new = consume(broker.bootstrap_servers, topic, 1), consume(broker.bootstrap_servers, topic, 3)
+    assert same(old, records[:20])
+    assert same(new, records[20:])
+    assert {StreamMetadata.unpack(seen.key).pid for seen in new} == {pid}
+
+
+def test_a_dropped_destination_keeps_nothing(broker, topic, opened, tmp_path):
+    create_topic(broker.bootstrap_servers, topic)
+    small = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
+    with opened(1, log_config=small, batch_bytes=1_000) as outbox:
+        outbox.append_many(0, [bytes(400)] * 20)
+        outbox.wait_shipped(WAIT_S)
+        assert run(["outbox", "drop-destination", str(outbox.directory), topic]) == 1, "a service has it open"
+    assert run(["outbox", "drop-destination", str(tmp_path / "outbox"), "another"]) == 1
+    assert run(["outbox", "drop-destination", str(tmp_path / "outbox"), topic]) == 0
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test", log_config=small, batch_bytes=1_000) as outbox:
+        outbox.append_many(0, [bytes(400)] * 20)
+        outbox.flush()
+        assert outbox.log(0).purge(40) > 20

@@ -2,6 +2,7 @@
 
     status       {}                                  OutboxStatus.as_dict()
     partitions   {"first": 0, "count": 1000}         PartitionStatus.as_dict() of each, 1,000 at a time
+    skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
 
 An outbox whose disk takes no socket (a network share, say), or that stands on a simulated disk, goes on without one:
 the service is there for its records.
@@ -40,7 +41,13 @@ def calls_of(facts: Facts) -> Calls:
     return {
         "status": lambda _: status_of(facts).as_dict(),
         "partitions": lambda arguments: _partitions(facts, arguments),
+        "skip": lambda arguments: _skip(facts, arguments),
     }
+
+
+def _skip(facts: Facts, arguments: Mapping[str, Any]) -> bool:
+    facts.shipping.skip(arguments.get("partition"), arguments.get("offset"), arguments.get("reason"))
+    return True
 
 
 def _partitions(facts: Facts, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,103 @@
+"""`pushrep ship`: deliver to Kafka what a service that is gone has left in its outbox."""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+from rich import progress as bars
+from rich.console import Console
+
+from pushrep.cli.log.showing import show_json
+from pushrep.kafka import ShippingTimeout
+from pushrep.kafka.progress import Progress, read_progress
+from pushrep.kafka.properties import destination_of
+from pushrep.kafka.shipment import DestinationLag
+from pushrep.outbox import Acks, NoOutbox, Outbox, read_identity
+from pushrep.seams import REAL_FILESYSTEM
+
+_LOOK_S = 0.25
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Brokers to begin with.")
+@click.option("--topic", help="The Kafka topic; the outbox's own name if it is left out.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Properties of the client, as kcat and librdkafka spell them: security.protocol, sasl.username ...",
+)
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0), help="Seconds; without it, until all is delivered.")
+@click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
+def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None, timeout_s: float | None,
+    as_json: bool,  # noqa: FBT001 - click's
+) -> None:  # fmt: skip
+    """Ship what the outbox in DIRECTORY holds to its Kafka topic, until the topic acknowledged everything.
+
+    \b
+      pushrep ship outbox --bootstrap-servers broker-1:9092,broker-2:9092
+      pushrep ship outbox --bootstrap-servers broker:9093 --config client.properties --json
+
+    For an outbox that no service has open. It goes on where the last shipping ended; interrupted, it goes on again.
+    Exit code 1 if a record is refused (its offset is named), or the time is over.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    destination = destination_of(bootstrap_servers, topic, config)
+    identity = read_identity(REAL_FILESYSTEM, directory)
+    if identity is None:
+        raise NoOutbox(directory)
+    known = read_progress(REAL_FILESYSTEM, directory).get(topic or identity.topic, Progress()).partitions
+    started = time.monotonic()
+    deadline = None if timeout_s is None else started + timeout_s
+    with Outbox.open(
+        directory, identity.topic, identity.partitions, identity.producer,
+        carrier=identity.carrier, create=False, kafka=destination, batch_bytes=1,
+        replicas=[address for _, address in identity.replicas], acks=Acks.LOCAL if identity.replicas else None,
+        open_timeout_s=destination.request_timeout_ms / 1000,
+    ) as outbox:  # fmt: skip
+        name = next(name for name in outbox.lag() if name.startswith("kafka:"))
+        logs = [outbox.log(n) for n in range(identity.partitions)]
+        shipped = sum(
+            log.log_end_offset - (known[n].acknowledged if n in known else log.log_start_offset)
+            for n, log in enumerate(logs)
+        )
+        _wait(outbox, name, shipped, timeout_s, deadline)
+        ends = [log.log_end_offset for log in logs]
+    seconds = time.monotonic() - started
+    if as_json:
+        show_json({"topic": name.removeprefix("kafka:"), "shipped": shipped, "log_end_offsets": ends,
+                   "seconds": round(seconds, 3)})  # fmt: skip
+    else:
+        click.echo(f"{shipped:,} records shipped to {name.removeprefix('kafka:')} in {seconds:.1f} s")
+
+
+def _wait(outbox: Outbox, name: str, records: int, timeout_s: float | None, deadline: float | None) -> None:
+    """Until all is acknowledged, with a bar on a terminal. Raises ShippingTimeout behind the deadline."""
+    columns = (
+        bars.TextColumn("shipping"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("{task.fields[trouble]}"),
+    )
+    console = Console(stderr=True)
+    with bars.Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("ship", total=records, trouble="")
+        while True:
+            left = _LOOK_S if deadline is None else max(0.0, min(_LOOK_S, deadline - time.monotonic()))
+            try:
+                outbox.wait_shipped(left)
+            except ShippingTimeout as error:
+                lag = _lag(outbox, name)
+                progress.update(task, completed=records - lag.records, trouble=lag.trouble or "")
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise ShippingTimeout(timeout_s or 0.0, error.records, error.reason) from None
+                continue
+            return
+
+
+def _lag(outbox: Outbox, name: str) -> DestinationLag:
+    lag = outbox.lag()[name]
+    assert isinstance(lag, DestinationLag), "it is the topic's"
+    return lag

@@ -1,0 +1,140 @@
+"""What an operator does to an outbox's destinations while nobody has it open: under the directory's lock, on its files.
+
+skip_record        a record that the topic does not take is given up, by name and reason
+repartition        what is appended from now on goes to all of a grown topic's partitions, under a new PID epoch
+drop_destination   nothing is kept for a topic any more
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from pushrep.errors import BadArgument
+from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
+from pushrep.log import LogLocked, SegmentLog
+from pushrep.log.directory import LogDirectory
+from pushrep.log.log_names import log_name
+from pushrep.outbox.epoch import begin_pid_epoch
+from pushrep.outbox.errors import NoOutbox
+from pushrep.outbox.identity import OutboxIdentity, read_identity
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+
+def skip_record(  # noqa: PLR0913 - what is skipped, and where the outbox stands
+    directory: Path | str,
+    partition: int,
+    offset: int,
+    reason: str,
+    *,
+    topic: str | None = None,
+    filesystem: Filesystem = REAL_FILESYSTEM,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Skip:
+    """Never ship this record; its neighbours go on without it. topic: None where there is one destination.
+
+    Raises BadArgument for what is no record that is still to be shipped, NoOutbox, LogLocked.
+    """
+    with _locked(Path(directory), filesystem, clock) as (path, identity):
+        known = read_progress(filesystem, path)
+        name = _destination(known, topic)
+        if not 0 <= partition < identity.partitions:
+            raise BadArgument("partition", f"{partition} is not one of the {identity.partitions}, counted from 0")
+        with _opened(path, identity, partition, filesystem, clock) as log:
+            end = log.log_end_offset
+        at = known[name].partitions.get(partition)
+        skip = checked_skip(Skip(partition, offset, reason, clock.wall_ms()), 0 if at is None else at[0], end)
+        write_progress(filesystem, path, known | {name: with_skip(known[name], skip)})
+        return skip
+
+
+def checked_skip(skip: Skip, acknowledged: int, log_end_offset: int) -> Skip:
+    """The same; raises BadArgument unless it names a record in [acknowledged, end) and says why."""
+    if not acknowledged <= skip.offset < log_end_offset:
+        raise BadArgument(
+            "offset",
+            f"{skip.offset} is not one of those that are still to be shipped, from {acknowledged} to "
+            f"{log_end_offset - 1} of partition {skip.partition}",
+        )
+    if not skip.reason.strip():
+        raise BadArgument("reason", "say why the record is given up; it is kept with it")
+    return skip
+
+
+def with_skip(progress: Progress, skip: Skip) -> Progress:
+    """The progress that knows of it."""
+    return replace(progress, skipped=(*progress.skipped, skip))
+
+
+def repartition(
+    directory: Path | str,
+    *,
+    topic: str | None = None,
+    filesystem: Filesystem = REAL_FILESYSTEM,
+    clock: Clock = SYSTEM_CLOCK,
+) -> OutboxIdentity:
+    """From the logs' ends on use as many partitions as the topic has at the next start; the outbox as it is then.
+
+    It goes on under a new PID: the same one would be met in two partitions. Raises as `skip_record`.
+    """
+    with _locked(Path(directory), filesystem, clock) as (path, identity):
+        known = read_progress(filesystem, path)
+        name = _destination(known, topic)
+        ends = {}
+        for partition in range(identity.partitions):
+            with _opened(path, identity, partition, filesystem, clock) as log:
+                ends[partition] = log.log_end_offset
+        # First the PID: under the old one, the new number would put one pair into two partitions.
+        raised = begin_pid_epoch(path, filesystem=filesystem, clock=clock)
+        changed = known[name].repartitioned(raised.pid_epoch, ends)
+        write_progress(filesystem, path, known | {name: changed})
+        return raised
+
+
+def drop_destination(
+    directory: Path | str, topic: str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
+) -> None:
+    """Forget how far a topic is; the logs keep nothing for it any more. Raises as `skip_record`."""
+    with _locked(Path(directory), filesystem, clock) as (path, _):
+        known = read_progress(filesystem, path)
+        del known[_destination(known, topic)]
+        write_progress(filesystem, path, known)
+
+
+@contextmanager
+def _locked(directory: Path, filesystem: Filesystem, clock: Clock) -> Iterator[tuple[Path, OutboxIdentity]]:
+    if read_identity(filesystem, directory) is None:  # before anything is made there
+        raise NoOutbox(directory)
+    held = LogDirectory.acquire(directory, filesystem, clock)
+    try:
+        if held.references > 1:  # by this very process
+            raise LogLocked(held.path, os.getpid())
+        identity = read_identity(filesystem, held.path)
+        if identity is None:
+            raise NoOutbox(directory)
+        yield held.path, identity
+    finally:
+        held.release()
+
+
+@contextmanager
+def _opened(
+    path: Path, identity: OutboxIdentity, partition: int, filesystem: Filesystem, clock: Clock
+) -> Iterator[SegmentLog]:
+    with SegmentLog.open(
+        path / log_name(identity.topic, partition),
+        has_replicas=bool(identity.replicas),
+        filesystem=filesystem,
+        clock=clock,
+    ) as log:
+        yield log
+
+
+def _destination(known: dict[str, Progress], topic: str | None) -> str:
+    if topic is None and len(known) == 1:
+        return next(iter(known))
+    if topic is None or topic not in known:
+        there = ", ".join(sorted(known)) or "none"
+        raise BadArgument("topic", f"name a destination that the outbox has shipped to; there are: {there}")
+    return topic
