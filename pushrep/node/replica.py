@@ -181,7 +181,9 @@ class Replica:
 
 
 _DONE_BY: Mapping[type, Callable[[Replica, Any], None]] = {
-    does.Append: lambda self, do: self.log.append_as_is([RecordBatch(batch.data) for batch in do.batches]),
+    does.Append: lambda self, do: self.log.append_as_is(
+        [RecordBatch(batch.data, batch.header) for batch in do.batches]
+    ),
     does.BeginEpoch: lambda self, do: self.log.begin_epoch(do.leader_epoch, do.start_offset),
     does.CloseSession: lambda self, _: self._open_session(self._session._replace(is_over=True)),
     does.Flush: lambda self, _: self.log.flush(),

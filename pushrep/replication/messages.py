@@ -7,17 +7,24 @@ from typing import NamedTuple
 
 from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
+from pushrep.records.batch_run import checked_run, length_of_first
 from pushrep.replication.epochs import NO_EPOCH
 from pushrep.replication.outcome import Outcome
 
+_RUN_MIN = 32  # batches as large as the first; for fewer, looking at all at once costs more than one after the other
+
 
 class Batch(NamedTuple):
-    """A record batch: the offsets [base_offset, next_offset), the epoch that wrote it, and its bytes."""
+    """A record batch: the offsets [base_offset, next_offset), the epoch that wrote it, and its bytes.
+
+    header: of these very bytes, where their CRC was checked.
+    """
 
     base_offset: int
     next_offset: int
     leader_epoch: int
     data: bytes | memoryview
+    header: BatchHeader | None = None
 
 
 class AppendRecords(NamedTuple):
@@ -73,15 +80,25 @@ class AppendRecordsResult(NamedTuple):
 
 def batches_of(data: bytes) -> tuple[tuple[Batch, ...], bool]:
     """The batches in `data`, each with good magic, size and CRC-32C, and whether `data` is nothing but those."""
+    view, first = memoryview(data), length_of_first(data)
+    if first and len(data) >= _RUN_MIN * first:
+        run = checked_run(data, 0, len(data))
+        found = tuple(_batch(view, at, header) for at, header in run.headers())
+        return found, bool(found) and run.end == len(data)
     batches: list[Batch] = []
-    view, at = memoryview(data), 0
+    at = 0
     try:
         while at < len(data):
             header = BatchHeader.parse(data, at)
-            batch = view[at : at + header.size_bytes]
-            RecordBatch.check(batch, header)
-            batches.append(Batch(header.base_offset, header.next_offset, header.leader_epoch, batch))
+            batch = _batch(view, at, header)
+            RecordBatch.check(batch.data, header)
+            batches.append(batch)
             at += header.size_bytes
     except CorruptRecordBatch:
         return tuple(batches), False
     return tuple(batches), True
+
+
+def _batch(view: memoryview, at: int, header: BatchHeader) -> Batch:
+    data = view[at : at + header.size_bytes]
+    return Batch(header.base_offset, header.next_offset, header.leader_epoch, data, header)

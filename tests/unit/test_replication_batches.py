@@ -1,0 +1,50 @@
+"""What a request's bytes are split into: many batches at once give what one after the other gives, damage included."""
+
+import pytest
+
+from pushrep.records import RecordBatch, encode_batch
+from pushrep.replication import messages
+from pushrep.replication.messages import batches_of
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def data():
+    batches = []
+    for number in range(COUNT):
+        batch = encode_batch([b"%d" % number * (1 + number % 3)], timestamps_ms=number)
+        batch.stamp(number, 256)
+        batches.append(bytes(batch.data))
+    return b"".join(batches)
+
+
+def one_by_one(data, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "_RUN_MIN", len(data) + 1)
+        return batches_of(data)
+
+
+def test_all_at_once_is_one_by_one(data, monkeypatch):
+    batches, is_whole = batches_of(data)
+    assert is_whole
+    assert (batches, is_whole) == one_by_one(data, monkeypatch)
+    assert [batch.base_offset for batch in batches] == list(range(COUNT))
+    assert b"".join(batch.data for batch in batches) == data
+    assert all(RecordBatch(batch.data).header == batch.header for batch in batches)
+
+
+def test_a_byte_that_is_changed_ends_it_at_the_same_batch(data, monkeypatch):
+    taken = set()
+    for at in range(0, len(data), 3):  # more than twenty in each batch
+        broken = bytearray(data)
+        broken[at] ^= 0x41
+        found = batches_of(bytes(broken))
+        assert found == one_by_one(bytes(broken), monkeypatch), f"byte {at}"
+        taken.add(len(found[0]))
+    assert taken >= set(range(COUNT)), "each batch was the broken one"
+
+
+def test_a_cut_anywhere_ends_it_at_the_same_batch(data, monkeypatch):
+    for size in range(0, len(data), 5):
+        assert batches_of(data[:size]) == one_by_one(data[:size], monkeypatch), f"{size} bytes"
