@@ -48,6 +48,12 @@ class NodeSource(LogSource):
             epochs = None
         return self.reopened, hash(epochs)
 
+    def settle(self) -> None:
+        """Wait until what its leader has asked for is carried out."""
+        replica = self._recording.kept.open_replica(self._recording.entry.tp)
+        if replica is not None:
+            replica.settled_state()
+
     def _now_open(self) -> SegmentLog | LogReader:
         self.reopened += 1
         replica = self._recording.kept.open_replica(self._recording.entry.tp)
@@ -81,10 +87,11 @@ class Recordings:
 
     def reconcile(self) -> None:
         """Give an id to every log that lies here and has none. Raises OSError."""
+        catalogue = self.catalogue  # first: opening it finishes deletions
         found = [
             FoundLog(tp, 0, outbox_id=kept.outbox_id) for kept in self.store.outboxes() for tp in kept.partitions()
         ]
-        self.catalogue.reconcile(found, self.store.clock.wall_ms())
+        catalogue.reconcile(found, self.store.clock.wall_ms())
 
     def find(self, recording_id: int) -> KeptRecording | None:
         """The recording, if it is not deleted. Raises CorruptCatalogue, OSError."""

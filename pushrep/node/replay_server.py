@@ -159,6 +159,10 @@ class ReplayServer:
         """Give a session an event."""
         return self.sessions.handle(session, event, self.now_ms())
 
+    def on_disk(self, job: Callable[[], None]) -> None:
+        """Do it in the worker's thread."""
+        self.worker.do(job)
+
     def ready(self, served: ServedSession) -> None:
         """It wants a turn."""
         if served.session.id not in self._is_ready:

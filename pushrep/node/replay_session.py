@@ -27,7 +27,7 @@ from pushrep.replay.states import ReplayState
 READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
 _LOOKS_MAX = 50
 """So often, a few ms apart, a batch is looked for that should be there: a cut that is under way takes a moment."""
-_LOOK_AGAIN_MS = 10
+_LOOK_AGAIN_MS, _SETTLED_MS = 10, 2_000
 
 
 class Server(Protocol):
@@ -52,6 +52,10 @@ class Server(Protocol):
         """Do it in the server's thread, soon. From any thread."""
         ...
 
+    def on_disk(self, job: Callable[[], None]) -> None:
+        """Do it in the worker's thread."""
+        ...
+
 
 class ServedSession:
     """One session. For the server's thread, but for `open`, which the worker does."""
@@ -67,6 +71,7 @@ class ServedSession:
         self._found: list[Found] = []
         self._held: list[OpenSegment] = []
         self._looks = 0
+        self._is_cut = False
         self._marker = source.marker()
         self._before: int | None = None
         """Leader epoch of the record before the position."""
@@ -75,7 +80,7 @@ class ServedSession:
     @property
     def next_turn_ms(self) -> int:
         """See ReplaySession; a look that has to be taken again comes first."""
-        return self.not_before_ms if self._looks else self.session.next_turn_ms
+        return self.not_before_ms if self._looks or self._is_cut else self.session.next_turn_ms
 
     # ---- opening: the worker's thread
 
@@ -125,10 +130,10 @@ class ServedSession:
         """Its turn: one block at most."""
         if self.session.state is ReplayState.REPLAY and self._server.now_ms() < self.not_before_ms:
             return
-        if self._was_cut():
-            return
         try:
             self._facts = self.source.facts(with_liveness=self.session.wants_liveness)
+            if self._was_cut(self._facts):
+                return
         except READ_ERRORS as error:
             self.tell(self._failure(error))
             return
@@ -232,30 +237,40 @@ class ServedSession:
                 return
         self.tell(e.LeaseBroken(reason))
 
-    def _was_cut(self) -> bool:
-        """Whether the log was cut below the position, and has perhaps grown again: looked for when its epochs change.
+    def _was_cut(self, facts: LogFacts) -> bool:
+        """Whether the log was cut below the position, and has perhaps grown again; then that is told.
 
-        A log that was opened anew may have lost its tail, too. What stands before the position has to be what did.
+        Looked for when it is shorter, when its epochs have changed, and when it was opened anew: what stands before the
+        position has to be what did.
         """
-        marker = self.source.marker()
-        if marker == self._marker:
+        position, marker = self.session.position, self.source.marker()
+        is_shorter = facts.written < position
+        if self.session.state is not ReplayState.REPLAY or (marker == self._marker and not is_shorter):
             return False
-        self._marker = marker
         self._slices.forget()
-        if self.session.state is not ReplayState.REPLAY:
-            return False
-        try:
-            facts = self.source.facts(with_liveness=False)
-            position = self.session.position
-            if not facts.start < position <= facts.written:
-                return False  # the turn sees a log that is shorter; what retention took can't be compared
+        if is_shorter and not self._is_cut:
+            self._is_cut, self.not_before_ms = True, self._server.now_ms() + _SETTLED_MS
+            self._server.on_disk(self._wait_for_the_leader)
+            return True  # when the request that cuts it is through, its new epoch is known
+        self._marker = marker
+        batch = None
+        if facts.start < position <= facts.written:
             batch = next(self.source.batches(position - 1, position), None)
-            if batch is None or self._before in {None, batch.header.leader_epoch}:
-                return False
-            self.tell(self.source.cut_since(batch.header._replace(leader_epoch=self._before), facts))
-        except READ_ERRORS as error:
-            self.tell(self._failure(error))
+        is_same = batch is None or self._before in {None, batch.header.leader_epoch}
+        if is_same and not is_shorter:
+            self._is_cut = False  # retention is no cut, and what it took can't be compared
+            return False
+        self.tell(self.source.cut_since(position, -1 if self._before is None else self._before, facts))
         return True
+
+    def _wait_for_the_leader(self) -> None:
+        """In the worker's thread."""
+        self.source.settle()
+        self._server.post(self._settled)
+
+    def _settled(self) -> None:
+        self.not_before_ms = 0
+        self._server.ready(self)
 
     def _failure(self, error: Exception) -> e.Event:
         self._slices.forget()

@@ -248,7 +248,7 @@ class LocalSession:
             self._walk = self.source.batches(at, limit)
             return None
         if found is None or found.header != last:
-            return self.source.cut_since(last, self._facts)
+            return self.source.cut_since(last.base_offset, last.leader_epoch, self._facts)
         self._walk = walk
         return None
 

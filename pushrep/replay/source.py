@@ -16,7 +16,7 @@ from pushrep.log.inspection import lock_holder
 from pushrep.log.leader_epochs import LeaderEpochs, read_leader_epochs
 from pushrep.log.leases import Told
 from pushrep.protocol.error_codes import ErrorCode
-from pushrep.records import BatchHeader, RecordBatch
+from pushrep.records import RecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
 from pushrep.replay.model import LogFacts
@@ -102,15 +102,15 @@ class LogSource:
             return read_leader_epochs(self.path, self.filesystem)
         return self._log.leader_epochs
 
-    def cut_since(self, last: BatchHeader, facts: LogFacts) -> e.Truncated:
-        """What happened to a log in which `last`, read a while ago, does not stand any more."""
+    def cut_since(self, offset: int, leader_epoch: int, facts: LogFacts) -> e.Truncated:
+        """What happened to a log in which a batch at `offset`, of that epoch, does not stand any more."""
         epochs = self.leader_epochs()
-        cut = last.base_offset
-        if epochs is not None and epochs.entries:
-            # The last one's epoch ended where the log was cut, if the log has gone on under another one (KIP-101).
-            _, end = epochs.end_of(last.leader_epoch, facts.written)
-            cut = min(cut, end) if end >= 0 else cut
-        return e.Truncated(cut, epochs.latest_epoch if epochs is not None else -1)
+        cut = min(offset, facts.written)
+        if epochs is None or not epochs.entries:
+            return e.Truncated(cut)
+        # That epoch ended where the log was cut, if the log has gone on under another one (KIP-101).
+        _, end = epochs.end_of(leader_epoch, facts.written)
+        return e.Truncated(min(cut, end) if end >= 0 else cut, epochs.latest_epoch)
 
     def failure(self, error: Exception, position: int, facts: LogFacts) -> e.ReadFailed | e.Truncated | e.Deleted:
         """What an error of a read is to its session."""

@@ -8,6 +8,7 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -81,7 +82,7 @@ class NodeConnection:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if settings.tls is not None:
                 self.socket = settings.tls.wrap_socket(self.socket, server_hostname=address[0])
-            self._exchange(first_request("pushrep", version("pushrep")))
+            self._exchange(first_request("pushrep", _version()))
             assert self.protocol.versions is not None, "they were just agreed on"
             self.protocol.versions.version_of(ApiKey.START_REPLAY)
             self.socket.settimeout(settings.request_timeout_ms / 1000)
@@ -180,6 +181,11 @@ class NodeConnection:
 
     def _gone(self, error: Exception) -> NodeUnreachable:
         return NodeUnreachable(address_text(self.address), str(error) or type(error).__name__)
+
+
+@cache
+def _version() -> str:
+    return version("pushrep")
 
 
 def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayRequest:

@@ -1,0 +1,188 @@
+"""Nodes whose logs are replayed, and a leader that says to them just what a test wants."""
+
+import time
+from contextlib import ExitStack
+from uuid import uuid4
+
+import pytest
+
+from pushrep.log import LogConfig
+from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.push_messages import (
+    AppendRecordsPartition,
+    AppendRecordsRequest,
+    AppendRecordsResponse,
+    DescribeLogRequest,
+    DescribeLogResponse,
+    GrantRequest,
+    GrantResponse,
+)
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.sockets import Address
+from pushrep.push.wire import grant_to_wire
+from pushrep.records import encode_batch
+from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
+from pushrep.replication.grants import Grant
+from pushrep.topic_id_partition import TopicIdPartition
+
+WAIT_S = 30
+SMALL = LogConfig(segment_bytes=4096, preallocate_bytes=0)
+QUICK = NodeAccess(backoff_min_ms=1, backoff_max_ms=20, credit_bytes=64 << 10)
+
+
+def until(what, told="it did not happen"):
+    """Wait for something that other threads bring about."""
+    deadline = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline, told
+        time.sleep(0.002)
+    return found
+
+
+def take(replay, count):
+    """`count` records of a replay that follows."""
+    got = []
+    until(lambda: got.extend(replay.poll()) or len(got) >= count, f"only {len(got)} of {count} records came")
+    return got
+
+
+def offsets(records):
+    return [record.offset for record in records]
+
+
+class Leader:
+    """Of one log on one node. What it appends is watermarked and flushed at once, if it is not told otherwise."""
+
+    def __init__(self, address, tp=None, *, outbox=None, epoch=256, tls=None):
+        self.tp = tp or TopicIdPartition(uuid4(), "orders", 0)
+        self.outbox, self.epoch, self.session, self.end, self.tls = outbox or uuid4(), epoch, 0, 0, tls
+        self.client, self.watermark = None, 0
+        self.epoch_before = -1
+        self.start_offset = 0
+        self.come(address)
+
+    def come(self, address):
+        """Connect, describe, and begin a session."""
+        if self.client is not None:
+            self.client.close()
+        self.client = ReplicaClient(address, self.tls)
+        asked = DescribeLogRequest(outbox_id=self.outbox, create=True, partitions=(self.tp,))
+        described = self.client.ask(asked, DescribeLogResponse)
+        assert described.error_code is ErrorCode.NONE
+        self.replica_epoch = described.replica_epoch
+        self.session += 1
+        self.say(watermark=self.watermark)
+
+    def say(self, *batches, flush=True, watermark=None, **more):
+        end = batches[-1].header.next_offset if batches else self.end
+        self.watermark = max(self.watermark, end) if watermark is None else watermark
+        fields = {
+            "tp": self.tp, "leader_epoch": self.epoch, "replica_epoch": self.replica_epoch, "session_id": self.session,
+            "append_offset": self.end, "previous_epoch": self.epoch_before, "epoch_start_offset": self.start_offset,
+            "high_watermark": self.watermark, "log_start_offset": 0, "flush_wanted": flush,
+            "records": (b"".join(bytes(batch.data) for batch in batches),) if batches else (),
+        }  # fmt: skip
+        request = AppendRecordsRequest(partitions=(AppendRecordsPartition(**{**fields, **more}),))
+        (result,) = self.client.ask(request, AppendRecordsResponse).results
+        assert result.error_code is ErrorCode.NONE, result
+        if batches:
+            self.end, self.epoch_before = end, batches[-1].header.leader_epoch
+        return result
+
+    def batch(self, values, at=None, **columns):
+        made = encode_batch(list(values), **{"timestamps_ms": 1, **columns})
+        made.stamp(self.end if at is None else at, self.epoch)
+        return made
+
+    def append(self, *values, **columns):
+        """One batch."""
+        self.say(self.batch(values, **columns))
+        return self
+
+    def fill(self, count, per_batch=7, size=40, **more):
+        """Records that tell their offset, up to offset `count`."""
+        batches, at = [], self.end
+        while at < count:
+            many = min(per_batch, count - at)
+            batches.append(self.batch([b"%06d" % n + b"." * size for n in range(at, at + many)], at))
+            at += many
+        for first in range(0, len(batches), 500):
+            self.say(*batches[first : first + 500], **more)
+        return self
+
+    def cut(self, offset):
+        """Another leader, who has only what lies below, and writes on there; nothing above was watermarked."""
+        self.epoch += 256
+        self.end = self.start_offset = offset
+        self.say(self.batch([b"other"]), watermark=self.watermark)
+
+    def close(self):
+        self.client.close()
+
+    def stop(self):
+        """The leader closes its log."""
+        self.say(end_session_reason=0)
+        self.client.close()
+
+    def grant(self, *members):
+        grant = Grant(
+            outbox_id=self.outbox, epoch=self.epoch, leader=self.epoch % 256, members=members, min_insync_replicas=1,
+            members_epoch=self.epoch, pid_epoch=0, topic_id=self.tp.topic_id, topic="orders", partitions=1,
+            carrier="key",
+        )  # fmt: skip
+        asked = GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, partitions=(self.tp,))
+        assert self.client.ask(asked, GrantResponse).error_code is ErrorCode.NONE
+
+
+class World:
+    def __init__(self, root):
+        self.root, self.opened, self.leaders, self._port = root, ExitStack(), [], 0
+
+    def node(self, *, replay=None, directory="node", port=0, config=SMALL, **settings):
+        replay = ReplaySettings(**{"heartbeat_ms": 20, **(replay or {})})
+        settings = NodeSettings(
+            **{
+                "address": Address("127.0.0.1", port), "allow": frozenset({"any"}), "replay": replay,
+                "log_config": config, **settings,
+            }
+        )  # fmt: skip
+        node = ReplicaNode(self.root / directory, settings)
+        self.opened.callback(node.stop)
+        return node
+
+    def leader(self, node, *args, **more):
+        leader = Leader(node.address, *args, **more)
+        self.opened.callback(leader.close)
+        return leader
+
+    def client(self, node, access=QUICK):
+        return self.opened.enter_context(ReplayClient(str(node.address), node=access))
+
+    def again(self, node, **more):
+        """The node, stopped and started at the same address."""
+        node.stop()
+        return self.node(port=node.address.port, **more)
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    with made.opened:
+        yield made
+
+
+@pytest.fixture
+def node(world):
+    return world.node()
+
+
+@pytest.fixture
+def leader(world, node):
+    """Of a log of 100 records in several segments."""
+    return world.leader(node).fill(100)
+
+
+@pytest.fixture
+def client(world, node, leader):
+    return world.client(node)

@@ -1,0 +1,215 @@
+"""Keeping house over the network: extend, truncate, purge, delete; who is refused, what is left, what comes later."""
+
+import threading
+from uuid import UUID
+
+import pytest
+
+from pushrep.cli import main as cli_main
+from pushrep.log import SegmentLog
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.replay import (
+    TO_END,
+    Catalogue,
+    KeepingRefused,
+    RecordingState,
+    ReplayEndReason,
+    ReplayFailed,
+    ReplayRefused,
+    ReplayRequest,
+    ReplayTruncated,
+)
+from pushrep.replication.grants import Member
+from tests.integration.replay.conftest import offsets, take, until
+
+IN_USE = ErrorCode.RECORDING_IN_USE
+
+
+def refused(call, *args, **more):
+    with pytest.raises(KeepingRefused) as told:
+        call(*args, **more)
+    return told.value.code
+
+
+@pytest.fixture
+def stopped(leader):
+    """Its leader has closed the log, and no grant names this node."""
+    leader.stop()
+    return leader
+
+
+def directory(world, leader):
+    return world.root / "node" / str(leader.outbox) / "orders-0"
+
+
+def test_extend_a_stopped_log_goes_on_at_its_end_only_with_a_higher_epoch(world, node, client, stopped):
+    following = client.replay(ReplayRequest("orders-0", position=100))
+    for epoch in (255, 256):
+        assert refused(client.extend, "orders-0", epoch) is ErrorCode.FENCED_LEADER_EPOCH
+    assert client.extend("orders-0", 512) == 100
+    assert client.recordings()[0].is_live
+    assert refused(client.extend, "orders-0", 768) is IN_USE, "it is not stopped any more"
+    stopped.epoch, stopped.start_offset = 512, 100
+    stopped.come(node.address)
+    stopped.append(b"more")
+    assert offsets(take(following, 1)) == [100]
+
+
+def test_truncate_stops_replays_above_the_cut_first_and_leaves_those_below(world, node, client, stopped):
+    above = client.replay(ReplayRequest("orders-0"))
+    take(above, 100)
+    below = client.start_replay(ReplayRequest("orders-0", length=10))
+    assert client.truncate("orders-0", 50) == 49, "the base of the batch that holds it"
+    with pytest.raises(ReplayTruncated) as told:
+        list(above)
+    assert (told.value.cut_offset, told.value.leader_epoch) == (49, 256)
+    assert len(list(client.attach(below))) == 10
+    assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(49))
+    assert refused(client.truncate, "orders-0", 50) is ErrorCode.INVALID_POSITION
+    with SegmentLog.open_reader(directory(world, stopped)) as reader:
+        assert reader.log_end_offset == 49
+
+
+def test_a_cut_never_waits_for_a_lease(client, stopped):
+    sleeping = client.replay(ReplayRequest("orders-0"))
+    sleeping.pause()
+    assert client.truncate("orders-0", 7) == 7
+
+
+def test_purge_removes_whole_segments_and_waits_for_the_lease_of_a_session(world, node, client, stopped):
+    """A session holds a lease on its segments: retention and purge wait for it."""
+    before = sorted(directory(world, stopped).glob("*.log"))
+    session_id = client.start_replay(ReplayRequest("orders-0", position=10, length=90))
+    assert refused(client.purge, "orders-0", 95) is IN_USE
+    assert len(list(client.attach(session_id))) == 90
+    until(lambda: node.replays().sessions_active == 0)
+    start = client.purge("orders-0", 95)
+    left = sorted(directory(world, stopped).glob("*.log"))
+    assert (len(left) < len(before), int(left[0].stem)) == (True, start)
+    assert start <= 95
+    assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END)))[0] == start
+    with pytest.raises(ReplayRefused) as told:
+        client.replay(ReplayRequest("orders-0", position=start - 1))
+    assert (told.value.code, told.value.start) == (ErrorCode.INVALID_POSITION, start)
+
+
+def test_delete_is_told_when_the_files_are_gone_and_the_id_is_never_given_again(world, node, client, stopped):
+    """State DELETED first, files after; asynchronous, with a completion signal."""
+    size = sum(path.stat().st_size for path in directory(world, stopped).glob("*.log"))
+    (one,) = client.recordings()
+    assert client.delete("orders-0").wait() > size > 0
+    assert not directory(world, stopped).exists()
+    assert client.recordings() == []
+    assert refused(client.delete, one.recording_id) is ErrorCode.UNKNOWN_RECORDING
+    world.leader(node, stopped.tp, outbox=stopped.outbox, epoch=512).fill(5)
+    (again,) = client.recordings()
+    assert again.recording_id > one.recording_id
+    assert len(list(client.replay(ReplayRequest("orders-0", length=TO_END)))) == 5
+
+
+def test_delete_refuses_while_replays_run_unless_forced_and_then_they_are_told(client, stopped):
+    running = client.replay(ReplayRequest("orders-0"))
+    take(running, 100)
+    assert refused(client.delete, "orders-0") is IN_USE
+    assert client.delete("orders-0", force=True).wait() > 0
+    with pytest.raises(ReplayFailed) as told:
+        list(running)
+    assert told.value.code is ErrorCode.RECORDING_DELETED
+    assert (running.end_reason, list(running)) == (ReplayEndReason.RECORDING_DELETED, [])
+
+
+def test_a_deletion_that_a_crash_interrupted_is_finished_at_the_next_start(world, node, client, stopped):
+    (one,) = client.recordings()
+    node.stop()
+    catalogue = Catalogue.open(world.root / "node")
+    catalogue.deleted(one.recording_id)
+    node = world.node(port=node.address.port)
+    assert world.client(node).recordings() == []
+    assert not directory(world, stopped).exists()
+    entry = Catalogue.open(world.root / "node").get(one.recording_id)
+    assert (entry.state, entry.is_removing) == (RecordingState.DELETED, False)
+
+
+def test_a_log_that_vanished_and_comes_back_is_no_deletion_and_keeps_its_files(world, node, client, stopped):
+    """Only what was deleted by request is removed: an operator may have moved a directory away for a while."""
+    (one,) = client.recordings()
+    node.stop()
+    away = world.root / "away"
+    directory(world, stopped).rename(away)
+    node = world.again(node)
+    assert world.client(node).recordings() == []
+    node.stop()
+    away.rename(directory(world, stopped))
+    (back,) = world.client(world.again(node)).recordings()
+    assert (back.stable_offset, back.recording_id > one.recording_id) == (100, True)
+
+
+@pytest.mark.parametrize("by", ["grant", "session"])
+def test_extend_truncate_and_delete_are_refused_for_a_members_log_and_purge_goes_no_higher_than_its_leaders_start(
+    world, node, client, leader, by
+):
+    if by == "grant":
+        leader.grant(Member(0, "elsewhere:1"), Member(1, str(node.address)))
+        leader.say(end_session_reason=0)
+    assert refused(client.extend, "orders-0", 512) is IN_USE
+    assert refused(client.truncate, "orders-0", 100) is IN_USE
+    assert refused(client.delete, "orders-0", force=True) is IN_USE
+    assert client.purge("orders-0", 95) == 0
+    assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(100))
+
+
+def test_a_log_whose_newest_grant_names_others_only_is_kept_as_one_likes(node, client, leader):
+    leader.grant(Member(0, "elsewhere:1"), Member(1, "elsewhere:2"))
+    leader.stop()
+    assert client.truncate("orders-0", 49) == 49
+
+
+def test_keeping_house_is_for_whom_allow_names(world, node, leader):
+    leader.stop()
+    client = world.client(world.again(node, allow=frozenset({"billing"})))
+    for call in (lambda: client.truncate(1, 0), lambda: client.delete(1), lambda: client.purge(1, 5)):
+        assert refused(call) is ErrorCode.UNAUTHORISED
+
+
+def test_retention_that_comes_first_is_told_where_there_is_no_lease_to_wait_for(world, node, client, stopped):
+    """Retention may go on once a session is over; who comes later learns the new range."""
+    take(client.replay(ReplayRequest("orders-0", length=5)), 5)
+    until(lambda: node.replays().sessions_active == 0)
+    start = client.purge("orders-0", 100)
+    assert [one.start_offset for one in client.recordings()] == [start]
+
+
+def test_many_askers_at_once_leave_one_truth(world, node, client, stopped):
+    """Calls of several clients at once: each is carried out whole, one after the other."""
+    ends = []
+    askers = [
+        threading.Thread(target=lambda at=at: ends.append(world.client(node).truncate("orders-0", at)))
+        for at in (21, 21, 21)
+    ]
+    for one in askers:
+        one.start()
+    for one in askers:
+        one.join()
+    assert ends == [21, 21, 21]
+    assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(21))
+
+
+def test_the_command_line_lists_and_keeps(world, node, client, stopped, capfd):
+    where = str(node.address)
+
+    def pushrep(*arguments):
+        code = cli_main.run(["recording", *arguments])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    code, out, _ = pushrep("list", where, "--json")
+    assert (code, '"name": "orders-0"' in out, f'"outbox_id": "{UUID(str(stopped.outbox))}"' in out) == (0, True, True)
+    assert "stopped" in pushrep("list", where)[1]
+    assert pushrep("extend", where, "orders-0", "--leader-epoch", "3")[0] == 1
+    assert pushrep("truncate", where, "orders-0", "--at", "49", "--yes")[:2] == (0, "orders-0 ends at offset 49\n")
+    assert pushrep("purge", where, "1", "--before", "0", "--yes")[:2] == (0, "1 begins at offset 0\n")
+    assert "goes on at offset 49" in pushrep("extend", where, "1", "--leader-epoch", "512")[1]
+    code, out, _ = pushrep("delete", where, "orders-0", "--yes")
+    assert (code, "is deleted" in out) == (0, True)
+    code, _, err = pushrep("delete", where, "orders-0", "--yes")
+    assert (code, "no recording orders-0" in err) == (1, True)
