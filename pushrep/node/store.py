@@ -56,6 +56,7 @@ class KeptOutbox:
         self._visiting = threading.RLock()
         self._is_visited = False
         self._borrowers = 0
+        self._last_contact_ms = -1
         self._replicas: dict[tuple[str, int], Replica] = {}
         self._keeper = PromiseKeeper(self.directory, outbox_id, store.filesystem)
 
@@ -118,7 +119,7 @@ class KeptOutbox:
     @property
     def last_contact_ms(self) -> int:
         """When a leader last pushed to any log here, wall clock; -1 for never since the node started."""
-        return max((replica.last_contact_ms for replica in list(self._replicas.values())), default=-1)
+        return max([self._last_contact_ms, *(replica.last_contact_ms for replica in list(self._replicas.values()))])
 
     def take_epoch(self, leader_epoch: int) -> None:
         """Nothing of an older leader from now on, durably. Raises OSError."""
@@ -191,7 +192,7 @@ class KeptOutbox:
     def close(self) -> None:
         """Close every log."""
         with self._lock:
-            replicas = list(self._replicas.values())
+            replicas, self._last_contact_ms = list(self._replicas.values()), self.last_contact_ms
             self._replicas.clear()
         for replica in replicas:
             replica.close()

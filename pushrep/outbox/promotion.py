@@ -72,6 +72,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
     catch_up: bool = False,
     accept_loss: bool = False,
     member: int | None = None,
+    last_contact_ms: int = NEVER,
     push: PushSettings | None = None,
     timeout_s: float = 5.0,
     log_config: LogConfig | None = None,
@@ -82,7 +83,8 @@ def promote(  # noqa: PLR0913 - an operator's choices
 
     catch_up: fetch first what another member has more, instead of refusing. accept_loss: if fewer than N - m + 1
     members answer, lead all the same; records that only the others hold are lost. member: its index, where the node was
-    reached under another address than the one it listens on.
+    reached under another address than the one it listens on. last_contact_ms: with a leader, as `ReplicaNode.let_go`
+    tells it, for what an accepted loss says; a node in another process is asked.
     Raises CantPromote (with what to do), NotAhead (both pairs in it), TooFewMembers, NotLeader if another's promotion
     was faster, LogNotFit, NotAMember, ReplicaUnreachable, CorruptNodeFile, LogPoisoned, OSError.
     """
@@ -92,7 +94,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
         raise CantPromote(directory, "no outbox was ever led from or pushed to it: give <data>/<outbox id> of a node")
     outbox_id = found[0]
     with ExitStack() as stack:
-        last_contact_ms = stack.enter_context(borrowed(directory, outbox_id))
+        last_contact_ms = max(last_contact_ms, stack.enter_context(borrowed(directory, outbox_id)))
         stack.callback(_take(directory, filesystem, clock).release)
         keeper = PromiseKeeper(directory, outbox_id, filesystem)
         kept = _settle_member(keeper, directory, member)

@@ -2,17 +2,20 @@
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
 from pushrep import Acks, Outbox
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.node.promises import find_promises
+from pushrep.node.promises import PromiseKeeper, find_promises
+from pushrep.outbox import DeliveryFailed, OutboxDiffers, read_identity
 from pushrep.outbox.adoption import adopt
+from pushrep.outbox.errors import CantAdopt, CantPromote
 from pushrep.outbox.promotion import promote
 from pushrep.push.settings import PushSettings
-from pushrep.replication.errors import NotLeader
+from pushrep.replication.errors import NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import owner_of
 from pushrep.seams import REAL_FILESYSTEM
 
@@ -75,12 +78,12 @@ class Members:
 
     @contextmanager
     def let_go(self, index):
-        with self.world.nodes[index].let_go(UUID(self.outbox_id)):
-            yield self.directory(index)
+        with self.world.nodes[index].let_go(UUID(self.outbox_id)) as last_contact_ms:
+            yield self.directory(index), last_contact_ms
 
     def promote(self, index, **choices):
-        with self.let_go(index) as directory:
-            return promote(directory, push=QUICK, **choices)
+        with self.let_go(index) as (directory, last_contact_ms):
+            return promote(directory, push=QUICK, last_contact_ms=last_contact_ms, **choices)
 
     def adopt_old_leader(self, data=0):
         self.world.node(data)
@@ -147,3 +150,160 @@ def test_promoted_and_reopened_it_holds_everything_and_the_old_leader_follows(me
         assert values(adopted / f"orders-{partition}")[:20] == [b"%d" % (2 * n + partition) for n in range(20)]
         cut = list((adopted / f"orders-{partition}").glob("*.cut"))
         assert cut, "what only the old leader had is kept aside"
+
+
+def test_another_that_holds_more_is_not_passed_over(members):
+    """Only the highest may lead, another is refused with both pairs shown, or with catch_up fetches first."""
+    with members.lead() as outbox:
+        assert outbox.append(0, b"0").result(WAIT_S) == 0
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
+        members.world.nodes[2].stop()
+        for number in range(1, 6):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+    members.world.node(2)
+    with pytest.raises(NotAhead) as refused:
+        members.promote(2)
+    assert (refused.value.own[1], refused.value.member, refused.value.theirs[1]) == (1, 1, 6)
+    assert "ends at 1 in epoch" in str(refused.value)
+    assert "at 6 in epoch" in str(refused.value)
+    with pytest.raises(NotLeader):  # the grant was written first: the old one is fenced, whoever is promoted next
+        members.lead()
+    done = members.promote(2, catch_up=True)
+    assert done.partitions[0].log_end_offset == 6
+    with open_outbox(members.directory(2), [members.address(1)]) as promoted:
+        assert [record.value for record in promoted.log(0).records(0)] == [b"%d" % n for n in range(6)]
+        assert promoted.append(0, b"6").result(WAIT_S) == 6
+        assert promoted.last_metadata(promoted.pid, 0) == 6, "the new leader goes on under the PID of the outbox"
+
+
+def test_too_few_members_refuse_a_promotion_unless_the_loss_is_accepted(members):
+    """Fewer members: refused, or accept_loss, which shows HWM, LEO and last contact and is written into the grant."""
+    with members.lead() as outbox:
+        for number in range(3):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+        pid = outbox.pid
+    members.world.nodes[2].stop()
+    with pytest.raises(TooFewMembers) as refused:
+        members.promote(1)
+    assert (refused.value.answered, refused.value.needed, refused.value.silent) == (1, 2, (0, 2))
+    assert promised(members.directory(1)).grant.leader == 0, "an attempt that can't succeed fences nobody"
+    done = members.promote(1, accept_loss=True)
+    assert "members [0, 2]; last contact with a leader 20" in done.accepted_loss
+    assert "partition 0: high watermark 3, log end 3" in done.accepted_loss
+    assert promised(members.directory(1)).grant.accepted_loss == done.accepted_loss
+    members.world.node(2)
+    with open_outbox(members.directory(1), [members.address(2)]) as promoted:
+        assert promoted.append(0, b"3").result(WAIT_S) == 3
+        assert promoted.pid != pid, "offsets that the others gave out are given out again"
+
+
+def test_a_member_of_a_higher_index_leads_by_numbers_of_its_own_and_gives_the_lead_back(members):
+    """Member i takes only numbers that are i mod 256; whoever leads can be replaced again, also by the first."""
+    with members.lead() as outbox:
+        assert outbox.append(0, b"0").result(WAIT_S) == 0
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
+    members.promote(2)
+    with open_outbox(members.directory(2), [members.address(1)]) as second:
+        assert second.append(0, b"2").result(WAIT_S) == 1
+        assert owner_of(second.log(0).leader_epochs.latest_epoch) == 2
+    members.adopt_old_leader()
+    with open_outbox(members.directory(2), [members.address(1), members.address(0)]) as second:
+        wait_until(lambda: caught_up(second, members.address(1), members.address(0)), "both follow")
+    done = members.promote(0)
+    assert owner_of(done.grant.epoch) == 0
+    assert set(done.replicas) == {str(members.address(1)), str(members.address(2))}
+    with open_outbox(members.directory(0), done.replicas) as first:  # node 2 keeps its copy beside what it led from
+        assert first.append(0, b"0 again").result(WAIT_S) == 2
+        wait_until(lambda: caught_up(first, *done.replicas), "the leader before follows without an adoption")
+    members.world.close()
+    own = record_bytes(members.directory(0) / "orders-0")
+    assert [record_bytes(members.directory(index) / "orders-0") for index in (1, 2)] == [own, own]
+
+
+def test_the_node_stays_away_from_a_directory_that_its_service_has_open(members):
+    """After a promotion the node lets go, and a look at it is answered only while the service is away."""
+    with members.lead() as outbox:
+        assert outbox.append(0, b"0").result(WAIT_S) == 0
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
+    members.promote(1)
+    with open_outbox(members.directory(1), [members.address(2)]) as promoted:
+        assert promoted.append(0, b"1").result(WAIT_S) == 1
+        with pytest.raises(TooFewMembers):
+            members.promote(2)
+        wait_until(lambda: caught_up(promoted, members.address(2)), "it follows on")
+        with pytest.raises(CantPromote, match="has it open"):
+            members.promote(1)
+        assert promoted.append(0, b"2").result(WAIT_S) == 2
+    assert members.promote(2, catch_up=True).partitions[0].log_end_offset == 3
+    with pytest.raises(NotLeader):
+        open_outbox(members.directory(1), [members.address(2)])
+
+
+def test_a_running_leader_that_is_replaced_takes_nothing_more(members):
+    """A newer grant: sessions end, appends fail; its record may still be delivered."""
+    with members.lead() as outbox:
+        assert outbox.append(0, b"0").result(WAIT_S) == 0
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
+        members.promote(1)
+
+        failed = []
+
+        def is_refused():
+            try:
+                outbox.append(0, b"too late").result(WAIT_S)
+            except NotLeader:
+                return True
+            except DeliveryFailed as error:
+                failed.append(error)
+            return False
+
+        wait_until(is_refused, "refused")
+        assert all(error.may_be_delivered and isinstance(error.__cause__, NotLeader) for error in failed)
+    with open_outbox(members.directory(1), [members.address(2)]) as promoted:
+        assert [record.value for record in promoted.log(0).records(0)] == [b"0"]
+
+
+def test_members_come_from_the_grant_and_others_are_refused_by_name(members):
+    with members.lead() as outbox:
+        assert outbox.append(0, b"0").result(WAIT_S) == 0
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
+    members.promote(1)
+    for replicas in ([], [members.address(1)], [members.address(2), "127.0.0.1:1", "127.0.0.1:2"]):
+        with pytest.raises(OutboxDiffers, match=r"^replicas: "):
+            open_outbox(members.directory(1), replicas)
+    for setting, value in (("partitions", 2), ("carrier", "header"), ("min_insync_replicas", 1)):
+        with pytest.raises(OutboxDiffers, match=f"^{setting}: "):
+            open_outbox(members.directory(1), [members.address(2)], **{setting: value})
+    with open_outbox(members.directory(1), [members.address(2), "127.0.0.1:1"]) as promoted:
+        assert promoted.identity.replicas == ((0, "127.0.0.1:1"), (2, str(members.address(2))))
+        assert read_identity(REAL_FILESYSTEM, members.directory(1)) == promoted.identity
+        assert {one.index: one.address for one in promised(members.directory(1)).grant.members}[0] == "127.0.0.1:1"
+
+
+def test_what_cant_be_promoted_or_adopted_says_what_to_do(members, tmp_path):
+    with pytest.raises(CantPromote, match="give <data>/<outbox id>"):
+        promote(tmp_path)
+    with pytest.raises(CantAdopt, match="no outbox"):
+        adopt(tmp_path / "data", tmp_path)
+    with Outbox.open(tmp_path / "alone", "orders", 1, "billing", log_config=SMALL):
+        pass
+    with pytest.raises(CantAdopt, match="never had replicas"):
+        adopt(tmp_path / "data", tmp_path / "alone")
+    with members.lead() as outbox:
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
+        with pytest.raises(NotLeader):
+            open_outbox(members.directory(1), [members.address(2)])
+    with members.let_go(1) as (directory, _):
+        keeper = PromiseKeeper(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
+        keeper.keep(replace(keeper.kept, member=-1))
+        with pytest.raises(CantPromote, match=r"say which it is of 0 \(no address\), 1 \("):
+            promote(directory, push=QUICK)
+        with pytest.raises(CantPromote, match="member 9 is none of"):
+            promote(directory, push=QUICK, member=9)
+        assert promote(directory, push=QUICK, member=1).grant.leader == 1
+        with pytest.raises(CantPromote, match="it is member 1, not 2"):
+            promote(directory, push=QUICK, member=2)
+    (members.world.root / "node-3" / members.outbox_id).mkdir(parents=True)
+    with pytest.raises(CantAdopt, match="the node began a copy"):
+        adopt(members.world.root / "node-3", members.world.root / "outbox")
