@@ -9,6 +9,7 @@ from pushrep.outbox.batch import ManyReceipt, Receipt
 from pushrep.outbox.epoch import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.errors import (
     BufferFull,
+    CantChangeMembers,
     CloseTimedOut,
     CorruptOutboxFile,
     DeliveryFailed,
@@ -33,6 +34,7 @@ from pushrep.outbox.settings import Acks
 __all__ = [
     "Acks",
     "BufferFull",
+    "CantChangeMembers",
     "CloseTimedOut",
     "CorruptOutboxFile",
     "DeliveryFailed",

@@ -40,6 +40,8 @@ class LaneReplicas:
         self.led: LedPartition | None = None
         self.failure: Exception | None = None
         """Why the outbox can't lead, until it is opened again."""
+        self.is_held_back = False
+        """The members are being changed: what is appended waits for that, and is judged then."""
         self.waiting: deque[Waiting] = deque()
         """In log order; guarded by the lane's lock."""
         self.turn = threading.Lock()
@@ -51,6 +53,8 @@ class LaneReplicas:
         led = self.led
         if self.failure is not None:
             return self.failure
+        if self.is_held_back:
+            return None
         if led is None:
             return self._not_enough(1) if self.needs_all else None
         if led.resigned is not None:

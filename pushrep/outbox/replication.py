@@ -113,9 +113,7 @@ class Replication:
                 self._candidacy.begin_ungranted()
             return
         self._lead(self._grant)
-        while self.needs_all and monotonic() - started < self._settings.open_timeout_s:
-            if all(lane.refusal() is None for lane in self.lanes.values()) or self._stop.wait(_PAUSE_S):
-                return
+        self._wait_for_members(started)
 
     def watch(self, lanes: Sequence[Lane]) -> None:
         """From now on fail what waits in them for longer than `delivery_timeout_ms`; lead, if it could not yet."""
@@ -178,6 +176,15 @@ class Replication:
             if self._leading is not None:
                 self._leading.push_to(replica)
 
+    @property
+    def learners(self) -> Mapping[int, str]:
+        """The nodes that are pushed to and no members yet: index, address."""
+        return {index: str(one.address) for index, one in list(self._learners.items())}
+
+    def forget_learner(self, index: int) -> None:
+        """It is a member now, or is to be none: the list of members alone says whether it is pushed to."""
+        self._learners.pop(index, None)
+
     def has_caught_up(self, index: int) -> bool:
         """Whether it holds everything below the high watermark of every partition."""
         return self._holds(lambda leader: index in leader.caught_up)
@@ -188,7 +195,8 @@ class Replication:
         return self._holds(lambda leader: leader.may_settle)
 
     def change_members(self, change: Change) -> Grant:
-        """Go on under the grant that `change(newest grant, its number)` makes. Appends wait meanwhile.
+        """Go on under the grant that `change(newest grant, its number)` makes. Appends wait meanwhile, and with ALL
+        until enough are in sync again, up to `open_timeout_s`.
 
         Raises TooFewMembers, BadGrant, NotEnoughReplicas or NotLeader if it does not lead now. If it stops half-way,
         it goes on as an open that found too few.
@@ -199,8 +207,10 @@ class Replication:
             refusal = too_few(grant, self._identity.member, found) or self._why_not_leading()
             if refusal is not None:
                 raise refusal
-            with self._standing_still():
-                return self._hand_over(change)
+            with self._standing_still(), self._holding_back():
+                granted, started = self._hand_over(change), monotonic()
+                self._wait_for_members(started)
+                return granted
 
     def _why_not_leading(self) -> Exception | None:
         for lane in self.lanes.values():
@@ -319,6 +329,24 @@ class Replication:
             for lane in self.lanes.values():
                 turns.enter_context(lane.turn)
             yield
+
+    @contextmanager
+    def _holding_back(self) -> Iterator[None]:
+        """What is appended meanwhile waits to be written, and is not refused."""
+        for lane in self.lanes.values():
+            lane.is_held_back = True
+        try:
+            yield
+        finally:
+            for lane in self.lanes.values():
+                lane.is_held_back = False
+
+    def _wait_for_members(self, started_s: float) -> None:
+        """Until enough are in sync to take records with ALL, or it took too long."""
+        while self.needs_all and monotonic() - started_s < self._settings.open_timeout_s:
+            led = [lane.led for lane in self.lanes.values()]
+            if all(one is not None and one.takes_all for one in led) or self._stop.wait(_PAUSE_S):
+                return
 
     def _replicas(self) -> list[Replica]:
         own = self._identity.member

@@ -19,7 +19,6 @@ from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping
 from pushrep.push.led_partition import LedPartition
-from pushrep.replication.grants import Grant
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
@@ -53,11 +52,15 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
-    """A member. `sessions`: how many of its partitions are pushed to now; `lag` None for the leader itself."""
+    """A member, or (`is_joining`) a node that is to become one and counts for nothing yet.
+
+    sessions: how many of its partitions are pushed to now. lag: None for the leader itself.
+    """
 
     index: int
     address: str
     is_leader: bool
+    is_joining: bool
     sessions: int
     last_end_reason: str | None
     lag: ReplicaLag | None
@@ -67,7 +70,8 @@ class MemberStatus:
 class OutboxStatus:
     """An open outbox, all partitions together.
 
-    epoch, members_epoch: of the grant that it leads by, -1 without one. in_sync_min: members in the smallest in-sync
+    epoch, members_epoch: of the grant that it leads by, -1 without one. is_changing: a change of members is not settled
+    yet, both lists have their say. in_sync_min: members in the smallest in-sync
     set, the leader counted. ends, high_watermarks, flushed: summed over the partitions.
     """
 
@@ -85,6 +89,7 @@ class OutboxStatus:
     leader: int
     epoch: int
     members_epoch: int
+    is_changing: bool
     min_insync_replicas: int
     in_sync_min: int
     under_min_insync: int
@@ -138,7 +143,7 @@ def status_of(facts: Facts) -> OutboxStatus:
     identity, settings, logs = facts.identity, facts.settings, facts.logs.values()
     state, why = leading_state(facts)
     led = led_of(facts)
-    grant = next((one.leader.grant for one in led.values()), None)
+    grant = facts.replication.grant if facts.replication is not None else None
     in_sync = [len(one.leader.in_sync) for one in led.values()]
     manager = facts.replication.manager if facts.replication is not None else None
     return OutboxStatus(
@@ -156,6 +161,7 @@ def status_of(facts: Facts) -> OutboxStatus:
         leader=identity.member if grant is None else grant.leader,
         epoch=-1 if grant is None else grant.epoch,
         members_epoch=-1 if grant is None else grant.members_epoch,
+        is_changing=grant is not None and bool(grant.previous_members),
         min_insync_replicas=grant.min_insync_replicas if grant is not None else identity.min_insync_replicas,
         in_sync_min=min(in_sync, default=1),
         under_min_insync=sum(not one.takes_all for one in led.values()),
@@ -164,7 +170,7 @@ def status_of(facts: Facts) -> OutboxStatus:
         high_watermarks=sum(log.high_watermark for log in logs),
         buffer_bytes=0 if manager is None else manager.memory.used_bytes,
         session_ends={} if manager is None else {reason.name: count for reason, count in manager.session_ends.items()},
-        members=_members(facts, grant, led),
+        members=_members(facts, led),
     )
 
 
@@ -195,13 +201,10 @@ def leading_state(facts: Facts) -> tuple[LeadingState, str | None]:
     return LeadingState.LEADING, None
 
 
-def _members(facts: Facts, grant: Grant | None, led: Mapping[int, LedPartition]) -> tuple[MemberStatus, ...]:
+def _members(facts: Facts, led: Mapping[int, LedPartition]) -> tuple[MemberStatus, ...]:
     if facts.replication is None:
         return ()
-    identity = facts.identity
-    addresses = {identity.member: "", **dict(identity.replicas)}
-    if grant is not None:
-        addresses = {one.index: one.address for one in (*grant.previous_members, *grant.members)}
+    listed = {one.index: one.address for one in facts.replication.members}
     lags = facts.replication.lag_by_index()
     live: Counter[int] = Counter()
     ended: dict[int, str] = {}
@@ -215,12 +218,13 @@ def _members(facts: Facts, grant: Grant | None, led: Mapping[int, LedPartition])
         MemberStatus(
             index=index,
             address=address,
-            is_leader=index == identity.member,
+            is_leader=index == facts.identity.member,
+            is_joining=index not in listed,
             sessions=live[index],
             last_end_reason=ended.get(index),
             lag=lags.get(index),
         )
-        for index, address in sorted(addresses.items())
+        for index, address in sorted({**facts.replication.learners, **listed}.items())
     )
 
 

@@ -12,6 +12,7 @@ from pushrep.cli.replica.scraping import Certificates, metrics_of
 from pushrep.errors import BadArgument
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox.letting_go import LetGoDoor
+from pushrep.push.certificates import mutual_tls
 from pushrep.push.sockets import Address
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -112,11 +113,7 @@ def _server_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSL
         return None
     if cert is None or key is None or ca is None:
         raise click.UsageError("give --cert, --key and --ca, all three or none")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(cert, key)
-        context.load_verify_locations(ca)
-    except (OSError, ssl.SSLError) as error:
-        raise click.UsageError(f"the certificates can't be used: {error}") from error
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
+        return mutual_tls(cert=cert, key=key, ca=ca, is_server=True)
+    except BadArgument as error:
+        raise click.UsageError(str(error)) from error

@@ -149,6 +149,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield (
             f"epoch {found['epoch']}, {len(found['members'])} members, this one is {found['member']}, "
             f"min_insync_replicas {found['min_insync_replicas']}"
+            + (", a change of members is not settled yet" if found.get("is_changing") else "")
         )
     if "in_sync_min" in found and found["members"]:
         below = found["under_min_insync"]
@@ -161,7 +162,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _member(one: dict[str, Any]) -> tuple[str, ...]:
     lag = one["lag"]
-    beginning = (str(one["index"]), one["address"] or "here", "leader" if one["is_leader"] else "replica")
+    beginning = (str(one["index"]), one["address"] or "here", _role(one))
     if lag is None:
         return (*beginning, *[""] * (len(_MEMBERS) - len(beginning)))
     return (
@@ -173,6 +174,12 @@ def _member(one: dict[str, Any]) -> tuple[str, ...]:
         f"{lag['age_ms'] / 1000:.1f} s",
         one["last_end_reason"] or "",
     )
+
+
+def _role(one: dict[str, Any]) -> str:
+    if one.get("is_joining"):
+        return "joining"
+    return "leader" if one["is_leader"] else "replica"
 
 
 def _part(one: dict[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
     status       {}                                  OutboxStatus.as_dict()
     partitions   {"first": 0, "count": 1000}         PartitionStatus.as_dict() of each, 1,000 at a time
+    add-member, remove-member                        one step of the change, member_changes.py
     skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
 
 An outbox whose disk takes no socket (a network share, say), or that stands on a simulated disk, goes on without one:
@@ -15,6 +16,7 @@ from typing import Any
 
 from pushrep.errors import BadArgument
 from pushrep.outbox.control.server import Calls, ControlServer
+from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.status import Facts, partitions_of, status_of
 from pushrep.seams import Filesystem, RealFilesystem
 
@@ -41,6 +43,7 @@ def calls_of(facts: Facts) -> Calls:
     return {
         "status": lambda _: status_of(facts).as_dict(),
         "partitions": lambda arguments: _partitions(facts, arguments),
+        **change_calls(facts),
         "skip": lambda arguments: _skip(facts, arguments),
     }
 

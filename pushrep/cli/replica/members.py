@@ -1,0 +1,193 @@
+"""`pushrep replica add | remove | replace`: the members of an outbox, changed one at a time while it runs or is closed.
+
+The service that has the outbox open makes each step, asked on its control.sock; while nobody has it open, this process
+opens it for as long as that takes.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+
+from pushrep.cli.log.showing import count, show_json
+from pushrep.cli.replica.certificates import client_tls, tls_options
+from pushrep.errors import BadArgument
+from pushrep.node.promises import find_promises
+from pushrep.outbox import Acks, NoOutbox, Outbox, read_identity
+from pushrep.outbox.control import NobodyAnswers, ask
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
+from pushrep.seams import REAL_FILESYSTEM
+
+_PAUSE_S = 0.2
+_DONE = "done"
+_DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+_LEAST = click.option(
+    "--min-insync-replicas",
+    "least",
+    type=click.IntRange(1),
+    help="Of the new list.  [default: more than half where it was that, else as it was]",
+)
+_TIMEOUT = click.option(
+    "--timeout", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds; then run it again."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="The members as a JSON object.")
+Step: TypeAlias = Callable[[], dict[str, Any]]
+
+
+class _AddressType(click.ParamType[str]):
+    name = "host:port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return str(Address.parse(value))
+        except BadArgument as error:
+            self.fail(error.why, param, ctx)
+
+
+@click.command()
+@_DIRECTORY
+@click.argument("address", type=_AddressType())
+@_LEAST
+@_TIMEOUT
+@tls_options
+@_JSON
+def add(  # noqa: PLR0913, PLR0917 - the options
+    directory: Path, address: str, least: int | None, timeout: float, cert: Path | None, key: Path | None,
+    ca: Path | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Add the node at ADDRESS to the members of the outbox in DIRECTORY.
+
+    \b
+      pushrep replica add outbox 10.0.0.4:7400
+
+    It gets everything first and counts for nothing; when it holds what the others hold, it becomes a member, by a
+    grant that both lists agree to. Interrupted, run it again: it goes on. Its number was never another member's.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    with _reached(directory, cert, key, ca) as home:
+        done = _follow(_adding(home, address, least), timeout, directory)
+    _tell(done, f"member {done['member']} ({address}) was added", as_json=as_json)
+
+
+@click.command()
+@_DIRECTORY
+@click.argument("member", type=click.IntRange(0, 255))
+@_LEAST
+@_TIMEOUT
+@tls_options
+@_JSON
+def remove(  # noqa: PLR0913, PLR0917 - the options
+    directory: Path, member: int, least: int | None, timeout: float, cert: Path | None, key: Path | None,
+    ca: Path | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Remove MEMBER, by its number, from the members of the outbox in DIRECTORY.
+
+    \b
+      pushrep replica remove outbox 2
+
+    Its copy stays where it is, and gets nothing more. The leader can't be removed: promote another one first.
+    """  # noqa: D301 - as above
+    with _reached(directory, cert, key, ca) as home:
+        done = _follow(_removing(home, member, least), timeout, directory)
+    _tell(done, f"member {member} was removed", as_json=as_json)
+
+
+@click.command()
+@_DIRECTORY
+@click.argument("member", type=click.IntRange(0, 255))
+@click.argument("address", type=_AddressType())
+@_TIMEOUT
+@tls_options
+@_JSON
+def replace(  # noqa: PLR0913, PLR0917 - the options
+    directory: Path, member: int, address: str, timeout: float, cert: Path | None, key: Path | None,
+    ca: Path | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Put the node at ADDRESS in the place of MEMBER: the new one is added, then the old one is removed.
+
+    \b
+      pushrep replica replace outbox 2 10.0.0.4:7400
+    """  # noqa: D301 - as above
+    with _reached(directory, cert, key, ca) as home:
+        added = _follow(_adding(home, address, None), timeout, directory)
+        done = _follow(_removing(home, member, None), timeout, directory)
+    _tell(done, f"member {member} was replaced by member {added['member']} ({address})", as_json=as_json)
+
+
+def _adding(home: Path, address: str, least: int | None) -> Step:
+    return lambda: ask(home, "add-member", {"address": address, "min_insync_replicas": least})
+
+
+def _removing(home: Path, member: int, least: int | None) -> Step:
+    return lambda: ask(home, "remove-member", {"index": member, "min_insync_replicas": least})
+
+
+@contextmanager
+def _reached(directory: Path, cert: Path | None, key: Path | None, ca: Path | None) -> Iterator[Path]:
+    """Where somebody answers for the outbox: the service that has it open, or this process."""
+    try:
+        ask(directory, "status")
+    except NobodyAnswers:
+        with _opened(directory, PushSettings(tls=client_tls(cert, key, ca))):
+            yield directory
+        return
+    if cert is not None or key is not None or ca is not None:
+        raise click.UsageError("the outbox is open, and its service has certificates of its own: leave these out")
+    yield directory
+
+
+def _opened(directory: Path, push: PushSettings) -> Outbox:
+    identity = read_identity(REAL_FILESYSTEM, directory)
+    if identity is None:
+        raise NoOutbox(directory)
+    _, promises = find_promises(directory, REAL_FILESYSTEM) or (None, None)
+    addresses = [address for _, address in identity.replicas]
+    if promises is not None and promises.grant is not None:
+        members = promises.grant.members
+        addresses = [one.address for one in members if one.index != promises.member and one.address]
+    return Outbox.open(
+        directory,
+        identity.topic,
+        identity.partitions,
+        identity.producer,
+        carrier=identity.carrier,
+        replicas=addresses,
+        acks=Acks.ALL if addresses else None,
+        push=push,
+        create=False,
+    )
+
+
+def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
+    """Make steps until it is done; say on standard error where it is."""
+    deadline, said = time.monotonic() + timeout_s, ""
+    while (found := step())["phase"] != _DONE:
+        if found["phase"] != said:
+            said = found["phase"]
+            click.echo(f"member {found['member']}: {said} ...", err=True)
+        if time.monotonic() > deadline:
+            raise click.ClickException(
+                f"member {found['member']} is still {said}{_behind(directory, found['member'])} after {timeout_s:g} s; "
+                "what was done stays: run the same command again"
+            )
+        time.sleep(_PAUSE_S)
+    return found
+
+
+def _behind(directory: Path, member: int) -> str:
+    lags = {one["index"]: one["lag"] for one in ask(directory, "status")["members"]}
+    lag = lags.get(member)
+    return f" ({count(lag['records'])} records to go)" if lag else ""
+
+
+def _tell(done: dict[str, Any], what: str, *, as_json: bool) -> None:
+    if as_json:
+        show_json(done)
+        return
+    listed = ", ".join(f"{one['index']} ({one['address'] or 'here'})" for one in done["members"])
+    addresses = [one["address"] for one in done["members"] if one["address"]]
+    click.echo(f"{what}; members: {listed}; min_insync_replicas {done['min_insync_replicas']}")
+    click.echo(f"from the next open on: replicas={addresses}")

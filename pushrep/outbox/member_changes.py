@@ -1,0 +1,167 @@
+"""Changing the members of an open outbox, one at a time, step by step: who asks calls again until it is done.
+
+    add     CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
+    remove                                         joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
+
+A step takes as long as a round of grants at most. Whoever asks may go away: nothing counts before the joint grant, and
+one that nobody settled is settled by the next step of any change. A new member counts in N once it holds everything
+below the high watermark. Its index is one that no member of the outbox ever had (`Grant.next_index`).
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pushrep.errors import BadArgument
+from pushrep.outbox.errors import CantChangeMembers
+from pushrep.outbox.status import Facts
+from pushrep.push.sockets import Address
+from pushrep.replication.grants import BALLOT_STRIDE, Grant, Member, default_min_insync
+
+if TYPE_CHECKING:
+    from pushrep.outbox.replication import Replication
+
+_LOG = logging.getLogger("pushrep.outbox")
+
+
+class Phase(Enum):
+    """Where a change is."""
+
+    CATCHING_UP = "catching up"
+    """The new member is pushed to, and counts for nothing yet."""
+    SETTLING = "settling"
+    """A joint grant holds: both lists have their say."""
+    DONE = "done"
+    """The new list alone."""
+
+
+class Step(NamedTuple):
+    """After a step: `member` is the index of who is added or removed."""
+
+    phase: Phase
+    member: int
+    members: tuple[Member, ...]
+    min_insync_replicas: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """As values of JSON."""
+        members = [{"index": one.index, "address": one.address} for one in self.members]
+        return {**self._asdict(), "phase": self.phase.value, "members": members}
+
+
+def add_member(facts: Facts, address: str, min_insync_replicas: int | None = None) -> Step:
+    """One step to a member that listens at `address`.
+
+    min_insync_replicas: of the new list; None: as it was, the default where that was the default. Raises
+    CantChangeMembers, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
+    """
+    replication = _replication(facts)
+    address = str(Address.parse(address))
+    grant = _settled_or_settling(replication)
+    known = next((one for one in grant.members if one.address == address), None)
+    if known is not None:
+        return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, known.index, grant)
+    if grant.previous_members:
+        return _step(Phase.SETTLING, _changing(grant), grant)  # another change is not over yet
+    learners = replication.learners
+    index = next((index for index, at in learners.items() if at == address), None)
+    if index is None:
+        index = _free_index(grant, learners)
+        replication.push_to(index, address)
+    if not replication.has_caught_up(index):
+        return _step(Phase.CATCHING_UP, index, grant)
+    joint = replication.change_members(_with(Member(index, address), None, min_insync_replicas))
+    replication.forget_learner(index)
+    _LOG.info("member %d (%s) was added by the grant of epoch %d", index, address, joint.epoch)
+    return _step(Phase.SETTLING, index, joint)
+
+
+def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> Step:
+    """One step to a list without member `index`. Raises as `add_member`."""
+    replication = _replication(facts)
+    grant = _settled_or_settling(replication)
+    if index == grant.leader:
+        raise CantChangeMembers(f"member {index} leads: promote another one first, then remove it there")
+    if all(one.index != index for one in (*grant.members, *grant.previous_members)):
+        if not 0 <= index < grant.next_index:
+            raise CantChangeMembers(f"there is no member {index}, but {_names(grant.members)}")
+        return _step(Phase.DONE, index, grant)
+    if grant.previous_members:
+        return _step(Phase.SETTLING, index, grant)
+    joint = replication.change_members(_with(None, index, min_insync_replicas))
+    _LOG.info("member %d was removed by the grant of epoch %d", index, joint.epoch)
+    return _step(Phase.SETTLING, index, joint)
+
+
+def change_calls(facts: Facts) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
+    """The same for the control socket."""
+
+    def add(arguments: Mapping[str, Any]) -> Any:
+        address, least = arguments.get("address"), _least(arguments)
+        if not isinstance(address, str):
+            raise BadArgument("address", f"give host:port, got {address!r}")
+        return add_member(facts, address, least).as_dict()
+
+    def remove(arguments: Mapping[str, Any]) -> Any:
+        index, least = arguments.get("index"), _least(arguments)
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise BadArgument("index", f"give a member's number, got {index!r}")
+        return remove_member(facts, index, least).as_dict()
+
+    return {"add-member": add, "remove-member": remove}
+
+
+def _least(arguments: Mapping[str, Any]) -> int | None:
+    value = arguments.get("min_insync_replicas")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise BadArgument("min_insync_replicas", f"give a number, got {value!r}")
+    return value
+
+
+def _replication(facts: Facts) -> "Replication":
+    if facts.replication is None:
+        raise CantChangeMembers("this outbox has no replicas: open it with replicas=[...] to give it the first ones")
+    return facts.replication
+
+
+def _settled_or_settling(replication: "Replication") -> Grant:
+    """The grant of now; a change that is not over is ended first, if it can be."""
+    grant = replication.grant
+    if grant is None:
+        raise CantChangeMembers("it does not lead now, too few members answer: their list can't change")
+    if grant.previous_members and replication.may_settle:
+        grant = replication.change_members(lambda newest, epoch: newest.settled(epoch))
+        _LOG.info("the members are %s since the grant of epoch %d", _names(grant.members), grant.epoch)
+    return grant
+
+
+def _with(new: Member | None, gone: int | None, min_insync_replicas: int | None) -> Callable[[Grant, int], Grant]:
+    def change(newest: Grant, epoch: int) -> Grant:
+        members = tuple(one for one in newest.members if one.index != gone) + (() if new is None else (new,))
+        least = min_insync_replicas
+        if least is None and newest.min_insync_replicas != default_min_insync(len(newest.members)):
+            least = min(newest.min_insync_replicas, len(members))
+        return newest.with_members(epoch, members, least)
+
+    return change
+
+
+def _free_index(grant: Grant, learners: Iterable[int]) -> int:
+    index = max(grant.next_index, *(1 + one for one in learners), 0)
+    if index >= BALLOT_STRIDE:
+        raise CantChangeMembers(f"all {BALLOT_STRIDE} indexes have been used; an outbox never uses one again")
+    return index
+
+
+def _changing(grant: Grant) -> int:
+    lists = ({one.index for one in grant.members}, {one.index for one in grant.previous_members})
+    return next(iter(lists[0] ^ lists[1]), grant.leader)
+
+
+def _step(phase: Phase, index: int, grant: Grant) -> Step:
+    return Step(phase, index, grant.members, grant.min_insync_replicas)
+
+
+def _names(members: tuple[Member, ...]) -> str:
+    return ", ".join(f"{one.index} ({one.address or 'the leader'})" for one in sorted(members))

@@ -1,0 +1,200 @@
+"""`pushrep replica add | remove | replace`: one member at a time, stored as grants, while the outbox takes records.
+
+Contract, "Members, grants, epochs": an index is never reused; a new list takes effect only when enough members of it
+hold everything below HWM and enough of both lists stored it; a new member counts in N only once it is in sync.
+"""
+
+import json
+import sys
+import threading
+
+import pytest
+
+from pushrep import Outbox, SegmentLog
+from pushrep.cli.main import run
+from pushrep.outbox import CantChangeMembers, OutboxDiffers
+from pushrep.outbox.control import CallRefused, ask
+from pushrep.outbox.member_changes import Phase, add_member, remove_member
+from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
+
+
+@pytest.fixture
+def pushrep(capfd):
+    def call(*arguments):
+        capfd.readouterr()
+        code = run([str(argument) for argument in arguments])
+        sys.stdout.flush()
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+def address(world, index):
+    return str(world.nodes[index].address)
+
+
+def held(world, outbox, index):
+    path = world.root / f"node-{index}" / outbox.identity.outbox_id / "orders-0"
+    with SegmentLog.open_reader(path, isolation="written") as reader:
+        return [record.value for record in reader.records(0)]
+
+
+def finish(step):
+    """Steps until it is done; the phases on the way."""
+    phases = []
+
+    def is_done():
+        phases.append(step().phase)
+        return phases[-1] is Phase.DONE
+
+    wait_until(is_done, f"done: {phases[-3:]}")
+    return phases
+
+
+def test_a_member_is_added_while_records_come_and_then_counts(world, pushrep):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, partitions=1) as outbox:
+        stop, offsets = threading.Event(), []
+
+        def produce():
+            while not stop.is_set():
+                offsets.append(outbox.append(0, b"%d" % len(offsets)).result(WAIT_S))
+
+        producing = threading.Thread(target=produce)
+        producing.start()
+        try:
+            wait_until(lambda: len(offsets) > 20, "it produces")
+            code, output, errors = pushrep("replica", "add", outbox.directory, address(world, 2))
+            assert code == 0, errors
+            assert f"member 2 ({address(world, 2)}) was added" in output
+            before = len(offsets)
+            wait_until(lambda: len(offsets) > before + 20, "it goes on")
+        finally:
+            stop.set()
+            producing.join(WAIT_S)
+        assert offsets == list(range(len(offsets))), "nothing was refused, nothing came twice"
+        status = outbox.status()
+        assert [one.index for one in status.members] == [0, 1, 2]
+        assert (status.min_insync_replicas, status.is_changing) == (2, False)
+        wait_for_all(outbox)
+        assert held(world, outbox, 2) == held(world, outbox, 1) == [b"%d" % n for n in range(len(offsets))]
+        world.nodes[1].stop()
+        outbox.append(0, b"by the new one").result(WAIT_S)
+    with pytest.raises(OutboxDiffers):
+        open_outbox(world, 1)
+    with open_outbox(world, 1, 2) as again:
+        assert again.append(0, b"after").result(WAIT_S) == len(offsets) + 1
+
+
+def test_a_new_member_counts_for_nothing_before_it_holds_everything(world):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, partitions=1) as outbox:
+        outbox.append(0, b"first").result(WAIT_S)
+        world.nodes[2].stop()
+        where = address(world, 2)
+        for _ in range(3):
+            assert add_member(outbox.facts, where).phase is Phase.CATCHING_UP
+        grant = outbox.facts.replication.grant
+        assert grant.indexes == {0, 1}, "nobody was asked to count it"
+        joining = outbox.status().members[2]
+        assert (joining.index, joining.is_joining, joining.lag.records) == (2, True, 1)
+        assert outbox.append(0, b"without it").result(WAIT_S) == 1
+        world.node(2)
+        phases = finish(lambda: add_member(outbox.facts, where))
+        assert Phase.SETTLING in phases
+        assert outbox.facts.replication.grant.indexes == {0, 1, 2}
+        assert not any(one.is_joining for one in outbox.status().members)
+
+
+def test_a_member_is_removed_and_its_index_is_never_anothers(world, pushrep):
+    for index in (1, 2, 3):
+        world.node(index)
+    with open_outbox(world, 1, 2, partitions=1) as outbox:
+        outbox.append(0, b"three").result(WAIT_S)
+        wait_for_all(outbox)
+        code, output, errors = pushrep("replica", "remove", outbox.directory, 2)
+        assert code == 0, errors
+        assert "member 2 was removed; members: 0 (here), 1" in output
+        outbox.append(0, b"two").result(WAIT_S)
+        wait_for_all(outbox)
+        assert list(outbox.lag()) == [address(world, 1)], "it is not pushed to any more"
+        code, output, _ = pushrep("replica", "add", outbox.directory, address(world, 3), "--json")
+        assert code == 0
+        assert json.loads(output)["member"] == 3
+        code, output, _ = pushrep("replica", "add", outbox.directory, address(world, 2), "--json")
+        assert (code, json.loads(output)["member"]) == (0, 4), "the same node, another member"
+        outbox.append(0, b"four").result(WAIT_S)
+        wait_for_all(outbox)
+        assert outbox.status().min_insync_replicas == 3, "more than half, as it was"
+    for index in (1, 2, 3):
+        assert held(world, outbox, index) == [b"three", b"two", b"four"]
+
+
+def test_a_dead_member_is_replaced_by_another_node(world, pushrep):
+    for index in (1, 2, 3):
+        world.node(index)
+    with open_outbox(world, 1, 2, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        world.nodes[2].stop()
+        code, output, errors = pushrep("replica", "replace", outbox.directory, 2, address(world, 3))
+        assert code == 0, errors
+        assert "member 2 was replaced by member 3" in output
+        assert [one.index for one in outbox.status().members] == [0, 1, 3]
+        assert outbox.status().min_insync_replicas == 2
+        outbox.append(0, b"b").result(WAIT_S)
+        wait_for_all(outbox)
+    assert held(world, outbox, 3) == [b"a", b"b"]
+
+
+def test_while_nobody_has_the_outbox_open_the_command_opens_it(world, pushrep):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+    code, output, errors = pushrep("replica", "add", outbox.directory, address(world, 2))
+    assert code == 0, errors
+    assert "member 2" in output
+    assert not (outbox.directory / "control.sock").exists()
+    with open_outbox(world, 1, 2, partitions=1) as again:
+        assert again.append(0, b"b").result(WAIT_S) == 1
+        wait_for_all(again)
+        assert held(world, again, 2) == [b"a", b"b"]
+    code, output, errors = pushrep("replica", "remove", outbox.directory, 1)
+    assert code == 0, errors
+    with open_outbox(world, 2, partitions=1) as again:
+        assert [one.index for one in again.status().members] == [0, 2]
+
+
+def test_what_can_not_be_changed_is_refused_by_name(world, tmp_path, pushrep):
+    world.node(1)
+    with open_outbox(world, 1, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        with pytest.raises(CantChangeMembers, match="promote another"):
+            remove_member(outbox.facts, 0)
+        with pytest.raises(CantChangeMembers, match="no member 7"):
+            remove_member(outbox.facts, 7)
+        for call, arguments in (
+            ("add-member", {}), ("add-member", {"address": "nowhere"}), ("remove-member", {"index": "1"}),
+            ("remove-member", {"index": True}), ("add-member", {"address": "a:1", "min_insync_replicas": "2"}),
+        ):  # fmt: skip
+            with pytest.raises(CallRefused) as refused:
+                ask(outbox.directory, call, arguments)
+            assert refused.value.kind == "BadArgument"
+        code, _, errors = pushrep("replica", "remove", outbox.directory, 7)
+        assert code == 1
+        assert "there is no member 7" in errors
+        assert pushrep("replica", "add", outbox.directory, "nowhere")[0] == 2
+        world.nodes[1].stop()
+        outbox.lag()
+        code, _, errors = pushrep("replica", "add", outbox.directory, "127.0.0.1:1", "--timeout", "0")
+        assert code == 1
+        assert "still catching up" in errors
+        assert "run the same command again" in errors
+        assert outbox.facts.replication.grant.indexes == {0, 1}
+    with Outbox.open(tmp_path / "alone", "orders", 1, "billing") as alone:
+        code, _, errors = pushrep("replica", "add", alone.directory, "127.0.0.1:1")
+        assert code == 1
+        assert "replicas=[...]" in errors
