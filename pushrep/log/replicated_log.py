@@ -95,6 +95,18 @@ class ReplicatedLog(CuttableLog):
             self._epochs = epochs
             self._publish(self.flushed_offset)
 
+    def forget_epochs_above(self, leader_epoch: int) -> None:
+        """Durably take newer epochs out of the list. Raises EpochOutOfPlace if one of them holds a record, OSError."""
+        with self._lock:
+            self._check_writable()
+            around, end = self._around, self.log_end_offset
+            kept = tuple(entry for entry in self._epochs.entries if entry[0] <= leader_epoch)
+            for epoch, start in self._epochs.entries[len(kept) :]:
+                if start != end:
+                    raise EpochOutOfPlace(around.view.path, epoch, start, end=end, newest_epoch=epoch)
+            self._keep_epochs(LeaderEpochs(kept) if len(kept) < len(self._epochs.entries) else self._epochs)
+            self._publish(self.flushed_offset)
+
     def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
         """Set everything aside and start at `offset`; the names of the files.
 

@@ -207,6 +207,13 @@ class SegmentLog:
         """
         self._checked_writer().begin_epoch(leader_epoch, start_offset)
 
+    def forget_epochs_above(self, leader_epoch: int) -> None:
+        """Epochs that began and hold no record yet are not the log's, durably, if they are newer than `leader_epoch`.
+
+        Raises EpochOutOfPlace if one of them holds a record, OSError.
+        """
+        self._checked_writer().forget_epochs_above(leader_epoch)
+
     def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
         """Set all segments aside as `.stale`; the log is empty then and starts at `offset`, where the epoch begins.
 

@@ -206,4 +206,7 @@ def cut_ungranted(log: SegmentLog, kept: LogEnds) -> None:
     LogPoisoned, OSError.
     """
     log.truncate_to(kept.log_end_offset, keep=True)
-    log.begin_epoch(*kept.leader_epochs.entries[-1])
+    newest = kept.leader_epochs.latest_epoch
+    log.forget_epochs_above(newest)
+    if log.leader_epochs.latest_epoch < newest:  # it held no record, and the ungranted one took its place
+        log.begin_epoch(newest, kept.log_end_offset)

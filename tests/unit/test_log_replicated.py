@@ -193,3 +193,22 @@ def test_a_stop_in_the_middle_of_beginning_anew_leaves_a_log_that_opens(tmp_path
 
 def _no_disk(*_):
     raise OSError(5, "the disk is gone")
+
+
+def test_epochs_without_a_record_are_forgotten_durably_and_those_with_one_are_refused(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True) as log:
+        log.begin_epoch(512, 0)
+        log.forget_epochs_above(256)
+        assert log.leader_epochs.entries == ((0, 0),), "a log has one epoch at least"
+        log.append_as_is([batch(0, 256), batch(1, 512)])
+        with pytest.raises(EpochOutOfPlace):
+            log.forget_epochs_above(256)
+        assert log.leader_epochs.entries == ((256, 0), (512, 1))
+        log.truncate_to(1, keep=True)
+        assert log.leader_epochs.latest_epoch == 512, "an epoch that starts at a cut stays in the list"
+        log.forget_epochs_above(256)
+        log.forget_epochs_above(256)
+    with SegmentLog.open(tmp_path / "orders-0", SMALL, has_replicas=True) as log:
+        assert log.leader_epochs.entries == ((256, 0),)
+    (kept,) = (tmp_path / "orders-0").glob("*.cut")
+    assert kept.read_bytes() == bytes(batch(1, 512).data), "what was cut is kept to the byte"
