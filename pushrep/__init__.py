@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pushrep.errors import ForkedProcess, PushrepError
+    from pushrep.kafka import KafkaDestination
     from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
     from pushrep.node import ReplicaNode
     from pushrep.outbox import Acks, Outbox, Receipt
@@ -23,6 +24,7 @@ _HOME = {
     "Codec": "pushrep.records",
     "Durability": "pushrep.log",
     "ForkedProcess": "pushrep.errors",
+    "KafkaDestination": "pushrep.kafka",
     "LogConfig": "pushrep.log",
     "Outbox": "pushrep.outbox",
     "PushManager": "pushrep.push",
@@ -46,6 +48,7 @@ __all__ = [
     "Codec",
     "Durability",
     "ForkedProcess",
+    "KafkaDestination",
     "LogConfig",
     "Outbox",
     "PushManager",

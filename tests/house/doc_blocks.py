@@ -1,9 +1,10 @@
-"""The examples in a Markdown file, and a runner for them: `python doc_blocks.py FILE [--with-spark]`.
+"""The examples in a Markdown file, and a runner: `python doc_blocks.py FILE [--with-spark] [--with-kafka=ADDRESS]`.
 
     ```python       executed; the blocks of one file share a namespace, in order
     ```console      each line that begins with `$ ` is run by bash, with this interpreter's programs first in PATH
 
-A comment on the line before the fence says more: `<!-- spark -->` (needs a Spark session), `<!-- no-test: reason -->`.
+A comment on the line before the fence says more: `<!-- spark -->` (needs a Spark session), `<!-- kafka -->` (needs a
+broker: `localhost:9092` in it stands for the broker's real address), `<!-- no-test: reason -->`.
 Any other fence is prose. A traceback names the Markdown file and its line.
 """
 
@@ -11,13 +12,15 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent
 
 _FENCE = re.compile(r"^(?P<indent>\s*)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
 _NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
 _SPARK = re.compile(r"<!--\s*spark\s*-->")
+_KAFKA = re.compile(r"<!--\s*kafka\s*-->")
+_ADDRESS = "localhost:9092"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Block:
     language: str
     code: str
     needs_spark: bool
+    needs_kafka: bool
     skip_reason: str | None
 
 
@@ -51,7 +55,8 @@ def blocks_of(path):
             skip = _NO_TEST.search(before)
             code = dedent("\n".join(lines[start:at]))
             reason = skip["reason"] if skip else None
-            found.append(Block(path, start + 1, fence["language"], code, bool(_SPARK.search(before)), reason))
+            needs = bool(_SPARK.search(before)), bool(_KAFKA.search(before))
+            found.append(Block(path, start + 1, fence["language"], code, *needs, reason))
         at += 1
     return found
 
@@ -88,5 +93,12 @@ def run_blocks(blocks):
 
 if __name__ == "__main__":
     with_spark = "--with-spark" in sys.argv
-    chosen = [b for b in blocks_of(Path(sys.argv[1])) if b.skip_reason is None and (with_spark or not b.needs_spark)]
+    address = next((flag.partition("=")[2] for flag in sys.argv if flag.startswith("--with-kafka=")), None)
+    chosen = [
+        replace(block, code=block.code.replace(_ADDRESS, address or _ADDRESS))
+        for block in blocks_of(Path(sys.argv[1]))
+        if block.skip_reason is None
+        and (with_spark or not block.needs_spark)
+        and (address is not None or not block.needs_kafka)
+    ]
     run_blocks(chosen)

@@ -26,7 +26,8 @@ def name(path):
 def files_with(needs_spark):
     """Files with a tested block; with needs_spark, those that have one for Spark."""
     for path in DOCS:
-        tested = [block for block in doc_blocks.blocks_of(path) if block.skip_reason is None]
+        found = doc_blocks.blocks_of(path)
+        tested = [block for block in found if block.skip_reason is None and not block.needs_kafka]
         if any(block.needs_spark == needs_spark for block in tested):
             yield path
 
