@@ -3,7 +3,8 @@
     segments before the plan's first     does each end where the next begins? by its headers (joints.py), else a scan
     the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them; but a
                                          log with nothing above its recovery point has nothing to prove, nor to sync
-    a torn tail                          kept aside and cut; later segments moved aside whole
+    a torn tail                          kept aside and cut (moved, if the disk has no room for both); later segments
+                                         moved aside whole
     damage                               nothing is touched; the log ends there and takes no appends
 Progress (the recovery point) is saved after each segment, so that a recovery that is killed goes on where it was.
 """
@@ -20,13 +21,14 @@ from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint
 from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import keep_range, move_aside, remove_segments
-from pushrep.log.errors import CorruptLog, LogPoisoned
+from pushrep.log.errors import CorruptLog, LogPoisoned, NoRoomToCut
 from pushrep.log.joints import sealed_end
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_path, segments_in, swaps_in
+from pushrep.log.tail_move import TailMove, end_moves, moving_path
 from pushrep.records import BatchRun
 from pushrep.seams import Clock, Filesystem
 
@@ -70,6 +72,7 @@ class Recovery:
         self._epochs: list[tuple[int, int]] = []
         self._unsettled: Sequence[int] = ()
         self._has_news = False
+        self._moving: Sequence[str] = ()
         self._cleaned_offset = 0
 
     def run(
@@ -89,6 +92,7 @@ class Recovery:
         self._refuse_half_replaced(names)
         self._refuse_too_high(bases)
         bases = self._without_those_below(bases, log_start_offset or 0)
+        self._moving = end_moves(self._filesystem, self._directory, names)
         for name in (*orphan_indexes_in(names), *half_made_in(names)):
             self._filesystem.remove(self._directory / name)
         if not bases:
@@ -263,10 +267,20 @@ class Recovery:
         segment.close()
 
     def _cut(self, segment: Segment, torn: TornTail, later: Sequence[int]) -> Cut:
-        tail = keep_range(self._filesystem, segment.path, segment.file, torn.position)
+        tail_bytes, move, tail = segment.file.size() - torn.position, None, None
+        what = (self._filesystem, segment.path, segment.file, torn.position)
+        if self._filesystem.exists(moving_path(segment.path, torn.position)):
+            move = TailMove(*what)  # begun by an earlier opening
+        else:
+            try:
+                tail = keep_range(*what)
+            except NoRoomToCut:
+                move = TailMove(*what)
         self._progress.about_to_cut(torn.next_offset)
         kept, size_bytes = move_aside(self._filesystem, self._directory, later)
-        size_bytes += segment.file.size() - torn.position
+        size_bytes += tail_bytes
+        if move is not None:
+            tail, self._moving = move.finish(), ()
         segment.file.truncate(torn.position)
         return Cut(
             offset=torn.next_offset,
@@ -282,6 +296,7 @@ class Recovery:
     ) -> Recovered:
         """The newest segment in the state to append to, all of it on disk."""
         segment.trim()
+        end_moves(self._filesystem, self._directory, self._moving)  # what was left of a tail were zeros
         segment.note_time()  # as a clean close left it
         rises = cut is not None or segment.next_offset > plan.recovery_point
         segment.sync_indexes(retaken=rises)

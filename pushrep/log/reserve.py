@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from pushrep.log.errors import NoRoomToCut
 from pushrep.seams import Filesystem
 
 RESERVE_NAME = ".pushrep_reserve"
@@ -40,11 +41,12 @@ class Reserve:
     def with_room(self, write: Callable[[], _Answer]) -> _Answer:
         """What `write` answers. If the disk has no room for it, it is called again with the reserve's room.
 
-        So it has to be a thing that can be done twice. Raises what it raises, ENOSPC and EDQUOT the second time only.
+        So it has to be a thing that can be done twice. Raises what it raises, ENOSPC and EDQUOT (as OSError, or as
+        NoRoomToCut) the second time only.
         """
         try:
             return write()
-        except OSError as error:
+        except (OSError, NoRoomToCut) as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._begin():
                 raise
         try:

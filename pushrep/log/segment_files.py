@@ -5,6 +5,7 @@
 00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
                                      .corrupt in place of .cut: what was set aside because it is damaged
 00000000000000001042.log.4096.cut.part   .log.repair: a copy that is being made; the next opening removes one left over
+00000000000000001042.log.4096.cut.moving   a tail that is being moved on a full disk; the next opening goes on with it
 00000000000000001042.log.swap        a broker's, which was to replace this segment and perhaps the next ones
 
 What else a broker leaves there (.snapshot, .txnindex, .deleted, .cleaned) is neither read nor removed.
@@ -19,10 +20,12 @@ from pushrep.seams import Filesystem
 LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
 CUT_SUFFIX, CORRUPT_SUFFIX = ".cut", ".corrupt"
 PART_SUFFIX, REPAIR_SUFFIX = ".part", ".repair"
+MOVING_SUFFIX = ".moving"
 
 _SEGMENT = re.compile(r"([0-9]{20})\.log")
 _SWAP = re.compile(r"[0-9]{20}\.log\.swap")
 _HALF_MADE = re.compile(r"[0-9]{20}\.log(?:\.repair|\.[0-9]+\.(?:cut|corrupt)\.part)")
+_MOVING = re.compile(r"([0-9]{20}\.log)\.([0-9]+)\.cut\.moving")
 _OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex)")
 
 
@@ -55,6 +58,11 @@ def swaps_in(names: Iterable[str]) -> list[str]:
 def half_made_in(names: Iterable[str]) -> list[str]:
     """Names of copies that nobody finished: what they were to hold is still where it was."""
     return [name for name in names if _HALF_MADE.fullmatch(name)]
+
+
+def moved_from(names: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """{name of a file that takes a tail: (segment, byte that the tail begins with)}; see tail_move.py."""
+    return {name: (match[1], int(match[2])) for name in names if (match := _MOVING.fullmatch(name))}
 
 
 def taken_names(filesystem: Filesystem, path: Path) -> Iterator[Path]:

@@ -39,6 +39,18 @@ class Inode:
         write.apply(self.cache)
         self.unsynced.append(write)
 
+    def take(self, write: Write, *, hole: bool) -> None:
+        """`write`, and what it does to the holes; `hole`: a growth that takes no room."""
+        filled, before = self.filled_by(write), len(self.cache)
+        self.write(write)
+        growth = len(self.cache) - before
+        self.hole_bytes = max(0, self.hole_bytes + growth) if hole or growth < 0 else self.hole_bytes - filled
+
+    def filled_by(self, write: Write) -> int:
+        """How many bytes of holes it fills, which need room: a write before the end is taken for one into a hole."""
+        behind_the_end = max(0, write.position + len(write.data) - len(self.cache))
+        return min(self.hole_bytes, max(0, len(write.data) - behind_the_end))
+
     def keep_mapping(self) -> None:
         """Its process died: what it had written there stays, and what its remains still write is not seen."""
         if self.mapping is not None:

@@ -171,8 +171,9 @@ class SimulatedDisk:
         if file.inode.locked_by is not None:
             text = bytes(file.inode.cache).strip()
             raise LockHeld(path, int(text) if text.isdigit() else None)
-        file.truncate(0)
-        file.write_at(b"%10d\n" % os.getpid(), 0)  # one length: a pid must not change what a seed draws
+        pid = b"%10d\n" % os.getpid()  # one length: a pid must not change what a seed draws
+        file.write_at(pid, 0)  # over the old one, as the real one does: a full disk can be opened
+        file.truncate(len(pid))
         file.inode.locked_by = file
         return file
 
@@ -248,7 +249,7 @@ class SimulatedDisk:
             self._step()
         except PowerLost:
             if self._random.random() < 0.5:
-                inode.write(write)
+                inode.take(write, hole=hole)
             raise
         if self.read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -265,11 +266,9 @@ class SimulatedDisk:
             if write.data and fits:
                 inode.write(Write(write.position, write.data[:fits]))
             raise OSError(self.full_errno, os.strerror(self.full_errno))
-        inode.write(write)
-        if hole or (write.size is not None and growth < 0):
-            inode.hole_bytes = max(0, inode.hole_bytes + growth)
-        elif write.data and inode.hole_bytes:  # taken for a write into the hole
-            inode.hole_bytes -= min(inode.hole_bytes, len(write.data))
+        if room is not None and max(growth, 0) + inode.filled_by(write) > room:
+            raise OSError(self.full_errno, os.strerror(self.full_errno))
+        inode.take(write, hole=hole)
 
     def _room_bytes(self) -> int | None:
         return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self._used_bytes())

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import traceback
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -258,6 +259,40 @@ def image_of_ext4(tmp_path):
     if tried.returncode:
         pytest.skip(f"no loop device can be mounted here: {tried.stderr.strip()}")
     return image
+
+
+@as_root
+@AHEAD
+def test_a_torn_tail_larger_than_what_is_free_is_set_aside(tmp_path, preallocate):
+    """Killed with half a disk of records that no recovery point tells of, one byte of them bad, and no block left."""
+
+    def case():
+        path = mounted(tmp_path / "disk") / "orders-0"
+        config = config_of(preallocate, segment_bytes=MIB)
+        writer = os.fork()
+        if writer == 0:
+            log = SegmentLog.open(path, replace(config, flush_ms=600_000))
+            for n in range(10):
+                log.append(b"%d" % n)
+            log.append([os.urandom(100) * 40 for _ in range(100)])
+            os._exit(0)
+        assert os.waitpid(writer, 0)[1] == 0
+        segment = path / f"{0:020d}.log"
+        data = bytearray(segment.read_bytes())
+        at = 10 * (12 + int.from_bytes(data[8:12]))  # ten batches of one size
+        data[at + 100] ^= 1
+        with segment.open("r+b") as file:
+            file.seek(at + 100)
+            file.write(data[at + 100 : at + 101])
+        with suppress(OSError), (path.parent / "others").open("wb", buffering=0) as others:
+            while True:
+                others.write(bytes(4096))
+        with SegmentLog.open(path, config) as log:
+            assert [record.value for record in log.records(0)] == [b"%d" % n for n in range(10)]
+            (kept,) = log.recovery.cut.kept_as
+            assert (path / kept).read_bytes() == data[at:]
+
+    in_child(case)
 
 
 @as_root

@@ -13,7 +13,7 @@ from pushrep.log.clean_marker import CLEAN_MARKER_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.reserve import RESERVE_NAME
 from pushrep.seams import read_whole
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process
 
 HOME = Path("/logs/orders-0")
@@ -207,22 +207,71 @@ def torn_on_a_full_disk(full_errno):
     return machine, at
 
 
+def tail_of(machine, log):
+    (kept,) = log.recovery.cut.kept_as
+    names = machine.disk.list(HOME)
+    assert [name for name in names if ".cut" in name] == [kept], "and nothing half made beside it"
+    return machine.bytes_of(kept)
+
+
 @FULL
-def test_a_torn_tail_that_there_is_no_room_to_keep_is_told_and_stays_where_it_is(full_errno):
+def test_a_torn_tail_moves_where_there_is_no_room_for_a_copy(full_errno):
+    """What was cut is kept as .cut, on a disk without a byte left, too: an operator has to open a log to free space."""
     machine, at = torn_on_a_full_disk(full_errno)
-    before = machine.files()
-    for _ in range(2):
-        with pytest.raises(NoRoomToCut, match=r"100[0-9]{3} bytes at most") as refused:
-            machine.open()
-        assert refused.value.errno == full_errno
-        end_process(machine.disk)
-        assert machine.files() == before, "nothing was cut, and no half of a copy fills the disk"
-    machine.disk.capacity_bytes += 200_000
+    before = machine.bytes_of(f"{0:020d}.log")
     with machine.open() as log:
         machine.holds(log)
         assert log.log_end_offset == 10
-        (kept,) = log.recovery.cut.kept_as
-        assert machine.bytes_of(kept) == before[f"{0:020d}.log"][at:]
+        assert tail_of(machine, log) == before[at:]
+        machine.tidy()
+        machine.append(log, 10)
+        machine.holds(log)
+    with machine.open() as log:
+        assert log.recovery.cut is None
+        machine.holds(log)
+
+
+@FULL
+def test_without_a_block_for_the_first_piece_nothing_is_cut(full_errno):
+    machine, at = torn_on_a_full_disk(full_errno)
+    machine.disk.remove(HOME.parent / RESERVE_NAME)
+    machine.take_the_rest()
+    before = machine.files()
+    for _ in range(2):
+        with pytest.raises(NoRoomToCut, match=r"nothing was cut: .* \(8192 bytes at most\)") as refused:
+            machine.open()
+        assert refused.value.errno == full_errno
+        end_process(machine.disk)
+        assert machine.files() == before, "no half of a copy fills the disk"
+    machine.disk.capacity_bytes += refused.value.wanted_bytes
+    with machine.open() as log:
+        machine.holds(log)
+        assert tail_of(machine, log) == before[f"{0:020d}.log"][at:]
+
+
+@pytest.mark.parametrize("end", ["kill", "power"])
+def test_a_move_that_is_stopped_at_any_call_goes_on(end, torture):
+    machine, at = torn_on_a_full_disk(errno.ENOSPC)
+    wanted, before = machine.bytes_of(f"{0:020d}.log")[at:], machine.disk.steps
+    machine.open()
+    steps = machine.disk.steps - before
+    for step in range(1 + torture.count(7, 0), steps + 1, torture.count(17, 1)):
+        machine, at = torn_on_a_full_disk(errno.ENOSPC)
+        machine.disk.power_after(step)
+        with pytest.raises(PowerLost):
+            machine.open()
+        if end == "power":
+            machine.disk.lose_power()
+            machine.disk.capacity_bytes += 128 << 10  # what the directory itself keeps was not all synced
+        else:
+            machine.disk._power_at, machine.disk._off = None, False  # the machine goes on, the process does not
+        end_process(machine.disk)
+        with machine.open() as log:
+            assert log.log_end_offset == 10
+            machine.holds(log)
+        kept = [machine.bytes_of(name) for name in machine.disk.list(HOME) if ".cut" in name]
+        assert kept == [wanted], f"stopped at call {step} of {steps}"
+        assert not [name for name in machine.disk.list(HOME) if name.endswith(".moving")]
 
 
 @FULL
