@@ -8,6 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JARS   := .cache/kafka/libs
+CONNECTOR := .cache/spark-kafka/libs
 
 .PHONY: help demo test torture quick lint format bench jars clean
 
@@ -39,7 +40,15 @@ $(JARS)/.done: tests/kafka/pom.xml
 	@mvn -q -B -f tests/kafka/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(JARS)
 	@touch $@
 
-jars: $(JARS)/.done  ## Fetch Kafka's own tools from Maven (the tests' judge)
+# Not every mirror has all of it; without it one test skips and says so.
+$(CONNECTOR)/.done: tests/spark/pom.xml
+	@echo "fetching Spark's Kafka connector into $(CONNECTOR) ..."
+	@rm -rf $(CONNECTOR)
+	@mvn -q -B -f tests/spark/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(CONNECTOR) \
+		|| echo "not all of it was to be had"
+	@mkdir -p $(CONNECTOR) && touch $@
+
+jars: $(JARS)/.done $(CONNECTOR)/.done  ## Fetch Kafka's own tools from Maven (the tests' judge)
 
 demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-out/
 	$(BIN)/pushrep demo

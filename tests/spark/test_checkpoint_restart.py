@@ -1,7 +1,11 @@
 """apply-checkpoint and real queries of Spark: the restarted one reads from the named offset, and what is refused."""
 
 import itertools
+import json
+import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -152,3 +156,24 @@ def test_state_a_batch_on_its_way_and_a_running_query_are_refused(spark, logs, t
     writer.start().awaitTermination()
     with pytest.raises(QueryStateful):
         send("orders", 0, Startpoint.specific(3), logs=logs)
+
+
+@pytest.mark.skipif("PUSHREP_OTHER_SPARK" not in os.environ, reason="name a Python with another release of pyspark")
+def test_another_release_of_spark_goes_on_at_the_named_file(tmp_path, send):
+    """PUSHREP_OTHER_SPARK=<its python>; seen with 3.5.9, whose files tests/unit/test_checkpoint_apply.py keeps."""
+
+    def read():
+        program = Path(__file__).with_name("file_stream_program.py")
+        host = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": os.environ["PUSHREP_OTHER_SPARK"]}
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | host
+        command = [os.environ["PUSHREP_OTHER_SPARK"], str(program), str(tmp_path)]
+        subprocess.run(command, check=True, env=own, capture_output=True, timeout=200)
+        return json.loads((tmp_path / "read.json").read_text())
+
+    (tmp_path / "in").mkdir()
+    for n in range(3):
+        (tmp_path / "in" / f"{n}.txt").write_text(f"{n}\n")
+        assert read() == [str(n)]
+    send("files-0", 0, Startpoint.specific(1))
+    assert read() == ["1", "2"]
+    assert read() == []

@@ -110,6 +110,20 @@ def test_files_get_the_pair_twice_since_spark_asks_for_the_last_range_again(cp, 
     assert (cp / "commits" / "4").exists()
 
 
+GOLDEN = Path(__file__).parents[1] / "conformance" / "golden" / "checkpoints"
+
+
+@pytest.mark.parametrize("release", ["spark-3.5.9", "spark-4.2.0"])
+def test_checkpoints_that_spark_wrote(cp, release):
+    """Of a file source that read three files: 3.5.9 with its only version of the logs, 4.2.0 with version 2 of both."""
+    shutil.copytree(GOLDEN / release, cp)
+    before = (cp / "offsets" / "2").read_text()
+    assert run(cp, "--to", 1).exit_code == 0
+    for batch in ("3", "4"):
+        assert (cp / "offsets" / batch).read_text() == before.replace('{"logOffset":2}', '{"logOffset":0}')
+        assert (cp / "commits" / batch).read_bytes() == (cp / "commits" / "2").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "log_offset"), [("@2000", 0), ("@2001", 1), ("earliest", -1), ("latest", 2), ("-2", 0)]
 )

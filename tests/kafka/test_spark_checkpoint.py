@@ -1,0 +1,64 @@
+"""apply-checkpoint and Spark's own Kafka source, with a real broker: the query goes on at the named offset."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
+CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
+
+
+@pytest.fixture
+def connector():
+    pytest.importorskip("pyspark")
+    jars = sorted(LIBS.glob("*.jar"))
+    missing = [name for name in CONNECTOR if not any(jar.name.startswith(name) for jar in jars)]
+    if missing:
+        pytest.skip(f"Spark's Kafka connector is not whole, {', '.join(missing)} not there: run `make jars`")
+    return ",".join(map(str, jars))
+
+
+@pytest.fixture
+def topic(broker):
+    """Two partitions of ten records each."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    name = f"checkpoint-{uuid.uuid4().hex[:8]}"
+    servers = {"bootstrap.servers": broker.bootstrap_servers, "log_level": 0}
+    admin = AdminClient(servers)
+    for made in admin.create_topics([NewTopic(name, 2, 1)]).values():
+        made.result(60)
+    producer = Producer(servers)
+    for partition in range(2):
+        for n in range(10):
+            producer.produce(name, b"%d" % n, partition=partition)
+    assert producer.flush(60) == 0
+    return name
+
+
+def test_a_kafka_source_goes_on_at_the_named_offset(broker, topic, connector, tmp_path):
+    program = ROOT / "tests" / "spark" / "kafka_stream_program.py"
+    own = os.environ | {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
+        "PYSPARK_SUBMIT_ARGS": "--driver-memory 1g --conf spark.ui.enabled=false pyspark-shell",
+    }
+    command = [sys.executable, str(program), str(tmp_path), broker.bootstrap_servers, topic, connector]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second, third, last = json.loads((tmp_path / "runs.json").read_text())
+    assert sorted(map(tuple, first)) == [(partition, n) for partition in range(2) for n in range(10)]
+    assert sorted(map(tuple, second)) == [(1, n) for n in range(3, 10)]
+    assert sorted(map(tuple, third)) == [(0, 8), (0, 9)]
+    assert last == [], "once"
