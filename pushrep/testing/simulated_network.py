@@ -31,6 +31,7 @@ from pushrep.testing.simulated_threads import Process, Scheduler
 KEEPALIVE_MS = 40_000
 _FIRST_PORT = 40_000
 _NEVER_MS = float("inf")
+_BITE_BYTES = 7
 
 
 class _Piece(NamedTuple):
@@ -50,7 +51,8 @@ class SimulatedNetwork:
         self.machines: dict[str, Machine] = {}
         self.ends: list[_End] = []
         self.blocked: dict[tuple[str, str], None] = {}
-        self.buffer_bytes = self.random.choice((600, 5_000, 100_000))
+        self.keepalive_ms = KEEPALIVE_MS
+        self.buffer_bytes = self.random.choice((2_000, 10_000, 100_000))
 
     def machine(self, name: str) -> "Machine":
         """The machine of this name."""
@@ -216,7 +218,7 @@ class _End:
         self._timeout_s: float | None = None
         self._is_blocking = True
         self._bytes_max = self.network.buffer_bytes
-        self._read_max = self.network.random.choice((7, 1 << 20, 1 << 20, 1 << 20))
+        self._bites = self.network.random.choice((0, 0, 0, 60))  # so many reads get a few bytes only
 
     # ---- as its process sees it
 
@@ -226,7 +228,10 @@ class _End:
         piece = self.coming[0]
         if not piece.data:
             return 0
-        count = min(len(buffer), len(piece.data), self._read_max)
+        count = min(len(buffer), len(piece.data))
+        if self._bites:
+            self._bites -= 1
+            count = min(count, _BITE_BYTES)
         buffer[:count] = piece.data[:count]
         if count < len(piece.data):
             self.coming[0] = piece._replace(data=piece.data[count:])
@@ -308,7 +313,7 @@ class _End:
         if silently:
             self.is_vanished = True
             self.peer.lose_tail()
-            self.peer.reset(self.network.clock.monotonic_ms() + KEEPALIVE_MS)
+            self.peer.reset(self.network.clock.monotonic_ms() + self.network.keepalive_ms)
         elif self.coming:  # unread bytes: the system resets
             self.peer.reset(self.network.clock.monotonic_ms() + self.network.delay())
         self.close()

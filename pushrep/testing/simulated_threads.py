@@ -150,16 +150,12 @@ class SimulatedThread:
 
     def go_on(self) -> None:
         """Until it waits again."""
-        scheduler = self.process.scheduler
-        scheduler.current = self
-        try:
-            self._greenlet.parent = getcurrent()
-            self._greenlet.switch()
-        finally:
-            scheduler.current = None
+        self._let(self._greenlet.switch)
 
     def park(self, ready: Ready, until_ms: float) -> None:
         """Called by itself: until `ready()` or that time."""
+        if self._state == "over":
+            raise GreenletExit  # it is being killed, and something of it wants to wait once more
         self._ready, self.until_ms = ready, until_ms
         self._greenlet.parent.switch()
 
@@ -167,8 +163,15 @@ class SimulatedThread:
         """It is gone, wherever it was."""
         self._end()
         if not self._greenlet.dead:
-            self._greenlet.parent = getcurrent()
-            self._greenlet.throw(GreenletExit)
+            self._let(lambda: self._greenlet.throw(GreenletExit))
+
+    def _let(self, go_on: Callable[[], object]) -> None:
+        scheduler = self.process.scheduler
+        scheduler.current, self._greenlet.parent = self, getcurrent()
+        try:
+            go_on()
+        finally:
+            scheduler.current = None
 
     def _run(self) -> None:
         try:

@@ -1,0 +1,147 @@
+"""A leader's process in the world of shells: stands for the lead, leads, and lets clients append.
+
+    Candidacy ─▶ grant ─▶ Leading over SegmentLogs ─▶ clients append, each batch with a receipt
+
+It stands in for an Outbox: that one seals batches in threads of its own and adds nothing to what replicas see.
+"""
+
+from contextlib import closing
+from dataclasses import replace
+
+from pushrep.errors import PushrepError
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.node.candidacy import Candidacy
+from pushrep.node.promises import NO_MEMBER, PromiseKeeper
+from pushrep.push.leading import Leading
+from pushrep.push.settings import Replica
+from pushrep.push.sockets import Address
+from pushrep.records import encode_batch
+
+SMALL = LogConfig(preallocate_bytes=0)
+LOCK_NAME = ".lock"
+_ANSWER_S = 0.5
+
+
+class Receipt:
+    """What a client holds of an append: `answers` gets what it was told, and must get it once."""
+
+    def __init__(self, base_offset, end_offset, data):
+        self.base_offset, self.end_offset, self.data = base_offset, end_offset, data
+        self.answers = []
+
+
+class Service:
+    """One run of a leader's program on a machine. `run` is its main thread."""
+
+    def __init__(self, world, machine, purpose):
+        self.world, self.machine, self.purpose = world, machine, purpose
+        self.process = machine.host.process
+        self.settings = replace(world.push_settings, network=self.process)
+        self.leading = self.grant = self.refused = None
+        self.logs, self.receipts = {}, []
+        self.is_stopping = self.is_over = False
+
+    def run(self):
+        disk = self.machine.disk
+        try:
+            disk.make_directory(self.machine.outbox_directory)
+            with closing(disk.lock(self.machine.data / LOCK_NAME)):
+                try:
+                    self._open_logs()
+                    self._stand()
+                finally:
+                    self._close()
+        except (OSError, PushrepError) as error:
+            self.refused = error
+            self.world.note(self.machine, f"gives_up({error!r})")
+        self.is_over = True
+
+    def _open_logs(self):
+        first = self.world.first
+        for number in range(first.partitions):
+            self.logs[number] = SegmentLog.open(
+                self.machine.outbox_directory / f"{first.topic}-{number}",
+                SMALL,
+                log_id=first.topic_id,
+                has_replicas=True,
+                filesystem=self.machine.disk,
+                clock=self.world.clock,
+            )
+
+    def _close(self):
+        if not self.process.is_alive:
+            return  # a kill closes nothing
+        if self.leading is not None:
+            self.leading.close()
+        for log in self.logs.values():
+            log.close()
+
+    def _stand(self):
+        """Come to lead, and lead until it is over."""
+        world, machine = self.world, self.machine
+        keeper = PromiseKeeper(machine.outbox_directory, world.first.outbox_id, machine.disk)
+        if keeper.kept.member == NO_MEMBER:
+            keeper.keep(replace(keeper.kept, member=machine.index))
+        first = world.first if machine.index == 0 else None
+        if first is None and keeper.kept.grant is None:
+            return
+        candidacy = Candidacy(keeper, self.logs, self.settings, clock=world.clock)
+        grant = candidacy.run(self.purpose, _ANSWER_S, first=first)
+        candidacy.begin(grant)
+        self.grant = grant
+        self.leading = Leading(
+            grant.outbox_id,
+            grant,
+            self.logs,
+            [
+                Replica(member.index, Address.parse(member.address))
+                for member in grant.members
+                if member.index != machine.index
+            ],
+            durability=world.rules.durability,
+            settings=self.settings,
+            replica_lag_max_ms=world.rules.lag_max_ms,
+            clock=world.clock,
+        )
+        world.leads(self)
+        self.leading.start()
+        clients = [self.process.thread(lambda n=n: self._client(n), f"client-{n}") for n in self.logs]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+
+    @property
+    def wants_end(self):
+        return self.is_stopping or any(led.resigned for led in self.leading.partitions.values())
+
+    def _client(self, number):
+        """Appends to one partition, as an outbox's writer does: log, push, flush, wait by a callback."""
+        try:
+            while not self.wants_end:
+                self.process.sleep(self.world.random.choice((0, 0.001, 0.005, 0.02)))
+                led = self.leading.partitions[number]
+                if not self.wants_end and not self.world.is_quiet and led.takes_all:
+                    self._append(number)
+        except (OSError, PushrepError) as error:
+            self.world.note(self.machine, f"append_failed({error!r})")
+            self.is_stopping = True
+
+    def _append(self, number):
+        world, log = self.world, self.logs[number]
+        world.appends(self, number)
+        values = [world.random.randbytes(world.random.choice((5, 30, 200))) for _ in range(world.random.randint(1, 3))]
+        batch = encode_batch(values, timestamps_ms=1)
+        result = log.append(batch, durability=Durability.BUFFERED)
+        receipt = Receipt(result.base_offset, result.last_offset + 1, bytes(batch.data))
+        self.leading.on_append(number, result.base_offset, [batch])
+        if world.rules.durability is Durability.FLUSHED:
+            log.flush()
+            self.leading.on_flush(number, log.flushed_offset)
+
+        def told(error):
+            receipt.answers.append(error)
+            world.receipt_told(self, number, receipt)
+
+        self.receipts.append(receipt)
+        self.leading.when_replicated(number, receipt.end_offset, told)

@@ -1,0 +1,91 @@
+"""The real shells of replication on simulated clock, disks and network, in seeded disorder; each promise broken once.
+
+A failing world is shrunk, and tells how it is run again.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import Durability
+from tests.simulation.shells_mutations import MUTATIONS, answer_before_the_flush
+from tests.simulation.shells_shrink import fails, shrink
+from tests.simulation.shells_world import Rules, run
+
+STEPS = 1_000
+STEPS_LONG = 1_000_000
+PROCESSES_DIE = (2, 0, 0, 2, 2, 1, 0, 2, 0.5, 0.5)
+WORLDS = {
+    "three, m = 2": Rules(),
+    "three, m = 3": Rules(min_insync=3),
+    "five, m = 3": Rules(members=5, min_insync=3),
+    "two partitions": Rules(partitions=2),
+    "page cache, processes die": Rules(durability=Durability.BUFFERED, accidents=PROCESSES_DIE),
+}
+
+
+@pytest.mark.parametrize("rules", WORLDS.values(), ids=WORLDS)
+def test_what_was_acknowledged_survives_any_disorder(rules, torture):
+    """A record acknowledged with ALL survives any m - 1 lost members and any order of opens, crashes, power cuts and
+    promotions; logs are equal epoch by epoch; watermarks, receipts and buffers keep their promises.
+    """
+    worlds = torture.count(1, STEPS_LONG // STEPS // len(WORLDS))
+    for seed in range(torture.seed, torture.seed + worlds):
+        failure = fails(seed, rules, STEPS)
+        if failure is not None:
+            pytest.fail(str(shrink(failure)))
+
+
+def test_the_worlds_meet_what_they_are_about():
+    """Every accident, and what comes of them, in a few seeds: else the worlds prove nothing."""
+    counts = {}
+    for seed in range(8):
+        rules = Rules(rates=(0.05,)) if seed % 2 else Rules()
+        for what, count in run(seed, rules, STEPS).counts.items():
+            counts[what] = counts.get(what, 0) + count
+    wanted = {
+        "crash", "power", "power_soon", "cut", "block", "pause", "disk", "promote", "stop", "time",
+        "OPEN", "PROMOTE", "PROMOTE_AND_CATCH_UP", "leads", "refused", "acknowledged", "failed",
+    }  # fmt: skip
+    assert wanted <= counts.keys(), f"never met: {wanted - counts.keys()}"
+    assert counts["acknowledged"] > 50
+
+
+def test_a_seed_replays_whatever_the_process():
+    """Two processes that hash differently live the same life."""
+    code = "from tests.simulation.shells_world import run; print(*run(7, steps=600).trace, sep='\\n')"
+    lives = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(lives) == 1
+    assert "acknowledged" in lives.pop()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.breaks for mutation in MUTATIONS])
+def test_a_broken_promise_is_seen(mutation, monkeypatch):
+    mutation.apply(monkeypatch.setattr)
+    for seed in range(mutation.first_seed, mutation.first_seed + 100):
+        if fails(seed, mutation.rules, STEPS) is not None:
+            return
+    pytest.fail(f"100 worlds did not notice that it does not hold: {mutation.breaks}")
+
+
+def test_a_failing_seed_is_shrunk(monkeypatch):
+    answer_before_the_flush(monkeypatch.setattr)
+    failure = next(found for seed in range(50) if (found := fails(seed, Rules(rates=(0.05,)), STEPS)) is not None)
+    small = shrink(failure)
+    again = fails(small.seed, small.rules, small.steps, small.skip)
+    assert again == small, "what was shrunk fails again, in the same way"
+    assert (small.accidents, small.steps) <= (failure.accidents, failure.steps)
+    assert f"run({small.seed}, " in str(small)
