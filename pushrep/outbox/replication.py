@@ -157,6 +157,11 @@ class Replication:
         leading = self._leading
         return None if leading is None else leading.manager
 
+    def troubles(self) -> dict[int, str]:
+        """Why no session can begin, by the member's index."""
+        leading = self._leading
+        return {} if leading is None else leading.troubles()
+
     def lag(self) -> dict[str, ReplicaLag]:
         """By address."""
         lags = self.lag_by_index()

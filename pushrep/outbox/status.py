@@ -54,7 +54,8 @@ class Facts(NamedTuple):
 class MemberStatus:
     """A member, or (`is_joining`) a node that is to become one and counts for nothing yet.
 
-    sessions: how many of its partitions are pushed to now. lag: None for the leader itself.
+    sessions: how many of its partitions are pushed to now. trouble: why no session can begin, None if there is nothing
+    in the way. lag: None for the leader itself.
     """
 
     index: int
@@ -63,6 +64,7 @@ class MemberStatus:
     is_joining: bool
     sessions: int
     last_end_reason: str | None
+    trouble: str | None
     lag: ReplicaLag | None
 
 
@@ -205,7 +207,7 @@ def _members(facts: Facts, led: Mapping[int, LedPartition]) -> tuple[MemberStatu
     if facts.replication is None:
         return ()
     listed = {one.index: one.address for one in facts.replication.members}
-    lags = facts.replication.lag_by_index()
+    lags, troubles = facts.replication.lag_by_index(), facts.replication.troubles()
     live: Counter[int] = Counter()
     ended: dict[int, str] = {}
     for one in led.values():
@@ -222,6 +224,7 @@ def _members(facts: Facts, led: Mapping[int, LedPartition]) -> tuple[MemberStatu
             is_joining=index not in listed,
             sessions=live[index],
             last_end_reason=ended.get(index),
+            trouble=troubles.get(index),
             lag=lags.get(index),
         )
         for index, address in sorted({**facts.replication.learners, **listed}.items())

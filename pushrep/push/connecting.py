@@ -50,7 +50,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         raise ReplicaUnreachable(str(address), f"its certificate is refused: {error.verify_message}") from error
     except (OSError, ProtocolError, NoCommonVersion) as error:
         _close(sock)
-        raise ReplicaUnreachable(str(address), str(error) or type(error).__name__) from error
+        raise ReplicaUnreachable(str(address), _why(error, sock, settings)) from error
     except BaseException:
         _close(sock)
         raise
@@ -93,6 +93,22 @@ def pause_s(settings: PushSettings, failures: int) -> float:
     state = RetryCallState(Retrying(), None, (), {})
     state.attempt_number = max(1, failures)
     return wait(state)
+
+
+def _why(error: Exception, sock: AnySocket | None, settings: PushSettings) -> str:
+    """In words of certificates, where it is about them."""
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, str) and "_ALERT_" in reason:
+        said = reason.partition("_ALERT_")[2].replace("_", " ").lower()
+        return f"it refuses our certificate: {said}" if "ca" in said.split() or "cert" in said else f"TLS: {said}"
+    is_hung_up = isinstance(error, ConnectionError | ssl.SSLEOFError) and not isinstance(error, ConnectionRefusedError)
+    if sock is not None and is_hung_up and settings.tls is not None:
+        return "it hung up during or right behind the TLS handshake: it refuses our certificate, or wants no TLS"
+    if sock is not None and is_hung_up:
+        return f"it hung up on the first bytes, perhaps it wants TLS (PushSettings.tls): {error}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {str(reason or error).replace('_', ' ').lower()}; perhaps it does not speak TLS"
+    return str(error) or type(error).__name__
 
 
 def _close(sock: AnySocket | None) -> None:

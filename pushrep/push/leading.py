@@ -113,6 +113,10 @@ class Leading:
         """
         self.partitions[partition].when_replicated(end_offset, callback)
 
+    def troubles(self) -> dict[int, str]:
+        """Why sessions can't begin, by the replica's index; those without trouble are left out."""
+        return {driver.replica.index: driver.trouble for driver in list(self._drivers) if driver.trouble is not None}
+
     def push_to(self, replica: Replica) -> None:
         """Push to this one, too: one that is to become a member first gets what the others have."""
         driver = _Driver(self, replica, self._by_tp)
@@ -177,6 +181,8 @@ class _Driver:
         self._wanted = list(tps)
         self._failures = 0
         self._client: ReplicaClient | None = None
+        self.trouble: str | None = None
+        """Why no session can begin now."""
         threads = leading.manager.settings.network.threads
         self._changed = threads.condition()
         self._stop = threads.event()
@@ -235,6 +241,7 @@ class _Driver:
                 self._leading.hear_of(answer.grants)
                 for description in answer.logs:
                     self._take(answer.replica_epoch, description)
+            self.trouble = None
 
     def _offer(self, client: ReplicaClient) -> None:
         """Show our grant: it was away when the others stored it, or it is new."""
@@ -254,4 +261,6 @@ class _Driver:
         self.begin_anew(description.tp, is_first_success=False)
 
     def _tell(self, error: BaseException) -> None:
-        _LOG.info("%s: %s", self.replica, error)
+        why = str(error)
+        is_news, self.trouble = why != self.trouble, why
+        _LOG.log(logging.WARNING if is_news else logging.INFO, "%s: %s", self.replica, why)

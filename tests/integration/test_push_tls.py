@@ -1,9 +1,6 @@
 """Mutual TLS between a leader and its replica: who shows the right certificate is let in, and by its name."""
 
-import os
-import shutil
 import ssl
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -11,34 +8,14 @@ import pytest
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
+from tests.integration.certificates import make_certificates
 
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, connect_timeout_ms=2000)
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    """Paths of `ca`, `other-ca`, `node`, `billing`, `stranger` (signed by the other), `expired`; keys beside them."""
-    if shutil.which("openssl") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl makes the certificates; it is not installed")
-    root = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments):
-        subprocess.run(["openssl", *arguments], cwd=root, check=True, capture_output=True)
-
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    for ca in ("ca", "other-ca"):
-        openssl("req", "-x509", *curve, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}", "-days", "2")
-    (root / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
-    for name, ca, days in (
-        ("node", "ca", "2"),
-        ("billing", "ca", "2"),
-        ("stranger", "other-ca", "2"),
-        ("expired", "ca", "-1"),
-    ):
-        openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signer = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", "names")
-        openssl("x509", "-req", "-in", f"{name}.csr", *signer, "-out", f"{name}.pem", "-days", days)
-    return root
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def server_side(certificates, name="node"):
@@ -68,7 +45,7 @@ def test_records_are_pushed_over_tls_by_whom_the_certificate_names(world, certif
 def test_another_name_may_not_create(world, certificates):
     replica = world.node(1, tls=server_side(certificates), allow=frozenset({"shipping"}))
     service = world.service([replica], settings=client_side(certificates)).start()
-    service.wait_for(lambda _: service.leading._drivers[0]._failures > 0)
+    service.wait_for(lambda _: "may not create" in service.leading.troubles().get(1, ""))
     assert not service.leading.partitions[0].leader.sessions
 
 

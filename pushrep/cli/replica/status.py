@@ -20,7 +20,17 @@ from pushrep.seams import REAL_FILESYSTEM
 
 _PIPE_COLUMNS = 200
 _PARTITIONS_AT_ONCE = 1000
-_MEMBERS = ("member", "address", "role", "in sync", "sessions", "records", "bytes", "oldest", "last session ended by")
+_MEMBERS = (
+    "member",
+    "address",
+    "role",
+    "in sync",
+    "sessions",
+    "records",
+    "bytes",
+    "oldest",
+    "trouble, or last end",
+)
 _PARTITIONS = ("partition", "start", "end", "flushed", "HWM", "epoch", "in sync", "sessions")
 _NOBODY = "closed"
 
@@ -172,7 +182,7 @@ def _member(one: dict[str, Any]) -> tuple[str, ...]:
         count(lag["records"]),
         size(lag["size_bytes"]),
         f"{lag['age_ms'] / 1000:.1f} s",
-        one["last_end_reason"] or "",
+        one["trouble"] or one["last_end_reason"] or "",
     )
 
 
