@@ -55,17 +55,26 @@ class HadoopDirectory:
 
     def read(self, name: str) -> str:
         """A file's text."""
+        return self.read_bytes(name).decode()
+
+    def read_bytes(self, name: str) -> bytes:
+        """A file's content."""
         stream = self._fs.open(self._path(name))
         try:
-            return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream)).decode()
+            return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream))
         finally:
             stream.close()
 
     def create(self, name: str, text: str) -> bool:
+        """A file of this text, as `create_bytes`."""
+        return self.create_bytes(name, text.encode())
+
+    def create_bytes(self, name: str, data: bytes) -> bool:
         """Whole or not at all. `name` must be new: a file that replaces another may meet the other's checksum."""
         stream = self._fs.create(self._path(name + ".writing"), True)  # over what a kill left aside
         try:
-            stream.write(bytearray(text.encode()))
+            stream.write(bytearray(data))
+            stream.hsync()  # on the disks: what a store says is written must survive the machine
         finally:
             stream.close()
         return self.rename(name + ".writing", name)

@@ -1,0 +1,105 @@
+"""FileMarks: a foreachBatch query's marks as files, one for each batch, on whatever file system Spark writes to.
+
+    <path>/00000000000000000017-5-<query id>.marks       the 17th write: batch 5 of that query (batch_marks.py)
+
+For drivers that may move: the files lie beside the checkpoint, where the next driver finds both. A file is written
+aside and renamed, so it is whole or not there; of one batch the one written last counts. The file system must rename
+atomically, as local disks and HDFS do.
+"""
+
+import re
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
+from spark_jobs.marks import MarksStoreDamaged
+from spark_jobs.sinks.hadoop import HadoopDirectory
+
+_NAME = re.compile(r"([0-9]{20})-(-1|[0-9]{1,19})-([A-Za-z0-9_-]+)\.marks")
+
+
+class _File(NamedTuple):
+    sequence: int
+    batch_id: int
+    query_id: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.sequence:020d}-{self.batch_id}-{self.query_id}.marks"
+
+
+class FileMarks:
+    """Marks in a directory of any file system that Spark knows, for ReplayFilteredBatches.
+
+    path: a directory of their own, beside the checkpoint. session: the active one if none is given. Use raises
+    MarksStoreDamaged for a file that can't be read, and what Hadoop's client raises.
+    """
+
+    def __init__(self, path: str, session: SparkSession | None = None) -> None:
+        self.location = path
+        self._session = session
+        self._directory: HadoopDirectory | None = None
+
+    def owner(self) -> str | None:
+        """The query that wrote last; None while the store is empty."""
+        files = self._files()
+        return files[-1].query_id if files else None
+
+    def batches(self, query_id: str) -> list[int]:
+        """The batches kept of this query, ascending."""
+        return sorted({file.batch_id for file in self._files() if file.query_id == query_id})
+
+    def read(self, query_id: str, batch_id: int) -> BatchMarks | None:
+        """What was written last for this batch; None if nothing was, or it was dropped."""
+        found = [file for file in self._files() if (file.query_id, file.batch_id) == (query_id, batch_id)]
+        if not found:
+            return None
+        try:
+            marks = BatchMarks.from_bytes(self._opened().read_bytes(found[-1].name))
+        except (CorruptBatchMarks, BatchMarksVersionUnsupported) as error:
+            raise MarksStoreDamaged(f"{self.location}/{found[-1].name}", str(error)) from error
+        if (marks.query_id, marks.batch_id) != (query_id, batch_id):
+            why = f"it holds batch {marks.batch_id} of query {marks.query_id}"
+            raise MarksStoreDamaged(f"{self.location}/{found[-1].name}", why)
+        return marks
+
+    def write(self, marks: BatchMarks, *, keep: int) -> None:
+        """Store durably before returning; see MarksStore."""
+        files = self._files()
+        new = _File(files[-1].sequence + 1 if files else 0, marks.batch_id, marks.query_id)
+        if _NAME.fullmatch(new.name) is None:
+            raise MarksStoreDamaged(self.location, f"a query id {marks.query_id!r} is no name of a file")
+        if not self._opened().create_bytes(new.name, marks.to_bytes()):
+            raise MarksStoreDamaged(self.location, f"the file system refused to make {new.name}")
+        for file in files:
+            if self._is_old(file, new, keep):
+                self._opened().remove(file.name)
+
+    def drop_from(self, query_id: str, batch_id: int) -> None:
+        """Forget this query's batches >= batch_id, the highest first: killed in between, no hole is left."""
+        own = [file for file in self._files() if file.query_id == query_id and file.batch_id >= batch_id]
+        for file in sorted(own, key=lambda file: -file.batch_id):
+            self._opened().remove(file.name)
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+    @staticmethod
+    def _is_old(file: _File, new: _File, keep: int) -> bool:
+        if file.query_id != new.query_id:
+            return new.batch_id >= keep
+        return file.batch_id == new.batch_id or ADOPTED < file.batch_id <= new.batch_id - keep
+
+    def _files(self) -> list[_File]:
+        """In the order in which they were written."""
+        matches = map(_NAME.fullmatch, self._opened().names())
+        return sorted(_File(int(m[1]), int(m[2]), m[3]) for m in matches if m is not None)
+
+    def _opened(self) -> HadoopDirectory:
+        if self._directory is None:
+            session = self._session or SparkSession.getActiveSession()
+            if session is None:
+                raise MarksStoreDamaged(self.location, "no Spark session is active here: give one")
+            self._directory = HadoopDirectory(session, self.location)
+        return self._directory

@@ -1,0 +1,108 @@
+"""What every marks store promises to ReplayFilteredBatches: one suite, whatever keeps the marks."""
+
+import pytest
+
+from filtering import HighwaterMarks
+from spark_jobs import LocalMarks, ReplayFilteredBatches
+from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
+from spark_jobs.file_marks import FileMarks
+from spark_jobs.marks import MarksStoreDamaged
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(params=["local", "files"])
+def open_store(request, tmp_path, spark):
+    """Opens the same store again each time."""
+    opened = []
+
+    def open_():
+        for store in opened:
+            store.close()
+        made = LocalMarks(tmp_path / "m") if request.param == "local" else FileMarks(str(tmp_path / "m"), spark)
+        opened.append(made)
+        return made
+
+    yield open_
+    for store in opened:
+        store.close()
+
+
+def marks_of(query, batch, offset=0):
+    marks = HighwaterMarks.from_columns([7], [0], [offset], [0])
+    return BatchMarks(query, batch, (LogRange("t", 0, 0, offset + 1),), {MarksKey("t"): marks})
+
+
+def test_an_empty_store_belongs_to_nobody(open_store):
+    store = open_store()
+    assert store.owner() is None
+    assert store.batches("q") == []
+    assert store.read("q", 0) is None
+
+
+def test_what_was_written_is_there_again(open_store):
+    store = open_store()
+    for batch in range(3):
+        store.write(marks_of("q", batch, batch * 10), keep=5)
+    store = open_store()
+    assert store.owner() == "q"
+    assert store.batches("q") == [0, 1, 2]
+    assert store.read("q", 1) == marks_of("q", 1, 10)
+    assert store.read("q", 3) is None
+
+
+def test_the_last_word_on_a_batch_counts(open_store):
+    store = open_store()
+    store.write(marks_of("q", 0, 1), keep=5)
+    store.write(marks_of("q", 0, 2), keep=5)
+    assert open_store().read("q", 0) == marks_of("q", 0, 2)
+
+
+def test_dropped_batches_stay_dropped_until_they_are_written_again(open_store):
+    store = open_store()
+    for batch in range(4):
+        store.write(marks_of("q", batch), keep=9)
+    store.drop_from("q", 2)
+    assert open_store().batches("q") == [0, 1]
+    store = open_store()
+    store.write(marks_of("q", 2, 5), keep=9)
+    assert open_store().read("q", 2) == marks_of("q", 2, 5)
+
+
+def test_versions_are_kept_and_another_querys_go_once_this_one_has_enough(open_store):
+    store = open_store()
+    store.write(marks_of("old", 7), keep=2)
+    store.write(marks_of("q", ADOPTED), keep=2)
+    for batch in range(4):
+        store.write(marks_of("q", batch), keep=2)
+        assert bool(store.batches("old")) == (batch < 2)
+    assert store.batches("q") == [ADOPTED, 2, 3]
+    assert store.owner() == "q"
+
+
+def test_the_filter_goes_on_with_it(open_store, frames, logs, inside_query):
+    inside_query("q")
+    rows = logs.random_topic(12)
+    kept = {}
+
+    def handler(frame, batch_id):
+        kept[batch_id] = {row["value"] for row in frame.select("value").collect()}
+
+    for n, part in enumerate((rows[:30], rows[30:60], rows[60:])):
+        ReplayFilteredBatches(handler, open_store())(frames.split(part, 2), n)
+    assert set().union(*kept.values()) == logs.Model().kept(rows)
+
+
+def test_a_file_that_was_damaged_or_renamed_is_refused_by_name(tmp_path, spark):
+    store = FileMarks(str(tmp_path), spark)
+    store.write(marks_of("q", 0), keep=3)
+    [path] = tmp_path.glob("*.marks")
+    data = bytearray(path.read_bytes())
+    path.with_name(path.name.replace("-0-", "-1-")).write_bytes(data)
+    with pytest.raises(MarksStoreDamaged, match="holds batch 0"):
+        store.read("q", 1)
+    data[len(data) // 2] ^= 4
+    (tmp_path / f".{path.name}.crc").unlink(missing_ok=True)
+    path.write_bytes(data)
+    with pytest.raises(MarksStoreDamaged, match=path.name):
+        store.read("q", 0)
