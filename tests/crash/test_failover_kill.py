@@ -1,0 +1,261 @@
+"""Failover with processes: the leader is killed, a replica promoted, the service opens there, the old leader follows.
+
+Three nodes (`pushrep replica serve`), a producer that leads from one directory after the other, a proxy before each
+node that can cut its connections. Whatever ALL acknowledged is there in the end, and all three hold the same bytes.
+"""
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from pushrep.log import SegmentLog
+from pushrep.outbox import read_identity
+from pushrep.outbox.adoption import adopt
+from pushrep.seams import REAL_FILESYSTEM
+from tests.crash.test_outbox_replicas_kill import Process, acked_by, missing, record_bytes
+
+WAIT_S = 60
+
+PRODUCER = """
+import sys, threading
+from collections import deque
+from pushrep import Acks, LogConfig, Outbox, PushrepError
+from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
+from pushrep.push.settings import PushSettings
+
+directory, first, *replicas = sys.argv[1:]
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+def say(*words):
+    print(*words, flush=True)
+
+pending, number = deque(), int(first)
+try:
+    outbox = Outbox.open(
+        directory, "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, linger_ms=1, replica_lag_max_ms=300,
+        delivery_timeout_ms=2000, open_timeout_s=10, log_config=LogConfig(preallocate_bytes=0),
+        push=PushSettings(backoff_min_ms=5, backoff_max_ms=100, request_timeout_ms=2000),
+    )
+except PushrepError as error:
+    say("refused", type(error).__name__, error)
+    sys.exit(3)
+with outbox:
+    say("open", outbox.log(0).log_end_offset)
+    while not stop.is_set():
+        try:
+            while len(pending) < 20:
+                pending.append((number, outbox.append(0, b"%d-" % number + b"x" * (number * 37 % 300))))
+                number += 1
+            value, receipt = pending.popleft()
+            say("acked", receipt.result(30), value)
+        except (NotEnoughReplicas, DeliveryFailed):
+            while pending:
+                value, receipt = pending.popleft()
+                try:
+                    say("acked", receipt.result(30), value)
+                except DeliveryFailed as error:
+                    say("failed", value, type(error.__cause__).__name__)
+            stop.wait(0.01)
+        except PushrepError as error:
+            say("refused", type(error).__name__, error)
+            sys.exit(3)
+    while pending:
+        value, receipt = pending.popleft()
+        say("acked", receipt.result(30), value)
+    while any(lag.records or not lag.in_sync for lag in outbox.lag().values()):
+        threading.Event().wait(0.02)
+    say("even", outbox.log(0).log_end_offset)
+"""
+
+
+class Proxy:
+    """Passes bytes on to a port, until its connections are cut; new ones pass again."""
+
+    def __init__(self):
+        self.port = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                ours, _ = self._listener.accept()
+                try:
+                    theirs = socket.create_connection(("127.0.0.1", self.port), WAIT_S)
+                    theirs.settimeout(None)
+                except OSError:
+                    ours.close()
+                    continue
+                self._open |= {ours, theirs}
+                for source, target in ((ours, theirs), (theirs, ours)):
+                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source, target):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._open.discard(source)
+        source.close()  # each thread its own; the other one wakes up and closes the other
+
+    def cut(self):
+        for one in list(self._open):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+
+class Trio:
+    """Member 0 leads first, from `outbox`; a node for each member, whoever leads."""
+
+    def __init__(self, root):
+        self.root, self.leader, self.producer, self.acked, self.next_number = root, 0, None, {}, 0
+        self.nodes, self.proxies = {}, [Proxy() for _ in range(3)]
+        self.ports = {}
+        for index in range(3):
+            self.serve(index)
+        self.produce()
+        self.outbox_id = read_identity(REAL_FILESYSTEM, root / "outbox").outbox_id
+
+    def serve(self, index):
+        listen = f"127.0.0.1:{self.ports.get(index, 0)}"
+        command = ("-m", "pushrep.cli.main", "replica", "serve", str(self.root / f"data-{index}"))
+        self.nodes[index] = Process(*command, "--listen", listen, "--allow", "any")
+        address = self.nodes[index].wait_for("listening")[2].rstrip(",")
+        self.ports[index] = self.proxies[index].port = int(address.rpartition(":")[2])
+
+    def directory(self, index):
+        member = self.root / f"data-{index}" / getattr(self, "outbox_id", "none")
+        return member if member.exists() else self.root / "outbox"
+
+    def start_producer(self, index):
+        others = [proxy.address for other, proxy in enumerate(self.proxies) if other != index]
+        arguments = (str(self.directory(index)), str(self.next_number), *others)
+        return Process("-c", PRODUCER, *arguments, stdin=subprocess.PIPE)
+
+    def produce(self):
+        self.producer = self.start_producer(self.leader)
+        self.producer.wait_for("open")
+
+    def kill_leader(self):
+        self.producer.end(kill=True)
+        self.note()
+
+    def note(self):
+        """What was acknowledged; the numbers of the next producer begin above all that this one may have taken."""
+        for offset, value in acked_by(self.producer).items():
+            assert self.acked.setdefault(offset, value) == value, f"offset {offset} was acknowledged twice"
+        self.next_number = max([*self.acked.values(), self.next_number]) + 1000
+
+    def promote(self, index):
+        command = [sys.executable, "-m", "pushrep.cli.main", "promote", str(self.directory(index))]
+        command += ["--catch-up", "--member", str(index), "--timeout-s", "30"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        assert f"member {index} leads outbox {self.outbox_id}" in done.stdout
+        self.leader = index
+
+    def take_the_old_leader_in(self):
+        if (self.root / "outbox").exists():
+            adopt(self.root / "data-0", self.root / "outbox")
+
+    def finish(self):
+        """Everybody has everything; nothing that was acknowledged is missing anywhere, byte for byte."""
+        self.producer.process.stdin.close()
+        self.producer.wait_for("even")
+        self.producer.process.wait(WAIT_S)
+        self.note()
+        for node in self.nodes.values():
+            node.end()
+        own = record_bytes(self.directory(self.leader) / "orders-0")
+        for index in range(3):
+            log = self.directory(index) / "orders-0"
+            assert not missing(log, self.acked), f"member {index}"
+            assert record_bytes(log) == own, f"member {index}"
+            with SegmentLog.open_reader(log, isolation="written") as reader:
+                numbers = [record.value.split(b"-")[0] for record in reader.records(0)]
+            assert len(numbers) == len(set(numbers)), "nothing is there twice"
+
+    def stop(self):
+        for process in (self.producer, *self.nodes.values()):
+            if process is not None and process.process.stdout is not None and not process.process.stdout.closed:
+                with suppress(OSError):
+                    process.process.send_signal(signal.SIGCONT)
+                process.end(kill=True)
+        for proxy in self.proxies:
+            proxy.close()
+
+
+@pytest.fixture
+def trio(tmp_path):
+    made = Trio(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.mark.slow
+def test_a_killed_leader_is_replaced_and_follows_with_the_same_bytes(trio):
+    """A record acknowledged with ALL survives the loss of any m - 1 members, the promotion and the old one's return."""
+    trio.producer.wait_for_more("acked", 200)
+    trio.kill_leader()
+    assert len(trio.acked) >= 200
+    trio.promote(1)
+    old = trio.start_producer(0)
+    assert old.wait_for("refused")[1] == "NotLeader", old.lines
+    old.end()
+    trio.take_the_old_leader_in()
+    trio.produce()
+    trio.producer.wait_for_more("acked", 200)
+    trio.finish()
+
+
+@pytest.mark.slow
+def test_rounds_of_kills_stops_and_cuts_lose_nothing(trio, torture):
+    """kill -9 of any of the three, promotion, re-joining, SIGSTOP, cut connections: in an order that a seed draws."""
+    if not torture.is_long:
+        pytest.skip("one failover in the test above is the short form")
+    draw = random.Random(torture.seed)
+    done = []
+    for number in range(30):
+        trio.producer.wait_for_more("acked", 50)
+        action = "leader" if number == 0 else draw.choice(("leader", "node", "stop", "cut"))
+        replicas = [index for index in range(3) if index != trio.leader]
+        if action == "leader":
+            trio.kill_leader()
+            trio.promote(draw.choice(replicas))
+            trio.take_the_old_leader_in()
+            trio.produce()
+        elif action == "node":
+            index = draw.randrange(3)  # the leader's machine has one, too
+            trio.nodes[index].end(kill=True)
+            trio.producer.wait_for_more("acked", 50)
+            trio.serve(index)
+        elif action == "stop":
+            process = trio.nodes[draw.choice(replicas)].process
+            process.send_signal(signal.SIGSTOP)
+            trio.producer.wait_for_more("acked", 50)
+            process.send_signal(signal.SIGCONT)
+        else:
+            for index in draw.sample(replicas, draw.randint(1, 2)):
+                trio.proxies[index].cut()
+        done.append(action)
+    trio.producer.wait_for_more("acked", 50)
+    trio.finish()
+    assert "leader" in done
+    assert len(trio.acked) > 1000
