@@ -30,6 +30,7 @@ ROWS = {
     "g8": "push_all",
     "g9": "push",
     "g10": "push_long",
+    "g11": "ship",
     "g12": "log_open",
     "g13": "log_open",
     "g14": "verify",

@@ -38,6 +38,7 @@ _LOG = logging.getLogger("pushrep.kafka")
 
 CHECKPOINT_S = 1.0
 _REFUSED_RETRY_S = 5.0
+_MISSING_LOOKS, _MISSING_S = 10, 2.0
 _CLOSE_S = 30.0
 
 
@@ -73,6 +74,7 @@ class Shipper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
         self._session: Session | None = None
+        self._failures = 0  # to begin a session, in a row
         self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
 
     def start(self, timeout_s: float) -> None:
@@ -135,23 +137,23 @@ class Shipper:
     async def _main(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         checkpoints = asyncio.ensure_future(self._checkpoint_always())
-        failures = 0
         try:
             while not self._stopping.is_set():
                 pause_s = _REFUSED_RETRY_S
                 try:
                     await self._ship()
-                    failures = 0
                     continue
-                except (DestinationRefused, TopicMissing, DestinationAhead) as error:
+                except TopicMissing as error:
+                    pause_s = self._missing(error)
+                except (DestinationRefused, DestinationAhead) as error:
                     self._shipment.refused(error)
                 except TopicReplaced as error:
                     _LOG.warning("%s: it is shipped again from the logs' start", error)
                     pause_s = 0.0
                 except (*UNREACHABLE, BrokerError, KafkaUnreachable) as error:
                     self._shipment.told(str(error) or repr(error))
-                    failures += 1
-                    pause_s = backoff_s(self._destination, failures)
+                    self._failures += 1
+                    pause_s = backoff_s(self._destination, self._failures)
                 except LogClosed:
                     return
                 if isinstance(self._shipment.refusal, DestinationAhead):
@@ -162,6 +164,18 @@ class Shipper:
                 await self._sleep(pause_s)
         finally:
             checkpoints.cancel()
+
+    def _began(self) -> None:
+        self._failures = 0
+        self._started.set()
+
+    def _missing(self, error: TopicMissing) -> float:
+        """The pause; a topic that was made just now is not known to every broker yet."""
+        self._failures += 1
+        if self._failures > _MISSING_LOOKS:
+            self._shipment.refused(error)
+            return _REFUSED_RETRY_S
+        return _MISSING_S / _MISSING_LOOKS
 
     async def _ship(self) -> None:
         """One session; returns when the shipper closes."""
@@ -177,7 +191,7 @@ class Shipper:
             shipped = self._shipped
             self._session = Session(self._destination, facts, cluster, self._shipment, shipped.origin, shipped.clock)
             if not self._stopping.is_set():
-                await self._session.run(self._started.set)
+                await self._session.run(self._began)
         finally:
             self._session = None
             cluster.close()

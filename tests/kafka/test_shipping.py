@@ -206,7 +206,8 @@ def test_kill_9_of_the_outbox_process(broker, topic, opened, tmp_path, torture):
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid
     assert min(len(records) for records in logs.values()) > 0
-    assert_all_visible_once(broker, topic, logs, pid, 2)
+    copies = assert_all_visible_once(broker, topic, logs, pid, 2)
+    sys.stdout.write(f"{sum(map(len, logs.values()))} records, {copies} raw copies\n")
 
 
 def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, torture):

@@ -112,3 +112,4 @@ def test_kills_of_brokers_and_of_the_outbox_process(three_brokers, tmp_path, tor
         assert records
         assert same(found.of(pid, partition), records), f"partition {partition}"
     assert len(found.visible) == PARTITIONS
+    sys.stdout.write(f"{kills} kills, {sum(map(len, logs))} records, {found.copies} raw copies\n")
