@@ -8,7 +8,7 @@ with ReplayClient("out") as client:                                  # or Replay
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
@@ -19,8 +19,11 @@ from pushrep.replay.model import ReplayRequest, ReplaySettings
 from pushrep.replay.recording_info import RecordingInfo
 from pushrep.replay.remote_client import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay
+from pushrep.replay.subscribing import Startpoints, subscribe
 from pushrep.replay.wire import NodeAccess, parse_address
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+_Consumer = TypeVar("_Consumer")
 
 
 class ReplayClient:
@@ -73,6 +76,24 @@ class ReplayClient:
     def replay(self, request: ReplayRequest) -> Replay:
         """A replay and its subscriber in one. Raises ReplayRefused."""
         return Replay(self._road.replay(request))
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        consumer: str,
+        startpoints: Startpoints[_Consumer],
+        partitions: Iterable[int] | None = None,
+        reset: bool = False,
+    ) -> _Consumer:
+        """A consumer of these partitions (all that there are) that starts where its startpoints and checkpoints say.
+
+        `startpoints` keeps both and makes it: a StartpointStore gives a LogConsumer (poll, commit, close), which takes
+        up a newer startpoint while it runs. `reset` passes checkpoints by. Each partition takes one session, here or at
+        the node. Raises ReplayRefused (UNKNOWN_RECORDING), and what the store raises.
+        """
+        chosen = None if partitions is None else frozenset(partitions)
+        return subscribe(self, topic, lambda logs: startpoints.subscribe(logs, topic, consumer, reset=reset), chosen)
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""

@@ -5,8 +5,8 @@ LogConsumer.open(logs, topic, name)  a plain loop over local logs that starts wh
 Startpoint.timestamp(ms)             what can be wished: see `model`
 """
 
-from pushrep.startpoints.checkpoints import Checkpoint
-from pushrep.startpoints.consumer import STORE_NAME, LogConsumer, PartitionRecords, facts_of
+from pushrep.startpoints.checkpoints import Checkpoint, Claim
+from pushrep.startpoints.consumer import STORE_NAME, LogConsumer, PartitionRecords
 from pushrep.startpoints.errors import (
     CheckpointUnusable,
     CorruptStore,
@@ -25,10 +25,11 @@ from pushrep.startpoints.errors import (
 from pushrep.startpoints.events import Applied, Cancelled, Consumed, Expired, Fact, Failed, Written
 from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import Kind, OutOfRange, Reader, Startpoint, Target
+from pushrep.startpoints.partition_log import LocalLog, PartitionLog, facts_of
 from pushrep.startpoints.resolve import LogFacts, Resolved, Unresolved, resolve
 from pushrep.startpoints.starting import BootstrapGate, Origin, Start
 from pushrep.startpoints.states import State
-from pushrep.startpoints.store import TTL_S, Claim, StartpointStore
+from pushrep.startpoints.store import TTL_S, StartpointStore
 
 __all__ = [
     "STORE_NAME",
@@ -47,6 +48,7 @@ __all__ = [
     "Failed",
     "Kind",
     "Ledger",
+    "LocalLog",
     "LogConsumer",
     "LogFacts",
     "NoSuchStartpoint",
@@ -56,6 +58,7 @@ __all__ = [
     "NotWritten",
     "Origin",
     "OutOfRange",
+    "PartitionLog",
     "PartitionLost",
     "PartitionRecords",
     "Reader",

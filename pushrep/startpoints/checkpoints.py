@@ -39,6 +39,14 @@ class Checkpoint:
     log_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A reader's right to its partition, until another instance claims it."""
+
+    reader: Reader
+    generation: int
+
+
 class Checkpoints:
     """The checkpoint files of one store. Whoever changes one holds the journal's lock."""
 

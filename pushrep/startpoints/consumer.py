@@ -1,4 +1,4 @@
-"""LogConsumer: a plain loop over the logs of one topic, that starts where startpoints and checkpoints say.
+"""LogConsumer: a plain loop over the partitions of one topic, that starts where startpoints and checkpoints say.
 
     with LogConsumer.open(directory, "orders", "billing") as consumer:
         while ...:
@@ -10,23 +10,22 @@ Each poll looks whether the store has changed (one stat) and applies a newer sta
 poll gave and was not committed is given again after a crash: at least once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog, list_logs
+from pushrep.log import NotALog, list_logs
 from pushrep.log.log_names import log_name
-from pushrep.log.published import read_published
 from pushrep.records import Record
+from pushrep.startpoints.checkpoints import Claim
 from pushrep.startpoints.errors import PartitionLost, StartpointFailed, StoreClosed
 from pushrep.startpoints.model import Startpoint
-from pushrep.startpoints.resolve import LogFacts
+from pushrep.startpoints.partition_log import LocalLog, PartitionLog, facts_of
 from pushrep.startpoints.starting import BootstrapGate, Origin, Start
-from pushrep.startpoints.store import Claim, StartpointStore
+from pushrep.startpoints.store import StartpointStore
 
 STORE_NAME = "startpoints"
 """Where a directory of logs keeps its startpoints, if nobody says otherwise."""
@@ -46,8 +45,7 @@ class _Lane:
     """One partition: where it reads next, and what of that is committed."""
 
     claim: Claim
-    reader: LogReader
-    log_id: str
+    log: PartitionLog
     start: Start | None = None  # None: stopped by a failed startpoint
     position: int = 0
     committed: int = -1
@@ -85,13 +83,28 @@ class LogConsumer:
         directory = Path(directory)
         chosen = sorted(set(partitions)) if partitions is not None else _partitions_of(directory, topic)
         store = store if store is not None else StartpointStore.open(directory / STORE_NAME)
-        lanes = {}
         with ExitStack() as opened:
+            logs = {}
             for partition in chosen:
-                reader = opened.enter_context(SegmentLog.open_reader(directory / log_name(topic, partition)))
-                claim = store.claim(consumer, topic, partition)
-                lanes[partition] = _Lane(claim, reader, str(reader.log_id or ""))
+                logs[partition] = LocalLog(directory / log_name(topic, partition))
+                opened.callback(logs[partition].close)
+            made = cls.over(logs, topic, consumer, store=store, default=default, reset=reset)
             opened.pop_all()
+        return made
+
+    @classmethod
+    def over(  # noqa: PLR0913 - what a consumer is
+        cls,
+        logs: Mapping[int, PartitionLog],
+        topic: str,
+        consumer: str,
+        *,
+        store: StartpointStore,
+        default: Startpoint | None = None,
+        reset: bool = False,
+    ) -> Self:
+        """As `open`, over logs wherever they lie; they are closed with the consumer."""
+        lanes = {partition: _Lane(store.claim(consumer, topic, partition), log) for partition, log in logs.items()}
         return cls(store, lanes, default if default is not None else Startpoint.earliest(), reset=reset)
 
     @property
@@ -132,7 +145,7 @@ class LogConsumer:
                 continue
             sequence = lane.start.sequence
             try:
-                if self._store.commit(lane.claim, lane.position, sequence=sequence, log_id=lane.log_id):
+                if self._store.commit(lane.claim, lane.position, sequence=sequence, log_id=lane.log.log_id):
                     lane.committed = lane.position
                     if not lane.is_consumed:
                         self._store.consume(lane.claim, sequence)
@@ -181,7 +194,7 @@ class LogConsumer:
         position = lane.position if lane.start is not None else None
         try:
             start = self._store.start(
-                lane.claim, facts_of(lane.reader), default=self._default, reset=self._reset, position=position
+                lane.claim, facts_of(lane.log), default=self._default, reset=self._reset, position=position
             )
         except StartpointFailed as error:
             self._gate.leave(partition)
@@ -200,34 +213,14 @@ class LogConsumer:
         assert lane.start is not None, "only started ones are readable"
         records: list[Record] = []
         if count > 0:
-            end = _readable_end(lane)
-            records = list(islice(lane.reader.records(lane.position, end), count)) if lane.position < end else []
-            # Fewer than asked for: all of it was read, a hole that compaction left at the end included.
-            lane.position = records[-1].offset + 1 if len(records) == count else max(lane.position, end)
+            records, lane.position = lane.log.fetch(lane.position, count)
             self._gate.advance(partition, lane.position)
         return PartitionRecords(partition, lane.start.sequence, records)
 
     def _drop(self, partition: int) -> None:
         self._gate.leave(partition)
         self._stopped.pop(partition, None)
-        self._lanes.pop(partition).reader.close()
-
-
-def facts_of(reader: LogReader) -> LogFacts:
-    """A log as its readers see it now."""
-    start, end = reader.bounds()
-    return LogFacts(start=start, end=end, first_at=reader.offset_for_timestamp, log_id=str(reader.log_id or ""))
-
-
-def _readable_end(lane: _Lane) -> int:
-    """Up to where there is something to read. Raises OffsetOutOfRange if the log ends below the position for sure."""
-    start, end = lane.reader.bounds()
-    # Without a writer since the machine started only checkpoints speak for the end, and they lag: then wait for it.
-    if lane.position > end:
-        known = read_published(lane.reader.path.parent, lane.reader.path.name)
-        if known is not None and lane.position > known.log_end_offset:
-            raise OffsetOutOfRange(lane.position, start, end)
-    return end
+        self._lanes.pop(partition).log.close()
 
 
 def _partitions_of(directory: Path, topic: str) -> list[int]:

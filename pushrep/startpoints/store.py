@@ -14,15 +14,15 @@ append. Writers in any number of processes lose nothing, and a reader killed any
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pushrep.errors import BadArgument
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.startpoints.changing import Change, LedgerFollower, answer_of, author_name, check_text
-from pushrep.startpoints.checkpoints import Checkpoint, Checkpoints
+from pushrep.startpoints.checkpoints import Checkpoint, Checkpoints, Claim
 from pushrep.startpoints.errors import (
     NoSuchStartpoint,
     NotApplied,
@@ -37,20 +37,16 @@ from pushrep.startpoints.events import Applied, Cancelled, Consumed, Fact, Faile
 from pushrep.startpoints.journal import LOCK_WAIT_S, Journal
 from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import Reader, Startpoint, Target
+from pushrep.startpoints.partition_log import PartitionLog
 from pushrep.startpoints.resolve import LogFacts
 from pushrep.startpoints.starting import Start, from_startpoint, without_startpoint
 from pushrep.startpoints.states import Event, State
 
+if TYPE_CHECKING:
+    from pushrep.startpoints.consumer import LogConsumer
+
 TTL_S = 12 * 3600
 """How long a startpoint may wait to be applied, if its writer says nothing else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A reader's right to its partition, until another instance claims it."""
-
-    reader: Reader
-    generation: int
 
 
 class StartpointStore:
@@ -333,6 +329,14 @@ class StartpointStore:
                 raise NotCommitted(claim.reader, sequence)
             if standing.state is State.APPLIED:
                 change.append(Consumed(sequence=sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
+
+    def subscribe(
+        self, logs: Mapping[int, PartitionLog], topic: str, consumer: str, *, reset: bool = False
+    ) -> "LogConsumer":
+        """A consumer that starts where this store says, over logs wherever they lie: for `ReplayClient.subscribe`."""
+        from pushrep.startpoints.consumer import LogConsumer  # noqa: PLC0415 - it stands on the store itself
+
+        return LogConsumer.over(logs, topic, consumer, store=self, reset=reset)
 
     # ---- inside
 

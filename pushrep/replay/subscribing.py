@@ -1,0 +1,95 @@
+"""A consumer with startpoints over replays: one following replay a partition, begun anew wherever it is sent.
+
+    client.subscribe("orders", consumer="billing", startpoints=StartpointStore.open("out/startpoints"))
+
+What startpoints are is not known here: whoever keeps them makes the consumer, of the logs that it is given.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records import Record
+from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
+from pushrep.replay.recording_info import RecordingInfo
+from pushrep.replay.replay import Replay
+
+_Consumer_co = TypeVar("_Consumer_co", covariant=True)
+
+
+class Replays(Protocol):
+    """What is asked of a ReplayClient."""
+
+    def recordings(self) -> list[RecordingInfo]: ...
+
+    def replay(self, request: ReplayRequest) -> Replay: ...
+
+
+class Startpoints(Protocol[_Consumer_co]):
+    """A store of startpoints and checkpoints; pushrep.startpoints.StartpointStore is one."""
+
+    def subscribe(self, logs: Mapping[int, Any], topic: str, consumer: str, *, reset: bool = False) -> _Consumer_co:
+        """The consumer that starts where the store says, over these partitions' logs, which it closes."""
+        ...
+
+
+class ReplayedLog:
+    """One recording, read from any offset on by a replay that follows it."""
+
+    def __init__(self, client: Replays, info: RecordingInfo) -> None:
+        self._client, self._name = client, info.name
+        self.log_id = str(info.log_id or "")
+        self._replay: Replay | None = None
+        self._position = -1
+        self._ahead: deque[Record] = deque()
+
+    def bounds(self) -> tuple[int, int]:
+        """Readable offsets [start, end), now. Raises ReplayRefused (UNKNOWN_RECORDING)."""
+        for info in self._client.recordings():
+            if info.name == self._name:
+                return info.start_offset, max(info.start_offset, info.stable_offset)
+        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {self._name} any more")
+
+    def first_at(self, ms: int, /) -> int | None:
+        """Offset of the first record at or after `ms` since 1970; None if there is none."""
+        _, end = self.bounds()
+        # FOLLOW alone may begin at the end, where a time is put that no record has reached.
+        with self._client.replay(ReplayRequest(self._name, AtTime(ms), length=FOLLOW)) as replay:
+            return replay.position if replay.position < end else None
+
+    def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
+        """At most `count` of the records that have come from `position` on, and the next position. Never waits."""
+        if self._replay is None or position != self._position:
+            self.close()
+            self._replay = self._client.replay(ReplayRequest(self._name, position, length=FOLLOW))
+        if len(self._ahead) < count:
+            self._ahead.extend(self._replay.poll())
+        records = [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
+        if self._ahead:
+            self._position = records[-1].offset + 1 if records else position
+        else:
+            self._position = max(position, self._replay.position)
+        return records, self._position
+
+    def close(self) -> None:
+        if self._replay is not None:
+            replay, self._replay = self._replay, None
+            self._ahead.clear()
+            replay.close()
+
+
+def subscribe(
+    client: Replays,
+    topic: str,
+    make: Callable[[Mapping[int, ReplayedLog]], _Consumer_co],
+    partitions: frozenset[int] | None,
+) -> _Consumer_co:
+    """What `make` makes of the topic's recordings. Raises ReplayRefused (UNKNOWN_RECORDING) if one is not there."""
+    found = {info.partition: info for info in client.recordings() if info.topic == topic}
+    wanted = partitions if partitions is not None else frozenset(found)
+    missing = sorted(wanted - found.keys()) if wanted else [0]
+    if missing:
+        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {topic}-{missing[0]}")
+    return make({partition: ReplayedLog(client, found[partition]) for partition in sorted(wanted)})

@@ -1,0 +1,157 @@
+"""ReplayClient.subscribe: a consumer with startpoints and checkpoints, over a directory and a node, by one code."""
+
+from uuid import UUID
+
+import pytest
+
+from pushrep.log import SegmentLog
+from pushrep.replay import ReplayClient, ReplayRefused
+from pushrep.startpoints import Consumed, PartitionLost, Startpoint, StartpointFailed, StartpointStore, StoreClosed
+from pushrep.topic_id_partition import TopicIdPartition
+from tests.integration.replay.conftest import until
+
+COUNT = 100
+
+
+class Directory:
+    """Two logs in a directory; `append` is their writer's."""
+
+    def __init__(self, place):
+        self.place = place
+        for partition in range(2):
+            self.append(COUNT, partition)
+
+    def client(self):
+        return ReplayClient(self.place)
+
+    def append(self, count, partition=0):
+        with SegmentLog.open(self.place / f"orders-{partition}") as log:
+            first = log.log_end_offset
+            for base in range(first, first + count, 7):
+                many = range(base, min(base + 7, first + count))
+                log.append([b"x"] * len(many), timestamps_ms=[1000 * n for n in many])
+
+
+class Node:
+    """The same at a node."""
+
+    def __init__(self, world):
+        self.world, self.node = world, world.node()
+        self.leaders = [self._leader(partition) for partition in range(2)]
+        for partition in range(2):
+            self.append(COUNT, partition)
+
+    def _leader(self, partition):
+        tp = TopicIdPartition(UUID(int=7), "orders", partition)
+        return self.world.leader(self.node, tp, outbox=UUID(int=9))
+
+    def client(self):
+        return self.world.client(self.node)
+
+    def append(self, count, partition=0):
+        leader = self.leaders[partition]
+        end = leader.end + count
+        for base in range(leader.end, end, 7):
+            many = range(base, min(base + 7, end))
+            leader.append(*[b"x"] * len(many), timestamps_ms=[1000 * n for n in many])
+
+
+@pytest.fixture(params=["directory", "node"])
+def place(request, tmp_path):
+    if request.param == "directory":
+        return Directory(tmp_path / "out")
+    return Node(request.getfixturevalue("world"))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return StartpointStore.open(tmp_path / "store")
+
+
+def subscribe(place, store, **more):
+    return place.client().subscribe("orders", consumer="billing", startpoints=store, **more)
+
+
+def take(consumer, count):
+    """{partition: [(epoch, offset)]} of `count` records; over a network they may be on their way."""
+    got = {}
+
+    def enough():
+        for partition, epoch, records in consumer.poll(count - sum(map(len, got.values()))):
+            got.setdefault(partition, []).extend((epoch, record.offset) for record in records)
+        return sum(map(len, got.values())) >= count
+
+    until(enough)
+    return got
+
+
+def run(start, end, epoch=0):
+    return [(epoch, offset) for offset in range(start, end)]
+
+
+def test_rule_1_startpoint_before_checkpoint_before_default(place, store):
+    with subscribe(place, store) as consumer:
+        assert take(consumer, 2 * COUNT) == {0: run(0, COUNT), 1: run(0, COUNT)}
+        consumer.commit()
+    place.append(5)
+    number = store.write("billing", "orders", 1, Startpoint.timestamp(89_500), "again")
+    with subscribe(place, store, reset=False) as consumer:
+        assert take(consumer, 15) == {0: run(COUNT, COUNT + 5), 1: run(90, COUNT, number)}
+        consumer.commit()
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [number]
+    with subscribe(place, store, reset=True, partitions=[0]) as consumer:
+        assert take(consumer, 10) == {0: run(0, 10)}, "reset passes the checkpoint by"
+
+
+def test_a_startpoint_is_taken_up_while_it_runs_and_once(place, store):
+    with subscribe(place, store, partitions=[0]) as consumer:
+        assert take(consumer, 30) == {0: run(0, 30)}
+        consumer.commit()
+        number = store.write("billing", "orders", 0, Startpoint.relative(records=-10), "from here")
+        assert take(consumer, 20) == {0: run(20, 40, number)}, "what had been fetched ahead is dropped"
+    with subscribe(place, store, partitions=[0]) as consumer:
+        assert take(consumer, 5) == {0: run(20, 25, number)}, "not committed: the stored offset again"
+        consumer.commit()
+        assert take(consumer, COUNT - 25) == {0: run(25, COUNT, number)}
+        place.append(3)
+        assert take(consumer, 3) == {0: run(COUNT, COUNT + 3, number)}, "and it follows"
+
+
+def test_bootstrap_holds_the_other_partition(place, store):
+    with subscribe(place, store) as consumer:
+        take(consumer, 2 * COUNT)
+        consumer.commit()
+        number = store.write("billing", "orders", 1, Startpoint.bootstrap(), "read it first")
+        place.append(2)
+        assert take(consumer, COUNT) == {1: run(0, COUNT, number)}
+        assert take(consumer, 2) == {0: run(COUNT, COUNT + 2)}
+
+
+def test_rule_4_out_of_range_and_a_time_without_a_record_stop_the_partition(place, store):
+    with subscribe(place, store, partitions=[0]) as consumer:
+        for wish in (Startpoint.specific(COUNT + 1), Startpoint.timestamp(10**9)):
+            store.write("billing", "orders", 0, wish, "a typo")
+            with pytest.raises(StartpointFailed):
+                consumer.poll()
+        number = store.write("billing", "orders", 0, Startpoint.timestamp(10**9, out_of_range="earliest"), "go on")
+        assert take(consumer, 3) == {0: run(0, 3, number)}
+
+
+def test_who_subscribes_fences_and_close_ends_it(place, store):
+    first = subscribe(place, store, partitions=[0])
+    take(first, 10)
+    with subscribe(place, store, partitions=[0]) as second:
+        take(second, 1)
+        with pytest.raises(PartitionLost):
+            first.commit()
+    first.close()
+    first.close()
+    with pytest.raises(StoreClosed):
+        first.poll()
+
+
+def test_a_partition_that_is_not_there_is_refused(place, store):
+    with pytest.raises(ReplayRefused, match="no recording orders-7"):
+        subscribe(place, store, partitions=[7])
+    with pytest.raises(ReplayRefused, match="no recording other-0"):
+        place.client().subscribe("other", consumer="billing", startpoints=store)
