@@ -7,7 +7,7 @@
     the connection goes ─▶ in flight is given up, in order ─▶ connect anew with backoff ─▶ sent again from the buffer
 
 Who sends has the turn, so that the order of building is the order on the wire. The worker waits for the turn; `push`
-never does. What `push`, `wake`, `wake_for_watermark`, `wake_later` and `close` do not is done in the worker's thread.
+never does. What `push`, `heed`, `wake`, `wake_later` and `close` do not is done in the worker's thread.
 """
 
 import heapq
@@ -113,19 +113,13 @@ class Channel:
                 return
         self.wake(pusher)
 
-    def wake_for_watermark(self, pusher: Pusher) -> None:
-        """Its watermark rose: that is sent alone if no records come within `watermark_linger_ms`. Thread-safe."""
-        linger_ms = self._settings.watermark_linger_ms
-        if not linger_ms:
+    def heed(self, pusher: Pusher) -> None:
+        """Something happened to it that may call for a request. Thread-safe."""
+        wish = pusher.wish()
+        if wish is Wish.REQUEST:
             self.wake(pusher)
-            return
-        now_ms = self._clock.monotonic_ms()
-        if pusher.watermark_since_ms is None:
-            pusher.watermark_since_ms = now_ms
-        if not pusher.is_timed:
-            pusher.is_timed = True
-            self._later.append((now_ms + linger_ms, pusher))
-            self._worker.wake()
+        elif wish is Wish.WATERMARK:
+            self._wake_for_watermark(pusher)
 
     def wake_later(self, pusher: Pusher) -> None:
         """It has to say something again, after a pause that grows with its failures. Thread-safe."""
@@ -200,6 +194,20 @@ class Channel:
         """Give the connection up and make another."""
         with self._turn:
             self._lose(None)
+
+    def _wake_for_watermark(self, pusher: Pusher) -> None:
+        """Its watermark rose: that is sent alone if no records come within `watermark_linger_ms`. Thread-safe."""
+        linger_ms = self._settings.watermark_linger_ms
+        if not linger_ms:
+            self.wake(pusher)
+            return
+        now_ms = self._clock.monotonic_ms()
+        if pusher.watermark_since_ms is None:
+            pusher.watermark_since_ms = now_ms
+        if not pusher.is_timed:
+            pusher.is_timed = True
+            self._later.append((now_ms + linger_ms, pusher))
+            self._worker.wake()
 
     def _is_free(self) -> bool:
         """Whether a request of one pusher may go out before anything else."""
@@ -360,8 +368,7 @@ class Channel:
             self._fruitless = 0
         for sent, result in zip(request.parts, results, strict=True):
             sent.pusher.on_result(sent, result)
-            if sent.pusher.has_something():
-                self.wake(sent.pusher)
+            self.heed(sent.pusher)
 
     def _lose(self, error: BaseException | None) -> None:
         """The connection is gone: what was in flight goes out again on the next one."""
@@ -378,5 +385,4 @@ class Channel:
         given_up, self._in_flight = self._in_flight, {}
         for pusher in dict.fromkeys(sent.pusher for request in given_up.values() for sent in request.parts):
             pusher.on_disconnect()
-            if pusher.has_something():
-                self.wake(pusher)
+            self.heed(pusher)

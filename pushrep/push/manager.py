@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pushrep.push.channel import Channel
 from pushrep.push.errors import IllegalState
 from pushrep.push.memory import MemoryTracker
-from pushrep.push.pusher import Pusher, Wish
+from pushrep.push.pusher import Pusher
 from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.worker import Worker
@@ -199,7 +199,7 @@ class PushManager:
         if backoff:
             lane.channel.wake_later(lane.pusher)
         else:
-            self._wake(lane)
+            lane.channel.heed(lane.pusher)
 
     def on_session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
         """A session ended by the replica's word: nothing is kept for it any more."""
@@ -213,15 +213,7 @@ class PushManager:
         for index in replica_ids:
             lane = lanes.get(index)
             if lane is not None and is_news(lane.pusher):
-                self._wake(lane)
-
-    @staticmethod
-    def _wake(lane: _Lane) -> None:
-        wish = lane.pusher.wish()
-        if wish is Wish.WATERMARK:
-            lane.channel.wake_for_watermark(lane.pusher)
-        elif wish is Wish.REQUEST:
-            lane.channel.wake(lane.pusher)
+                lane.channel.heed(lane.pusher)
 
     def _stop(self, tp: TopicIdPartition, index: int, reason: PushSessionEndReason) -> "Future[bool] | None":
         with self._lock:
