@@ -1,0 +1,183 @@
+"""The nine rules of the contract, each by its number, at the store itself; rule 9 goes on in test_mark_epochs.py."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from pushrep.startpoints import (
+    Consumed,
+    Expired,
+    LogFacts,
+    NotApplied,
+    NotCommitted,
+    Origin,
+    PartitionLost,
+    Reader,
+    Startpoint,
+    StartpointFailed,
+    StartpointStore,
+    State,
+    StoreClosed,
+)
+from pushrep.testing import SimulatedClock, SimulatedDisk
+
+BILLING = Reader("billing", "orders", 0)
+
+
+def log_of(end, start=0):
+    """A record a second, from 0 on."""
+    return LogFacts(start=start, end=end, first_at=lambda ms: next((n for n in range(end) if 1000 * n >= ms), None))
+
+
+@pytest.fixture
+def clock():
+    return SimulatedClock()
+
+
+@pytest.fixture
+def store(clock):
+    disk = SimulatedDisk(1, clock=clock)
+    return StartpointStore.open(Path("/startpoints"), filesystem=disk, clock=clock)
+
+
+@pytest.fixture
+def claim(store):
+    return store.claim("billing", "orders", 0)
+
+
+def write(store, wish, partition=0, **more):
+    return store.write("billing", "orders", partition, wish, "why", author="ann", **more)
+
+
+def test_rule_1_startpoint_before_checkpoint_before_default_and_before_a_reset(store, claim):
+    log = log_of(100)
+    assert store.start(claim, log, default=Startpoint.latest()).offset == 100
+    store.commit(claim, 40)
+    start = store.start(claim, log, default=Startpoint.latest())
+    assert (start.offset, start.origin) == (40, Origin.CHECKPOINT)
+    number = write(store, Startpoint.specific(7))
+    start = store.start(claim, log, default=Startpoint.latest(), reset=True)
+    assert (start.offset, start.origin, start.sequence) == (7, Origin.STARTPOINT, number)
+
+
+@pytest.mark.parametrize("wish", [Startpoint.latest(), Startpoint.relative(records=-5), Startpoint.timestamp(95_000)])
+def test_rule_2_resolved_once_and_the_stored_offset_is_used_again(store, claim, wish):
+    store.commit(claim, 100)
+    write(store, wish)
+    first = store.start(claim, log_of(100))
+    again = store.claim("billing", "orders", 0)  # after a crash
+    assert store.start(again, log_of(200), position=150) == first
+    applied = store.standing(1, BILLING).applied
+    assert (applied.start, applied.end) == (0, 100), "the range of that moment is kept"
+
+
+def test_rule_3_the_commit_carries_the_sequence_and_comes_after_progress(store, claim):
+    number = write(store, Startpoint.specific(50))
+    with pytest.raises(NotApplied):
+        store.commit(claim, 60, sequence=number)
+    store.start(claim, log_of(100))
+    assert not store.commit(claim, 50, sequence=number), "no progress past it yet"
+    assert store.read("billing", "orders", 0) is not None
+    with pytest.raises(NotCommitted):
+        store.consume(claim, number)
+    newer = write(store, Startpoint.specific(10))
+    assert store.commit(claim, 51, sequence=number)
+    store.consume(claim, number)
+    assert store.standing(newer, BILLING).state is State.PENDING, "consumed names only that sequence"
+    assert store.read("billing", "orders", 0).sequence == newer, "the newest above the committed one"
+    thief = store.claim("billing", "orders", 0)
+    for what in (lambda: store.apply(claim, log_of(100)), lambda: store.consume(claim, number)):
+        with pytest.raises(PartitionLost):
+            what()
+    assert store.apply(thief, log_of(100)).offset == 10
+
+
+@pytest.mark.parametrize("wish", [Startpoint.specific, Startpoint.timestamp])
+def test_rule_4_what_does_not_fit_follows_the_policy_and_never_silently(store, claim, wish):
+    write(store, wish(500_000))
+    for _ in range(2):
+        with pytest.raises(StartpointFailed):
+            store.start(claim, log_of(100))
+    for policy, offset in (("earliest", 3), ("latest", 100)):
+        number = write(store, wish(500_000, out_of_range=policy))
+        assert store.start(claim, log_of(100, start=3)).offset == offset
+        assert store.standing(number, BILLING).applied.by_policy, "the history says why"
+
+
+def test_rule_5_pending_ones_expire_are_swept_and_marked(store, claim, clock):
+    short = write(store, Startpoint.specific(1), partition=1, ttl_s=60)
+    usual = write(store, Startpoint.specific(2))
+    never = write(store, Startpoint.specific(3), partition=2, ttl_s=None)
+    clock.advance(60_000)
+    assert store.sweep() == [short]
+    clock.advance(12 * 3600 * 1000 - 60_001)
+    assert store.sweep() == []
+    clock.advance(1)
+    assert store.read("billing", "orders", 0) is None
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Expired)] == [short, usual]
+    clock.advance(10**12)
+    assert store.read("billing", "orders", 2).sequence == never
+    applied = write(store, Startpoint.specific(4))
+    store.start(claim, log_of(100))
+    clock.advance(10**12)
+    assert store.sweep() == []
+    assert store.read("billing", "orders", 0).sequence == applied, "what was applied does not expire"
+
+
+def test_rule_6_one_partition_s_apply_touches_no_other_and_fan_out_merges(store, claim):
+    wide = write(store, Startpoint.specific(5), partition=None)
+    store.start(claim, log_of(100))
+    other = Reader("billing", "orders", 1)
+    assert store.standing(wide, other).state is State.PENDING
+    own = write(store, Startpoint.specific(9), partition=1, task="b")
+    copies = store.fan_out("billing", "orders", {"a": [0, 1], "b": [0, 1]})
+    assert set(copies) == {("a", 0), ("a", 1), ("b", 0)}, "task b keeps its newer one"
+    assert store.read("billing", "orders", 1, task="b").sequence == own
+    assert store.fan_out("billing", "orders", {"a": [0, 1], "b": [0, 1]}) == {}, "nobody gets a second copy"
+
+
+def test_rule_7_use_after_close_raises_and_closing_again_is_fine(store, claim):
+    store.close()
+    store.close()
+    for what in (lambda: write(store, Startpoint.latest()), lambda: store.read("billing", "orders", 0), store.history):
+        with pytest.raises(StoreClosed):
+            what()
+    with pytest.raises(StoreClosed):
+        store.start(claim, log_of(1))
+
+
+def test_rule_7_writers_at_once_lose_nothing(tmp_path):
+    """In one process here; of several processes in tests/crash/test_startpoints_kill9.py."""
+    stores = [StartpointStore.open(tmp_path, lock_wait_s=100) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda s=s: [write(s, Startpoint.specific(n)) for n in range(5)]) for s in stores
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert [fact.sequence for fact in stores[0].history()] == list(range(1, 21))
+
+
+def test_rule_8_without_checkpoints_removed_when_read_or_once_records_were_processed(store):
+    first = write(store, Startpoint.specific(5))
+    assert store.read("billing", "orders", 0, remove=True).sequence == first
+    assert store.read("billing", "orders", 0) is None, "gone with that very call"
+    second = write(store, Startpoint.specific(6))
+    assert store.read("billing", "orders", 0).sequence == second
+    third = write(store, Startpoint.specific(7))  # while records of the second are processed
+    store.read("billing", "orders", 0, remove=True, only=second)
+    assert store.read("billing", "orders", 0).sequence == third, "only the one that was processed"
+    store.read("billing", "orders", 0, remove=True, only=third)
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [first, third]
+
+
+def test_rule_9_reset_marks_is_part_of_the_startpoint(store, claim):
+    number = write(store, Startpoint.specific(50, reset_marks=True))
+    start = store.start(claim, log_of(100))
+    assert (start.sequence, start.reset_marks) == (number, True)
+    store.commit(claim, 51, sequence=number)
+    store.consume(claim, number)
+    again = store.start(claim, log_of(100))
+    assert (again.origin, again.sequence, again.reset_marks) == (Origin.CHECKPOINT, number, True), "the epoch goes on"
