@@ -11,6 +11,7 @@ Whatever its disk makes a turn wait for, all sessions wait for; what is likely t
 import logging
 import random
 import ssl
+import threading
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -82,6 +83,7 @@ class ReplayServer:
         self._stopping = self._is_over = False
         self._poller: Poller | None = None
         self._thread: Thread | None = None
+        self._waking = threading.Lock()
         self._start_lock = network.threads.condition()
 
     # ---- any thread
@@ -101,13 +103,12 @@ class ReplayServer:
     def post(self, job: Callable[[], None]) -> None:
         """Do it in the server's thread, soon."""
         self._posted.append(job)
-        if self._poller is not None:
-            self._poller.wake()
+        self._wake()
 
     def changed(self, tp: TopicIdPartition) -> None:
         """A leader has just said something to this log."""
-        if self.watched.has(tp) and self.watched.note(tp) and self._poller is not None:
-            self._poller.wake()
+        if self.watched.has(tp) and self.watched.note(tp):
+            self._wake()
 
     def tell_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
         """Tell all sessions of a recording; how many that ended. For the worker's thread."""
@@ -143,6 +144,15 @@ class ReplayServer:
             self.post(lambda: None)
             self._thread.join()
         self.worker.stop()
+        with self._waking:
+            poller, self._poller = self._poller, None
+        if poller is not None:
+            poller.close()
+
+    def _wake(self) -> None:
+        with self._waking:  # a poller that is closed has given its descriptors to others
+            if self._poller is not None:
+                self._poller.wake()
 
     # ---- its own thread: what calls and sessions use
 
@@ -330,8 +340,6 @@ class ReplayServer:
         for line in list(self._lines):
             self._hang_up(line, None)
         self.files.close()
-        assert self._poller is not None, "it ran"
-        self._poller.close()
 
 
 def answering(answer: Callable[[Struct, str], Struct], replays: ReplayServer) -> Callable[[Struct, str], Struct]:

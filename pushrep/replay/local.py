@@ -25,6 +25,7 @@ from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
 from pushrep.replay.states import ReplayState
+from pushrep.replay.windows import BatchWindows
 from pushrep.seams import Clock
 
 _FACTS_MS = 100
@@ -62,11 +63,12 @@ class LocalSession:
         self._facts, self._facts_ms = source.facts(with_liveness=False), around.clock.monotonic_ms()
         self._lease: Lease | None = None
         self._broken: str | None = None
-        self._walk: Iterator[RecordBatch] | None = None
+        self._walk: Iterator[list[RecordBatch]] | None = None
         self._walk_end = self._walked_ms = 0
         self._pending: list[RecordBatch] = []
         self._last: BatchHeader | None = None
         self._woken = threading.Event()
+        self._windows = BatchWindows(source.path, source.filesystem)
 
     @property
     def session_id(self) -> int:
@@ -219,38 +221,48 @@ class LocalSession:
             self._walk, self._pending = None, []
         self._walked_ms = now_ms
         size = sum(batch.header.size_bytes for batch in self._pending)
-        while size < wanted.max_bytes:
+        while size < wanted.max_bytes // 2:  # a window and another would be cut apart, and held longer
             if self._walk is None:
                 at = self._pending[-1].header.next_offset if self._pending else wanted.position
                 if at >= wanted.limit:
                     break
                 if (cut := self._begin_walk(at, wanted.limit)) is not None:
                     return cut
-            batch = next(self._walk, None) if self._walk is not None else None
-            if batch is None:
+            batches = next(self._walk, None) if self._walk is not None else None
+            if batches is None:
                 self._walk = None
                 if self._walk_end >= wanted.limit:
                     break
                 continue  # it was begun when there was less to read
-            self._pending.append(batch)
-            size += batch.header.size_bytes
+            self._pending += batches
+            size += sum(batch.header.size_bytes for batch in batches)
         return None
 
     def _begin_walk(self, at: int, limit: int) -> e.Truncated | None:
         last, self._walk_end = self._last, limit
         if last is None or self._pending or last.next_offset != at or at <= self._facts.start:
-            self._walk = self.source.batches(at, limit)
+            self._walk = self._batches(at, limit)
             return None
         try:
             walk = self.source.batches(at - 1, limit)
             found = next(walk, None)
         except OffsetOutOfRange:  # retention took it meanwhile, which is no cut
-            self._walk = self.source.batches(at, limit)
+            self._walk = self._batches(at, limit)
             return None
         if found is None or found.header != last:
             return self.source.cut_since(last.base_offset, last.leader_epoch, self._facts)
-        self._walk = walk
+        self._walk = self._batches(at, limit)
         return None
+
+    def _batches(self, at: int, limit: int) -> Iterator[list[RecordBatch]]:
+        """In windows, as far as all is plain there, and by the log's own reader from there on."""
+        if limit > at + 1:
+            for batches in self._windows.windows(at, limit):
+                yield batches
+                at = batches[-1].header.next_offset
+        if at < limit:
+            for batch in self.source.batches(at, limit):
+                yield [batch]
 
     def _is_still_there(self, position: int) -> bool:
         """Whether the log holds `position`, or ends there, after all."""

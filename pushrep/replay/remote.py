@@ -8,30 +8,28 @@ What of the request is done already is known here, so that whoever comes again a
 left of n, the end that TO_END had when it was asked first.
 """
 
-import asyncio
 import random
 import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.protocol.values import Struct
-from pushrep.records import CorruptRecordBatch, RecordBatch
-from pushrep.records.batch_run import checked_run
+from pushrep.records import CorruptRecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.feed import ReplayedBlock
-from pushrep.replay.limits import Span
 from pushrep.replay.model import TO_END, ReplayRequest
-from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire
-from pushrep.seams import READABLE, Clock, Poller
+from pushrep.replay.received import checked, count_records
+from pushrep.replay.waiting import Waiting
+from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire, started
+from pushrep.seams import Clock
 from pushrep.seams.network import HostPort
 
-_BATCH_BYTES_MAX = (1 << 31) - 1
 _GOODBYE_S = 1.0
 _COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})
 """Ends that a reader who comes again need not hear of: it was too slow, or the node stops."""
@@ -74,8 +72,7 @@ class RemoteSession:
         self._bad_at = -1
         self._is_stopped = False
         self._using = threading.Lock()
-        self._poller: Poller | None = None
-        self._async_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._waiting = Waiting(settings.network)
 
     # ---- what is known of it
 
@@ -200,7 +197,7 @@ class RemoteSession:
             return
         end = data.end_offset if self._until is None else min(data.end_offset, self._until)
         if self._left is not None:
-            self._left -= sum(_count(batch, data.start_offset, end) for batch in batches)
+            self._left -= sum(count_records(batch, data.start_offset, end) for batch in batches)
         self._received, self._epoch = end, batches[-1].header.leader_epoch
         self._blocks.append(ReplayedBlock(batches, data.start_offset, end))
 
@@ -314,46 +311,23 @@ class RemoteSession:
 
     def wait(self, timeout_s: float) -> None:
         """Until something comes."""
-        timeout_s = self._patience_s(timeout_s)
-        if self._poller is None:
-            self._poller = self._settings.network.poller()
-        attached = self._attached
-        if attached is None:
-            self._poller.select(timeout_s)
-            return
-        self._poller.register(attached.connection.socket, READABLE, self)
-        try:
-            self._poller.select(timeout_s)
-        finally:
-            self._poller.unregister(attached.connection.socket)
+        self._waiting.wait(self._socket(), self._patience_s(timeout_s))
 
     async def wait_async(self, timeout_s: float) -> None:
         """Until something comes."""
-        loop, event, attached = asyncio.get_running_loop(), asyncio.Event(), self._attached
-        self._async_wake = (loop, event)
-        if attached is not None:
-            loop.add_reader(attached.connection.socket.fileno(), event.set)
-        try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), self._patience_s(timeout_s))
-        finally:
-            self._async_wake = None
-            if attached is not None:
-                loop.remove_reader(attached.connection.socket.fileno())
+        await self._waiting.wait_async(self._socket(), self._patience_s(timeout_s))
+
+    def wake(self) -> None:
+        """End a wait."""
+        self._waiting.wake()
+
+    def _socket(self) -> Any:
+        return self._attached.connection.socket if self._attached is not None else None
 
     def _patience_s(self, timeout_s: float) -> float:
         if self._attached is None:
             return min(timeout_s, max(0.001, (self._retry_ms - self._clock.monotonic_ms()) / 1000))
         return timeout_s
-
-    def wake(self) -> None:
-        """End a wait."""
-        if self._poller is not None:
-            self._poller.wake()
-        if self._async_wake is not None:
-            loop, event = self._async_wake
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(event.set)
 
     # ---- the end
 
@@ -373,9 +347,7 @@ class RemoteSession:
         with self._using:
             self._goodbye_said()
             self._hang_up()
-            if self._poller is not None:
-                self._poller.close()
-                self._poller = None
+            self._waiting.close()
 
     def _goodbye_said(self) -> bool:
         """Whether it was stopped; then the node is told, once."""
@@ -396,34 +368,3 @@ class RemoteSession:
         if self._attached is not None:
             self._attached.connection.close()
             self._attached = None
-
-
-def started(connection: NodeConnection, asked: wire.StartReplayRequest) -> wire.StartReplayResponse:
-    """Ask for a session. Raises ReplayRefused, NodeUnreachable."""
-    _, response = connection.ask(asked, wire.StartReplayResponse)
-    if response.error_code is not ErrorCode.NONE:
-        start = response.log_start_offset if response.log_start_offset >= 0 else None
-        end = response.end_offset if response.end_offset >= 0 else None
-        why = response.error_message or response.error_code.meaning
-        raise ReplayRefused(response.error_code, why, start=start, end=end)
-    return response
-
-
-def checked(data: memoryview) -> list[RecordBatch]:
-    """The batches that `data` is made of, each with its CRC checked. Raises CorruptRecordBatch."""
-    run = checked_run(data, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]
-    batches = [RecordBatch(data[at : at + header.size_bytes], header) for at, header in run.headers()]
-    end = run.end if len(run) else 0
-    if end != len(data):
-        RecordBatch.check(data[end:])
-        raise CorruptRecordBatch(f"{len(data) - end} bytes at {end} are no batch")
-    return batches
-
-
-def _count(batch: RecordBatch, start: int, end: int) -> int:
-    header = batch.header
-    records = 0 if header.is_control else header.record_count
-    span = Span(header.base_offset, header.next_offset, header.size_bytes, records)
-    if not span.is_dense and records and not (start <= header.base_offset and header.next_offset <= end):
-        span = replace(span, offsets=tuple(record.offset for record in batch.records()))
-    return span.count(start, end)

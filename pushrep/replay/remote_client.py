@@ -14,8 +14,8 @@ from pushrep.protocol.values import OFFSET_MAX, Struct
 from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
 from pushrep.replay.model import ReplayRequest
 from pushrep.replay.recording_info import RecordingInfo
-from pushrep.replay.remote import RemoteSession, started
-from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire
+from pushrep.replay.remote import RemoteSession
+from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire, started
 from pushrep.seams import Clock
 from pushrep.seams.network import HostPort
 

@@ -117,7 +117,7 @@ class SliceReader:
 
         Empty if compaction left none. Raises NoBatchThere, OSError, CorruptRecordBatch for offsets that can't be read.
         """
-        segment, at = self._next[1:] if self._next is not None and self._next[0] == position else self._place(position)
+        segment, at = self._next[1:] if self._next is not None and self._next[0] == position else self.place(position)
         found: list[Found] = []
         size, window, window_at, expected = 0, b"", 0, position
         while size < max_bytes and expected < limit:
@@ -165,8 +165,8 @@ class SliceReader:
             one = found[taken]
             self._next = (found[taken - 1].span.next_offset, one.segment, one.position) if taken else None
 
-    def _place(self, offset: int) -> tuple[int, int]:
-        """A segment and a byte where a batch begins that holds `offset`, or lies before it."""
+    def place(self, offset: int) -> tuple[int, int]:
+        """A segment and a byte where a batch begins that holds `offset`, or lies before it. Raises as `read`."""
         if not self._bases or self._bases[-1] <= offset:
             self._bases = list_segments(self._filesystem, self._directory)
         at = bisect_right(self._bases, offset) - 1

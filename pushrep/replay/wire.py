@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 from pushrep.errors import BadArgument
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.client import Answer, ClientConnection, Event, first_request
+from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import NoCommonVersion, ProtocolError
-from pushrep.protocol.replay_messages import LengthKind, PositionKind, StartReplayRequest
+from pushrep.protocol.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
 from pushrep.protocol.values import Part, Struct
-from pushrep.replay.errors import NodeUnreachable
+from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
 from pushrep.seams import REAL_NETWORK, Network
 from pushrep.seams.network import HostPort
@@ -210,3 +211,14 @@ def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayReq
         max_bytes_per_s=request.max_bytes_per_s or 0,
         epoch_before=-1 if request.epoch_before is None else request.epoch_before,
     )
+
+
+def started(connection: NodeConnection, asked: StartReplayRequest) -> StartReplayResponse:
+    """Ask for a session. Raises ReplayRefused, NodeUnreachable."""
+    _, response = connection.ask(asked, StartReplayResponse)
+    if response.error_code is not ErrorCode.NONE:
+        start = response.log_start_offset if response.log_start_offset >= 0 else None
+        end = response.end_offset if response.end_offset >= 0 else None
+        why = response.error_message or response.error_code.meaning
+        raise ReplayRefused(response.error_code, why, start=start, end=end)
+    return response

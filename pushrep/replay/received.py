@@ -1,0 +1,30 @@
+"""What a reader makes of bytes from the network: batches whose CRC it has checked itself, and their records."""
+
+from dataclasses import replace
+
+from pushrep.records import CorruptRecordBatch, RecordBatch
+from pushrep.records.batch_run import checked_run
+from pushrep.replay.limits import Span
+
+_BATCH_BYTES_MAX = (1 << 31) - 1
+
+
+def checked(data: memoryview) -> list[RecordBatch]:
+    """The batches that `data` is made of, each with its CRC checked. Raises CorruptRecordBatch."""
+    run = checked_run(data, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]
+    batches = [RecordBatch(data[at : at + header.size_bytes], header) for at, header in run.headers()]
+    end = run.end if len(run) else 0
+    if end != len(data):
+        RecordBatch.check(data[end:])
+        raise CorruptRecordBatch(f"{len(data) - end} bytes at {end} are no batch")
+    return batches
+
+
+def count_records(batch: RecordBatch, start: int, end: int) -> int:
+    """How many of its records have an offset in [start, end)."""
+    header = batch.header
+    records = 0 if header.is_control else header.record_count
+    span = Span(header.base_offset, header.next_offset, header.size_bytes, records)
+    if not span.is_dense and records and not (start <= header.base_offset and header.next_offset <= end):
+        span = replace(span, offsets=tuple(record.offset for record in batch.records()))
+    return span.count(start, end)

@@ -1,0 +1,93 @@
+"""The walk in windows: what the log's own reader gives; stops before whatever is odd; leaves lent memory alone."""
+
+import pytest
+
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.protocol.values import size_of
+from pushrep.records import Codec, encode_batch
+from pushrep.replay import windows
+from pushrep.replay.limits import Span
+from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
+from pushrep.replay.windows import BatchWindows, Buffers
+from pushrep.seams import REAL_FILESYSTEM
+
+
+@pytest.fixture
+def log(tmp_path, torture):
+    """Batches of 1 to 60 records of any size and codec, in many segments."""
+    chosen = torture.random("windows")
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=32 << 10)) as opened:
+        for _ in range(120):
+            values = [chosen.randbytes(chosen.choice([0, 5, 400])) for _ in range(chosen.randint(1, 60))]
+            codec = chosen.choice([Codec.NONE, Codec.NONE, Codec.GZIP])
+            opened.append(encode_batch(values, codec=codec, timestamps_ms=1), durability=Durability.BUFFERED)
+        opened.flush()
+        yield opened
+
+
+def walk(log, start, end):
+    return [batch for window in BatchWindows(log.path, REAL_FILESYSTEM).windows(start, end) for batch in window]
+
+
+@pytest.mark.parametrize("window_bytes", [200, 4096, 512 << 10])
+def test_it_gives_the_batches_of_the_logs_own_reader(log, torture, monkeypatch, window_bytes):
+    monkeypatch.setattr(windows, "WINDOW_BYTES", window_bytes)
+    chosen = torture.random("windows", window_bytes)
+    for _ in range(torture.count(15, 300)):
+        start, end = sorted(chosen.sample(range(log.log_end_offset + 1), 2))
+        got = [bytes(batch.data) for batch in walk(log, start, end)]
+        assert got == [bytes(batch.data) for batch in log.batches(start, end)]
+
+
+def test_it_stops_before_damage_and_raises_nothing(log):
+    path = sorted(log.path.glob("*.log"))[1]
+    base = int(path.stem)
+    data = bytearray(path.read_bytes())
+    data[90] ^= 1
+    path.write_bytes(data)
+    assert [batch.header.next_offset for batch in walk(log, 0, log.log_end_offset)][-1] == base
+    assert walk(log, base, base + 1) == []
+    assert walk(log, log.log_end_offset, log.log_end_offset + 5) == []
+
+
+def test_a_buffer_that_somebody_looks_into_is_not_used_again():
+    buffers = Buffers()
+    view = memoryview(buffers.get())[3:5]
+    other = buffers.get()
+    assert other is not view.obj
+    assert buffers.get() is other, "nobody looks into that one any more"
+    view.release()
+
+
+def test_slices_name_the_bytes_of_the_batches_and_their_spans(log, torture):
+    chosen = torture.random("slices")
+    files = OpenSegments(REAL_FILESYSTEM)
+    reader = SliceReader(log.path, REAL_FILESYSTEM, files)
+    for _ in range(torture.count(20, 300)):
+        start, end = sorted(chosen.sample(range(log.log_end_offset + 1), 2))
+        max_bytes = chosen.choice([1, 3000, 1 << 20])
+        found, held = reader.read(start, end, max_bytes, want_offsets=True), []
+        pieces = reader.slices(found, held)
+        got = b"".join(piece.file.read_at(piece.size_bytes, piece.position) for piece in pieces)
+        expected = list(log.batches(start, end))[: len(found)]
+        assert got == b"".join(bytes(batch.data) for batch in expected)
+        assert [one.span for one in found] == [
+            Span(b.header.base_offset, b.header.next_offset, b.header.size_bytes, len(b)) for b in expected
+        ]
+        assert size_of(pieces) >= min(max_bytes, size_of(pieces))
+        for one in held:
+            one.release()
+    with pytest.raises(NoBatchThere):
+        reader.read(log.log_end_offset, log.log_end_offset + 1, 1, want_offsets=False)
+    files.close()
+
+
+def test_a_file_stays_open_as_long_as_somebody_sends_from_it(log):
+    files = OpenSegments(REAL_FILESYSTEM)
+    base = int(min(log.path.glob("*.log")).stem)
+    held = files.get(log.path, base).use()
+    files.forget(log.path)
+    assert held.file.read_at(1, 0)
+    held.release()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        held.file.read_at(1, 0)
