@@ -135,6 +135,26 @@ def test_s1_the_transition_goes_first_in_as_many_requests_as_it_needs(world, scr
     assert replica.records() == log_bytes(service), "S2: in order, none lost, none twice"
 
 
+def test_s2_what_is_appended_before_the_first_success_comes_once_and_in_order(world, scripted):
+    """Also what no longer fits into the buffer, and is read from the log."""
+    replica = scripted()
+    service = world.service([replica.replica], settings=replace(QUICK, buffer_bytes_max=2_000))
+    service.append(b"the transition")
+    replica.gate.clear()
+    service.leading.manager.startup()
+    _, _, started = start(service, replica.replica)
+    replica.wait_for(lambda parts: len(parts) == 1)
+    for number in range(40):
+        service.append(b"%d" % number * 100)
+    assert replica.frames == 1, "nothing of it goes out before the first success"
+    replica.gate.set()
+    assert started.result(20)
+    end = service.logs[0].log_end_offset
+    parts = [part for part in replica.wait_for(lambda parts: end_of_last(parts) == end) if part.records]
+    assert [part.append_offset for part in parts] == [0, *(end_of_part(part) for part in parts[:-1])]
+    assert replica.records() == log_bytes(service)
+
+
 def test_s3_an_update_without_a_session_is_nothing(led):
     service, replica = led
     manager = service.leading.manager

@@ -184,6 +184,7 @@ class World:
         self.counts = {}
         self.trace = deque(maxlen=80)
         self.is_quiet = self.is_in_turn = False
+        self.nudged = set()
         self.trouble_number = self.step_number = self.settling = 0
         self.services = []
         self._globals = random.getstate()
@@ -504,6 +505,8 @@ class World:
         for count in range(self.rules.quiet_steps):
             self.turn()
             self.settling = count
+            if count % 600 == 0:  # whoever waits for nothing hears of nobody: one more record for each
+                self.nudged = set(range(self.rules.partitions))
             if count % 50 == 0 and self.is_settled():
                 break
             if count % 300 == 0:  # a leader that nobody hears and nobody asks: an operator who knows of the newer one

@@ -1,0 +1,64 @@
+"""Every numbered statement of push replication, and every row of a replica's table, has a test that is there."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pushrep.replication.findings import Finding
+from pushrep.replication.follower import LEADER_CHECKS, SESSION_CHECKS
+from pushrep.replication.outcome import Outcome
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "statements.md").read_text(encoding="utf-8")
+NUMBERS = {"L": 5, "S": 5, "A": 3, "H": 2, "E": 3, "R": 2, "Q": 2}
+NUMBERED = {f"{letter}{n}" for letter, count in NUMBERS.items() for n in range(1, count + 1)}
+BEFORE_THE_TABLE = {check.error.name for check in (*LEADER_CHECKS, *SESSION_CHECKS)}
+REFUSALS = BEFORE_THE_TABLE | {Outcome.UNKNOWN_TOPIC_ID.name, Outcome.KAFKA_STORAGE_ERROR.name}
+
+
+def lines(heading):
+    """{first cell: tests} of the table below a heading."""
+    part = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("|")][2:]
+    return {row[0].strip(): re.findall(r"`(tests/[\w/.]+::\w+)`", row[-1]) for row in rows}
+
+
+@cache
+def functions(path):
+    """{name: source} of a test file."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return {
+        node.name: ast.get_source_segment(text, node)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize(
+    ("heading", "wanted"),
+    [
+        ("PushManager", NUMBERED),
+        ("What a replica finds", {finding.name for finding in Finding}),
+        ("What a replica refuses", REFUSALS),
+    ],
+)
+def test_every_statement_has_a_line(heading, wanted):
+    assert lines(heading).keys() == wanted
+
+
+@pytest.mark.parametrize("heading", ["PushManager", "What a replica finds", "What a replica refuses", "Together"])
+def test_every_line_names_tests_that_are_there(heading):
+    for statement, tests in lines(heading).items():
+        assert tests, f"{statement} has no test"
+        for test in tests:
+            path, _, name = test.partition("::")
+            assert name in functions(path), f"{statement}: {test} is not there"
+
+
+def test_a_numbered_statement_stands_in_the_name_of_its_test():
+    for number, tests in lines("PushManager").items():
+        for test in tests:
+            assert test.partition("::")[2].startswith(f"test_{number.lower()}_"), f"{number}: {test}"
