@@ -30,10 +30,9 @@ from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.metrics import OutboxCollector
 
 TOPIC, PARTITIONS, PRODUCER = "orders", 3, "web-shop"
-WAIT_S = 10
 
 
-def make_app(outbox: Outbox) -> Flask:
+def make_app(outbox: Outbox, timeout_s: float) -> Flask:
     app = Flask(__name__)
     registry = CollectorRegistry()
     registry.register(OutboxCollector(outbox))
@@ -43,7 +42,7 @@ def make_app(outbox: Outbox) -> Flask:
         value = json.dumps({"customer": customer, "order": request.get_json()}).encode()
         partition = partition_of(customer)
         try:
-            offset = outbox.append(partition, value).result(timeout=WAIT_S)
+            offset = outbox.append(partition, value).result(timeout=timeout_s)
         except NotEnoughReplicas as error:
             return {"error": str(error), "taken": "no"}, 503
         except DeliveryFailed as error:
@@ -82,6 +81,7 @@ def main() -> None:
     parser.add_argument("--replica", action="append", required=True, metavar="HOST:PORT")
     parser.add_argument("--port", type=int, default=8080, help="0: the system chooses")
     parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--timeout-s", type=float, default=10, help="so long an order waits for its answer")
     parser.add_argument("--replica-lag-max-ms", type=int, default=30_000, help="a replica that owes longer is away")
     options = parser.parse_args()
     with Outbox.open(
@@ -94,7 +94,8 @@ def main() -> None:
         linger_ms=1,
         replica_lag_max_ms=options.replica_lag_max_ms,
     ) as outbox:
-        server = create_server(make_app(outbox), host="127.0.0.1", port=options.port, threads=options.threads)
+        app = make_app(outbox, options.timeout_s)
+        server = create_server(app, host="127.0.0.1", port=options.port, threads=options.threads)
         print(f"orders at http://127.0.0.1:{server.effective_port}/orders", flush=True)
         server.run()
 

@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from pushrep.cli.appending import Appender
+from pushrep.cli.granted import addresses_of
 from pushrep.cli.input_lines import BadHeader, BadLine, Choices, LineRules, numbered_lines
+from pushrep.cli.replica.certificates import client_tls, tls_options
 from pushrep.log import Durability, LogConfig
-from pushrep.outbox import Outbox, read_identity
+from pushrep.outbox import Acks, Outbox, read_identity
+from pushrep.push.settings import PushSettings
 from pushrep.records import HEADER_BYTES
 from pushrep.seams import REAL_FILESYSTEM
 
@@ -71,6 +74,19 @@ _PROGRESS_EVERY = 4096  # lines
     help="flushed: fdatasync while it runs. buffered: once, at the end.",
 )
 @click.option(
+    "--replica",
+    "replicas",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="A node that keeps a copy (pushrep replica serve); again for each. Kept with the log.",
+)
+@click.option(
+    "--acks",
+    type=click.Choice(["all", "local"]),
+    help="all: done when enough members hold every line. local: when this log does.  [default: all with --replica]",
+)
+@tls_options
+@click.option(
     "--on-bad-line",
     type=click.Choice(["stop", "skip"]),
     default="stop",
@@ -84,7 +100,8 @@ _PROGRESS_EVERY = 4096  # lines
 def append(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, file: Path, format_: str, value: str, delimiter: str, partitions: int | None,
     producer: str | None, carrier: str | None, partition: int | None, partition_by: str | None,
-    timestamp_column: str | None, source: str | None, durability: str, on_bad_line: str,
+    timestamp_column: str | None, source: str | None, durability: str, replicas: tuple[str, ...], acks: str | None,
+    cert: Path | None, key: Path | None, ca: Path | None, on_bad_line: str,
     accept_loss: bool, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Append the lines of FILE (- is standard input) to the log of TOPIC in DIRECTORY, which is made if missing.
@@ -95,6 +112,7 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep append out flights flights.csv --format csv --partitions 3 \\
           --partition-by origin --timestamp-column time_hour
       journalctl -f | pushrep append out journal -
+      pushrep append out orders orders.txt --replica 10.0.0.2:7400 --replica 10.0.0.3:7400
 
     \b
     After a crash, kill -9 or Ctrl-C run the same command again: it goes on where the log ends. Each record
@@ -130,6 +148,8 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
             directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
             carrier=carrier or (stored.carrier if stored else "key"),
             durability=Durability[durability.upper()], accept_loss=accept_loss, log_config=config,
+            replicas=replicas or addresses_of(directory, stored), acks=None if acks is None else Acks[acks.upper()],
+            push=PushSettings(tls=client_tls(cert, key, ca)),
         ))  # fmt: skip
         appender = Appender(outbox, rules, name, choices.placement)
         with _progress(stream) as advance:

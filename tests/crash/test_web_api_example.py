@@ -61,9 +61,9 @@ class Shop:
     def node(self, name, listen="127.0.0.1:0"):
         return self.start(*PUSHREP, "replica", "serve", self.root / name, "--listen", listen, "--allow", "any")
 
-    def serve(self, directory, *replicas):
+    def serve(self, directory, *replicas, timeout_s=30):
         options = [option for address in replicas for option in ("--replica", address)]
-        return self.start(EXAMPLE, directory, *options, "--port", "0", "--replica-lag-max-ms", "1000")
+        return self.start(EXAMPLE, directory, *options, "--port", "0", "--replica-lag-max-ms", "1000", "--timeout-s", timeout_s)
 
     def stop(self):
         for process in self.processes:
@@ -198,7 +198,7 @@ def test_what_was_answered_with_201_outlives_the_machine(shop):
 @pytest.mark.slow
 def test_without_enough_replicas_the_answer_is_503_and_says_that_nothing_was_taken(shop):
     nodes = [shop.node(f"copy-{n}") for n in (1, 2)]
-    service = shop.serve(shop.root / "outbox", *[node.address() for node in nodes])
+    service = shop.serve(shop.root / "outbox", *[node.address() for node in nodes], timeout_s=2)
     wait_until(lambda: call(service.address(), "/health")[0] == 200, "it takes orders")
     assert call(service.address(), "/orders/ada", {"number": 1}) == (201, {"partition": 0, "offset": 0})
     for node in nodes:

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import click
 
+from pushrep.cli.granted import addresses_of
 from pushrep.cli.log.showing import count, show_json
 from pushrep.cli.replica.certificates import client_tls, tls_options
 from pushrep.errors import BadArgument
-from pushrep.node.promises import find_promises
 from pushrep.outbox import Acks, NoOutbox, Outbox, read_identity
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.push.settings import PushSettings
@@ -143,11 +143,7 @@ def _opened(directory: Path, push: PushSettings) -> Outbox:
     identity = read_identity(REAL_FILESYSTEM, directory)
     if identity is None:
         raise NoOutbox(directory)
-    _, promises = find_promises(directory, REAL_FILESYSTEM) or (None, None)
-    addresses = [address for _, address in identity.replicas]
-    if promises is not None and promises.grant is not None:
-        members = promises.grant.members
-        addresses = [one.address for one in members if one.index != promises.member and one.address]
+    addresses = addresses_of(directory, identity)
     return Outbox.open(
         directory,
         identity.topic,
