@@ -216,7 +216,7 @@ def _description(replica: Replica) -> wire.LogDescription:
         granted_epoch=granted.epoch,
         granted_end_offset=granted.end_offset,
         ungranted_from=-1 if ungranted is None else ungranted.start_offset,
-        damaged_from=-1 if log.damaged_from is None else log.damaged_from,
+        damaged_from=-1 if (lacks_from := replica.lacks_from) is None else lacks_from,
     )
 
 

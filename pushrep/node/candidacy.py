@@ -79,7 +79,7 @@ class Candidacy:
             number: PartitionLog(
                 log=ends_of(log),
                 high_watermark=log.high_watermark,
-                is_damaged=log.damaged_from is not None,
+                is_damaged=log.damaged_from is not None or kept.unfilled.get(log.path.name, 0) > log.log_end_offset,
                 ungranted=kept.ungranted.get(log.path.name),
             )
             for number, log in self.logs.items()

@@ -3,10 +3,11 @@
     <data>/replica-epoch.json                    {"version": 1, "replica_epoch": n, "crc32c": c}
     <data>/<outbox id>/promises.json             {"version": 2, "outbox_id": u, "member": i, "leader_epoch": n,
                                                   "grant": {...} | null, "number": n,
-                                                  "ungranted": {log: [start, epoch, end]}, "crc32c": c}
+                                                  "ungranted": {log: [start, epoch, end]},
+                                                  "unfilled": {log: offset}, "crc32c": c}
 
 A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
-becomes the other. Version 1 had no `member`, `number` and `ungranted`.
+becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`.
 crc32c is taken over the other fields as compact JSON with sorted keys. Both files are replaced whole and atomically. A
 file that is there and can't be believed stops the node for that outbox: a promise that is forgotten loses records.
 """
@@ -40,7 +41,8 @@ class Promises:
     """Of one outbox. leader_epoch: the newest one that any of its logs here has taken; -1 for none.
 
     member: which one this is; NO_MEMBER until a grant names where it listens. number: the newest own one it has taken,
-    granted or not. ungranted: by log, what was appended without a grant.
+    granted or not. ungranted: by log, what was appended without a grant. unfilled: by log, up to where it held records
+    that it lost; until it ends there again it counts for nothing.
     """
 
     leader_epoch: int = -1
@@ -48,6 +50,7 @@ class Promises:
     member: int = NO_MEMBER
     number: int = -1
     ungranted: Mapping[str, Ungranted] = field(default_factory=dict)
+    unfilled: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def newest_epoch(self) -> int:
@@ -115,6 +118,7 @@ def find_promises(directory: Path, filesystem: Filesystem) -> tuple[UUID, Promis
                 str(log): Ungranted(int(start), EpochEnd(int(epoch), int(end)))
                 for log, (start, epoch, end) in fields.get("ungranted", {}).items()
             },
+            unfilled={str(log): int(end) for log, end in fields.get("unfilled", {}).items()},
         )
     except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
@@ -129,6 +133,7 @@ def write_promises(directory: Path, outbox_id: UUID, promises: Promises, filesys
         "grant": _grant_fields(promises.grant) if promises.grant is not None else None,
         "number": promises.number,
         "ungranted": {log: [start, *granted] for log, (start, granted) in promises.ungranted.items()},
+        "unfilled": dict(promises.unfilled),
     }
     _write(directory / PROMISES_NAME, fields, filesystem, _PROMISES_VERSION)
 

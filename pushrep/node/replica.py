@@ -40,6 +40,7 @@ class KeepsPromises(Protocol):
     def promises(self) -> Promises: ...
     def take_epoch(self, leader_epoch: int) -> None: ...
     def forget_ungranted(self, log: str) -> None: ...
+    def note_unfilled(self, log: str, end_offset: int | None) -> None: ...
 
 
 class Replica:
@@ -104,6 +105,8 @@ class Replica:
             state = self.state()
             try:
                 effects = follow(state, request, self._batch_at)
+                if self._begins_refill(effects[-1], request):
+                    effects = follow(self.state(), request, self._batch_at)
                 for effect in effects[:-1]:
                     self._carry_out(effect)
             except AppendFailed as error:  # nothing was written; the leader comes again with backoff
@@ -113,7 +116,43 @@ class Replica:
                 return self._fail(error, state)
             answer = effects[-1]
             assert isinstance(answer, Answer), "the last effect answers"
+            self._end_refill()
             return answer.result
+
+    @property
+    def lacks_from(self) -> int | None:
+        """First offset of what it held once and can't show now; None if it has lost nothing."""
+        unfilled_to = self._outbox.promises.unfilled.get(str(self.tp), 0)
+        if self.log.damaged_from is None and unfilled_to > self.log.log_end_offset:
+            return self.log.log_end_offset
+        return self.log.damaged_from
+
+    def _begins_refill(self, judged: FollowerEffect, request: AppendRecords) -> bool:
+        """A leader that may push here has what lies behind the damage: set it aside, and be filled again.
+
+        What the leader surely has is its high watermark, and what it sends. With less it waits for an operator.
+        """
+        damaged_from = self.log.damaged_from
+        is_damaged = damaged_from is not None and self.finding is None
+        if not is_damaged or not isinstance(judged, Answer) or judged.result.error is not Outcome.LOG_OFFLINE:
+            return False
+        unfilled_to = self._outbox.promises.unfilled.get(str(self.tp), 0)
+        if max(request.high_watermark, request.end_offset) < unfilled_to:
+            _LOG.warning(
+                "%s is damaged from offset %d on, and its leader ends below %d", self.tp, damaged_from, unfilled_to
+            )
+            return False
+        kept = self.log.quarantine()
+        _LOG.warning(
+            "%s is damaged from offset %d on and is filled again; what lay there: %s", self.tp, damaged_from, kept
+        )
+        return True
+
+    def _end_refill(self) -> None:
+        unfilled_to = self._outbox.promises.unfilled.get(str(self.tp))
+        if unfilled_to is not None and self.lacks_from is None:
+            self._outbox.note_unfilled(str(self.tp), None)
+            _LOG.warning("%s holds everything up to offset %d again", self.tp, unfilled_to)
 
     def close(self) -> None:
         """Close the log; what its disk refuses now is logged. A failed one is scanned when it is opened again."""

@@ -23,6 +23,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogLocked
 from pushrep.log.log_names import list_logs
+from pushrep.log.losses import held_to, lost_behind
 from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.node.errors import NodeInUse
 from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, raise_replica_epoch
@@ -140,6 +141,15 @@ class KeptOutbox:
                 self._keeper.keep(replace(kept, grant=offered, member=member))
             return outcome
 
+    def note_unfilled(self, log: str, end_offset: int | None) -> None:
+        """`log` held records up to `end_offset` that it lost; None: it has them again. Raises OSError."""
+        with self._keeper.lock:
+            kept = self.promises
+            unfilled = {name: end for name, end in kept.unfilled.items() if name != log}
+            if end_offset is not None:
+                unfilled[log] = max(end_offset, kept.unfilled.get(log, 0))
+            self._keeper.keep(replace(kept, unfilled=unfilled))
+
     def forget_ungranted(self, log: str) -> None:
         """What `log` held without a grant is cut off. Raises OSError."""
         with self._keeper.lock:
@@ -197,22 +207,34 @@ class KeptOutbox:
         for replica in replicas:
             replica.close()
 
-    def _open(self, tp: TopicIdPartition, *, create: bool) -> Replica:
+    def _opened(self, tp: TopicIdPartition) -> Replica:
         store = self._store
+        directory = LogDirectory.acquire(self.directory, store.filesystem, store.clock)
         try:
-            found = read_partition_metadata(self.directory / str(tp), store.filesystem)
+            held = held_to(directory, str(tp))
+            replica = Replica(
+                tp,
+                self.directory,
+                config=store.settings.log_config,
+                replica_epoch=store.replica_epoch,
+                flush=store.settings.flush,
+                promises=self,
+                filesystem=store.filesystem,
+                clock=store.clock,
+            )
+        finally:
+            directory.release()
+        lost_to = lost_behind(replica.log, held)
+        if lost_to is not None:
+            self.note_unfilled(str(tp), lost_to)
+        return replica
+
+    def _open(self, tp: TopicIdPartition, *, create: bool) -> Replica:
+        try:
+            found = read_partition_metadata(self.directory / str(tp), self._store.filesystem)
             refusal = _refusal(tp, found, create=create)
             if refusal is None:
-                return Replica(
-                    tp,
-                    self.directory,
-                    config=store.settings.log_config,
-                    replica_epoch=store.replica_epoch,
-                    flush=store.settings.flush,
-                    promises=self,
-                    filesystem=store.filesystem,
-                    clock=store.clock,
-                )
+                return self._opened(tp)
         except (OSError, PushrepError) as error:
             _LOG.error("%s can't be opened: %s", tp, error)
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error

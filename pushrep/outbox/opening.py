@@ -16,6 +16,7 @@ from uuid import UUID
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
+from pushrep.log.losses import held_to, lost_behind
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import Lead, OutboxIdentity, settle_identity
 from pushrep.outbox.lane_replicas import LaneReplicas
@@ -74,6 +75,7 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     )
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=asked.accept_loss)
     logs: list[tuple[SegmentLog, PositionsStore]] = []
+    before = {n: held_to(held, f"{identity.topic}-{n}") for n in range(identity.partitions) if identity.replicas}
     for n in range(identity.partitions):  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else lead.grant.topic_id if lead is not None else None
         logs.append(_open_log(resources, held, n, asked, has_replicas=bool(identity.replicas), log_id=log_id))
@@ -86,6 +88,7 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
 
     replication = Replication(held, identity, logs, asked.replicas, asked.durability, asked.clock)
     resources.callback(replication.close)
+    replication.note_lost({log: lost for log, _ in logs if (lost := lost_behind(log, before[log.partition]))})
     replication.open()  # before the PID epoch: what comes back was not lost
     identity = settle_epoch(held, identity, logs, made_anew)
     replication.start(identity.pid_epoch)

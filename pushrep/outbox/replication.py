@@ -90,6 +90,13 @@ class Replication:
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
+    def note_lost(self, lost: Mapping[SegmentLog, int]) -> None:
+        """Up to where logs held records that they lost: durably, this member can't lead until it was refilled."""
+        if lost:
+            kept = self._keeper.kept
+            unfilled = {log.path.name: max(end, kept.unfilled.get(log.path.name, 0)) for log, end in lost.items()}
+            self._keeper.keep(replace(kept, unfilled={**kept.unfilled, **unfilled}))
+
     def open(self) -> None:
         """Try to become the leader; what other members have more is here then. Nobody appends yet.
 

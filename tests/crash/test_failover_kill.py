@@ -18,7 +18,7 @@ from pushrep.log import SegmentLog
 from pushrep.outbox import read_identity
 from pushrep.outbox.adoption import adopt
 from pushrep.seams import REAL_FILESYSTEM
-from tests.crash.test_outbox_replicas_kill import Process, acked_by, missing, record_bytes
+from tests.crash.test_outbox_replicas_kill import Process, missing, record_bytes
 
 WAIT_S = 60
 
@@ -34,7 +34,7 @@ stop = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
 
 def say(*words):
-    print(*words, flush=True)
+    print(*words, "over", flush=True)  # a line that a kill cut off has no end
 
 pending, number = deque(), int(first)
 try:
@@ -43,7 +43,7 @@ try:
         delivery_timeout_ms=2000, open_timeout_s=10, log_config=LogConfig(preallocate_bytes=0),
         push=PushSettings(backoff_min_ms=5, backoff_max_ms=100, request_timeout_ms=2000),
     )
-except PushrepError as error:
+except (OSError, PushrepError) as error:
     say("refused", type(error).__name__, error)
     sys.exit(3)
 with outbox:
@@ -151,7 +151,11 @@ class Trio:
 
     def produce(self):
         self.producer = self.start_producer(self.leader)
-        self.producer.wait_for("open")
+        try:
+            self.producer.wait_for("open")
+        except AssertionError as error:
+            error.add_note(f"member {self.leader}, exit code {self.producer.process.poll()}: {self.producer.lines}")
+            raise
 
     def kill_leader(self):
         self.producer.end(kill=True)
@@ -159,8 +163,10 @@ class Trio:
 
     def note(self):
         """What was acknowledged; the numbers of the next producer begin above all that this one may have taken."""
-        for offset, value in acked_by(self.producer).items():
-            assert self.acked.setdefault(offset, value) == value, f"offset {offset} was acknowledged twice"
+        for words in self.producer.said("acked"):
+            if words[-1:] == ["over"]:
+                offset, value = int(words[0]), int(words[1])
+                assert self.acked.setdefault(offset, value) == value, f"offset {offset} was acknowledged twice"
         self.next_number = max([*self.acked.values(), self.next_number]) + 1000
 
     def promote(self, index):

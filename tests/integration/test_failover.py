@@ -7,15 +7,15 @@ from uuid import UUID
 
 import pytest
 
-from pushrep import Acks, Outbox
+from pushrep import Acks, Durability, Outbox
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.node.promises import PromiseKeeper, find_promises
-from pushrep.outbox import DeliveryFailed, OutboxDiffers, read_identity
+from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, read_identity
 from pushrep.outbox.adoption import adopt
 from pushrep.outbox.errors import CantAdopt, CantPromote
 from pushrep.outbox.promotion import promote
 from pushrep.push.settings import PushSettings
-from pushrep.replication.errors import NotAhead, NotLeader, TooFewMembers
+from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import owner_of
 from pushrep.seams import REAL_FILESYSTEM
 
@@ -307,3 +307,72 @@ def test_what_cant_be_promoted_or_adopted_says_what_to_do(members, tmp_path):
     (members.world.root / "node-3" / members.outbox_id).mkdir(parents=True)
     with pytest.raises(CantAdopt, match="the node began a copy"):
         adopt(members.world.root / "node-3", members.world.root / "outbox")
+
+
+LOOKING = replace(SMALL, verify_last_segments=1)
+"""A log that looks for damage at every opening."""
+
+
+def damage(directory, offset):
+    """Flip a byte of the batch that holds `offset`, as a disk that rots; its node is stopped."""
+    with SegmentLog.open_reader(directory, isolation="written") as reader:
+        (batch,) = (bytes(one.data) for one in reader.batches(offset, offset + 1))
+    for path in directory.glob("*.log"):
+        data = path.read_bytes()
+        if batch in data:
+            at = data.index(batch) + len(batch) - 3
+            path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+            return
+    pytest.fail(f"no file holds {offset}")
+
+
+def test_a_damaged_replica_is_refilled_by_push_and_counts_for_nothing_before(members):
+    """From the bad byte on `.corrupt`, refilled if the leader reaches past it; it is not promoted until then."""
+    with members.lead(durability=Durability.FLUSHED) as outbox:
+        for number in range(30):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+    members.world.nodes[1].stop()
+    damage(members.directory(1) / "orders-0", offset=15)
+    members.world.node(1, log_config=LOOKING)
+    with pytest.raises(LogNotFit, match="it is damaged"):
+        members.promote(1, log_config=LOOKING)
+    members.world.nodes[2].stop()
+    with members.lead(open_timeout_s=1) as outbox, pytest.raises(NotEnoughReplicas):
+        outbox.append(0, b"two members answer, and one of them is damaged").result(WAIT_S)
+    assert promised(members.directory(1)).unfilled["orders-0"] >= 30
+    members.world.node(2)
+    with members.lead() as outbox:
+        assert outbox.append(0, b"30").result(WAIT_S) == 30
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "it was filled again")
+        assert promised(members.directory(1)).unfilled == {}
+    assert members.promote(1).partitions[0].log_end_offset == 31
+    members.world.close()
+    own = record_bytes(members.world.root / "outbox" / "orders-0")
+    assert [record_bytes(members.directory(index) / "orders-0") for index in (1, 2)] == [own, own]
+    assert list((members.directory(1) / "orders-0").glob("*.corrupt")), "what lay behind the damage is kept"
+
+
+def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothing_until_refilled(members):
+    """Neither as one that leads nor as one that answers: the checkpoint outlives a power cut, and so does the note."""
+    with members.lead() as outbox:
+        for number in range(10):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+    path = max((members.world.root / "outbox" / "orders-0").glob("*.log"))
+    with SegmentLog.open(path.parent, SMALL, has_replicas=True) as log:
+        size = sum(len(batch.data) for batch in log.batches(0, 6))
+    (path.parent.parent / ".pushrep_cleanshutdown").unlink()
+    (path.parent.parent / ".pushrep_published").unlink()
+    (path.parent.parent / "recovery-point-offset-checkpoint").unlink()  # as if no flush had come so far
+    path.write_bytes(path.read_bytes()[:size])
+    for _ in range(2):  # the first opening lowers the log's own checkpoint
+        with pytest.raises(LogNotFit):
+            members.lead()
+    assert promised(members.world.root / "outbox").unfilled == {"orders-0": 10}
+    members.promote(1)
+    adopted = members.adopt_old_leader()
+    with open_outbox(members.directory(1), [members.address(2), members.address(0)]) as promoted:
+        wait_until(lambda: caught_up(promoted, members.address(0)), "it is filled again")
+    assert promised(adopted).unfilled == {}
+    assert members.promote(0).partitions[0].log_end_offset == 10
