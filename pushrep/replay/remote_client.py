@@ -15,11 +15,13 @@ from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
 from pushrep.replay.model import ReplayRequest
 from pushrep.replay.recording_info import RecordingInfo
 from pushrep.replay.remote import RemoteSession
-from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire, started
+from pushrep.replay.wire import NodeAccess, NodeConnection, accepted, request_to_wire, started
 from pushrep.seams import Clock
 from pushrep.seams.network import HostPort
 
 S = TypeVar("S", bound=Struct)
+_MAY_BE_REPEATED = (wire.DescribeRecordingsRequest, wire.StopReplayRequest, wire.StartReplayRequest)
+"""A session that was started and not heard of ends by itself."""
 
 
 @dataclass(slots=True)
@@ -85,15 +87,13 @@ class RemoteReplays:
     def start_replay(self, request: ReplayRequest) -> int:
         """A session without a subscriber. Raises ReplayRefused."""
         recording_id = self._id_of(request.recording)
-        with self._lock:
-            response = started(self._connection(), request_to_wire(recording_id, request))
-            self._started[response.session_id] = (recording_id, request, response)
+        response = accepted(self._ask(request_to_wire(recording_id, request), wire.StartReplayResponse))
+        self._started[response.session_id] = (recording_id, request, response)
         return response.session_id
 
     def attach(self, session_id: int) -> RemoteSession:
         """The one subscriber of a session that has none yet. Raises ReplayRefused (UNKNOWN_REPLAY)."""
-        with self._lock:
-            known = self._started.pop(session_id, None)
+        known = self._started.pop(session_id, None)
         connection = NodeConnection(self._address, self._settings)
         try:
             if known is not None:
@@ -127,9 +127,7 @@ class RemoteReplays:
             with suppress(NodeUnreachable):
                 self.stop(session_id)
         with self._lock:
-            if self._asking is not None:
-                self._asking.close()
-                self._asking = None
+            self._hang_up()
 
     # ---- keeping house: all of it raises KeepingRefused, ReplayRefused (UNKNOWN_RECORDING for a name)
 
@@ -213,14 +211,25 @@ class RemoteReplays:
         return response
 
     def _ask(self, request: Struct, answer: type[S]) -> S:
+        """A connection that broke while nothing was asked is made anew, for what may be repeated."""
         with self._lock:
+            may_be_old = self._asking is not None and isinstance(request, _MAY_BE_REPEATED)
             try:
                 return self._connection().ask(request, answer)[1]
             except NodeUnreachable:
-                if self._asking is not None:
-                    self._asking.close()
-                    self._asking = None
+                self._hang_up()
+                if not may_be_old:
+                    raise
+            try:
+                return self._connection().ask(request, answer)[1]
+            except NodeUnreachable:
+                self._hang_up()
                 raise
+
+    def _hang_up(self) -> None:
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
 
     def _connection(self) -> NodeConnection:
         if self._asking is None:

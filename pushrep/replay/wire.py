@@ -215,7 +215,11 @@ def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayReq
 
 def started(connection: NodeConnection, asked: StartReplayRequest) -> StartReplayResponse:
     """Ask for a session. Raises ReplayRefused, NodeUnreachable."""
-    _, response = connection.ask(asked, StartReplayResponse)
+    return accepted(connection.ask(asked, StartReplayResponse)[1])
+
+
+def accepted(response: StartReplayResponse) -> StartReplayResponse:
+    """The answer, if it is no refusal. Raises ReplayRefused."""
     if response.error_code is not ErrorCode.NONE:
         start = response.log_start_offset if response.log_start_offset >= 0 else None
         end = response.end_offset if response.end_offset >= 0 else None
