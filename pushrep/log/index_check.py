@@ -66,30 +66,23 @@ class IndexCheck:
 
     def batch(self, position: int, header: BatchHeader) -> None:
         """The next whole batch of the segment begins at `position`."""
-        at = self._next_offset_entry
-        if at < len(self._offsets.values) and self._offsets.values[at] <= position:
-            self._check_offset(at, position, header)
-        rose = header.max_timestamp_ms > self._max_timestamp_ms
-        if rose:
-            self._max_timestamp_ms = header.max_timestamp_ms
-        at = self._next_time_entry
-        if at < len(self._times.values) and self._times.values[at] + self._base_offset <= header.last_offset:
-            self._check_time(at, header, rose=rose)
+        self._one_by_one([position], [header.last_offset], [header.max_timestamp_ms])
 
     def run(self, run: BatchRun, few: int = _FEW) -> None:
         """The next whole batches of the segment. Entries that are all true are taken together, others one by one.
 
         `few`: in a run of less the batches are looked at one by one at once.
         """
+        columns = (run.position, run.last_offset, run.max_timestamp_ms)
         if len(run) < few:
-            self._one_by_one(run)
+            self._one_by_one(*(column.tolist() for column in columns))
             return
         offsets = self._slice(self._offsets.values, self._next_offset_entry, int(run.position[-1]))
         last = int(run.last_offset[-1]) - self._base_offset
         times = self._slice(self._times.values, self._next_time_entry, last)
         peaks = np.maximum.accumulate(run.max_timestamp_ms)
         if not (self._offsets_are_true(offsets, run) and self._times_are_true(times, run, peaks)):
-            self._one_by_one(run)
+            self._one_by_one(*(column.tolist() for column in columns))
             return
         self._next_offset_entry, self._next_time_entry = offsets.stop, times.stop
         self._max_timestamp_ms = max(self._max_timestamp_ms, int(peaks[-1]))
@@ -110,9 +103,20 @@ class IndexCheck:
                 self._fault(suffix, at, f"points to offset {offset}, for which no batch is there")
         return list(self._faults.values())
 
-    def _one_by_one(self, run: BatchRun) -> None:
-        for position, header in run.headers():
-            self.batch(position, header)
+    def _one_by_one(self, positions: list[int], last_offsets: list[int], times_ms: list[int]) -> None:
+        """For each batch: where it begins, its last offset, its newest time."""
+        base, pointed_at, relatives = self._base_offset, self._offsets.values, self._times.values
+        pointers, timed = len(pointed_at), len(relatives)
+        for position, last_offset, time_ms in zip(positions, last_offsets, times_ms, strict=True):
+            at = self._next_offset_entry
+            if at < pointers and pointed_at[at] <= position:
+                self._check_offset(at, position, last_offset)
+            rose = time_ms > self._max_timestamp_ms
+            if rose:
+                self._max_timestamp_ms = time_ms
+            at = self._next_time_entry
+            if at < timed and relatives[at] + base <= last_offset:
+                self._check_time(at, last_offset, time_ms, rose=rose)
 
     @staticmethod
     def _slice(values: list[int], begin: int, last: int) -> slice:
@@ -136,22 +140,20 @@ class IndexCheck:
             and (found > before).all()
         )
 
-    def _check_offset(self, at: int, position: int, header: BatchHeader) -> None:
+    def _check_offset(self, at: int, position: int, last_offset: int) -> None:
         promised, offset = self._offsets.values[at], self._base_offset + self._offsets.keys[at]
         if promised != position:
             self._fault(INDEX_SUFFIX, at, f"points to byte {promised}, where no batch begins")
-        elif offset != header.last_offset:
-            self._fault(
-                INDEX_SUFFIX, at, f"says {offset} for byte {position}, the batch there ends with {header.last_offset}"
-            )
+        elif offset != last_offset:
+            self._fault(INDEX_SUFFIX, at, f"says {offset} for byte {position}, the batch there ends with {last_offset}")
         self._next_offset_entry = at + 1
 
-    def _check_time(self, at: int, header: BatchHeader, *, rose: bool) -> None:
-        time_ms, offset = self._times.keys[at], self._base_offset + self._times.values[at]
-        if offset != header.last_offset:
+    def _check_time(self, at: int, last_offset: int, time_ms: int, *, rose: bool) -> None:
+        promised_ms, offset = self._times.keys[at], self._base_offset + self._times.values[at]
+        if offset != last_offset:
             self._fault(TIME_INDEX_SUFFIX, at, f"points to offset {offset}, with which no batch ends")
-        elif time_ms != header.max_timestamp_ms:
-            self._fault(TIME_INDEX_SUFFIX, at, f"says {time_ms} for offset {offset}, it is {header.max_timestamp_ms}")
+        elif promised_ms != time_ms:
+            self._fault(TIME_INDEX_SUFFIX, at, f"says {promised_ms} for offset {offset}, it is {time_ms}")
         elif not rose:
             self._fault(TIME_INDEX_SUFFIX, at, f"points to offset {offset}, but the time {time_ms} was reached before")
         self._next_time_entry = at + 1
