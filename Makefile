@@ -9,8 +9,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
+JUDGE  := .cache/history_judge/judge
 
-.PHONY: help demo test torture quick lint format bench jars clean
+.PHONY: help demo test torture quick lint format bench jars judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,15 +49,23 @@ $(CONNECTOR)/.done: tests/spark/pom.xml
 		|| echo "not all of it was to be had"
 	@mkdir -p $(CONNECTOR) && touch $@
 
+# A linearizability checker in Go. Without Go, or the module, our own small model judges alone.
+$(JUDGE): tests/crash/history_judge/main.go tests/crash/history_judge/go.mod tests/crash/history_judge/go.sum
+	@mkdir -p $(@D)
+	@if command -v go >/dev/null; then cd tests/crash/history_judge && timeout 120 go build -o $(CURDIR)/$@ . \
+		|| echo "the judge of histories could not be built"; else echo "no Go: the judge of histories is left out"; fi
+
+judge: $(JUDGE)  ## Build the checker of histories of appends and reads (wants Go)
+
 jars: $(JARS)/.done $(CONNECTOR)/.done  ## Fetch Kafka's own tools from Maven (the tests' judge)
 
 demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-out/
 	$(BIN)/pushrep demo
 
-test: lint jars  ## Lint, types, layers and every test
+test: lint jars judge  ## Lint, types, layers and every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-torture: $(VENV)/.dev jars  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
+torture: $(VENV)/.dev jars judge  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \
 	PUSHREP_TORTURE=1 PUSHREP_TORTURE_SEED=$$seed timeout --foreground --signal=INT --kill-after=60 2h \
 		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \

@@ -67,6 +67,8 @@ class Lines:
 class Three:
     """Members 0, 1 and 2, each with its directory; one leads, the others serve."""
 
+    program_path = PROGRAM
+
     def __init__(self, root):
         self.root, self.outbox_id = root, uuid4()
         self.epoch, self.leader = 0, 0
@@ -101,7 +103,14 @@ class Three:
         self.directory(index).mkdir(parents=True, exist_ok=True)
         replicas = [f"{other}={self.addresses[other]}" for other in sorted(self.nodes)]
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(self.directory(index)), str(self.outbox_id), str(self.epoch), *replicas],
+            [
+                sys.executable,
+                str(self.program_path),
+                str(self.directory(index)),
+                str(self.outbox_id),
+                str(self.epoch),
+                *replicas,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
