@@ -30,6 +30,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 _ONE_AT_A_TIME = frozenset({SessionState.STARTING, SessionState.REREADING})
 _BASE_OFFSET = struct.Struct(">q")
+_NOTHING: "deque[Buffered]" = deque(maxlen=0)  # of every pusher that nothing was appended for: ten thousand lie idle
 
 
 class Sent(NamedTuple):
@@ -64,13 +65,13 @@ class Pusher:
 
     __slots__ = (
         "_farewell",
+        "_farewell_sent",
         "_lock",
         "_memory",
         "_queue",
         "_shipped",
         "_taken",
         "failures",
-        "farewell_sent",
         "is_ready",
         "is_timed",
         "session",
@@ -84,15 +85,13 @@ class Pusher:
         self.failures = 0
         """Retriable errors in a row, for the pause before the next request."""
         self.transition_end = session.partition.leader.log.log_end_offset
-        self.farewell_sent: Future[bool] = Future()
-        """The replica was told that its session is over, or there is nobody to tell."""
         self._memory = memory
         self.watermark_since_ms: int | None = None
         """Since when a watermark waits for records to ride with, if one does."""
-        self._queue: deque[Buffered] = deque()
-        self._taken: deque[Buffered] = deque()  # sent, or passed over; released when they are acknowledged
+        self._queue = self._taken = _NOTHING
         self._shipped = (-1, -1)  # HWM and LSO as the last request had them
         self._farewell: AppendRecords | None = None
+        self._farewell_sent: Future[bool] | None = None
         self._lock = threading.Lock()  # of the queue: held for a few operations, never over I/O
 
     @property
@@ -104,6 +103,9 @@ class Pusher:
         """Records were appended."""
         with self._lock:
             if self.session.ended is None:
+                if self._queue is _NOTHING:
+                    # What is taken was sent, or passed over; it is released when it is acknowledged.
+                    self._queue, self._taken = deque(), deque()
                 while self._queue and self._queue[0].parts is None:
                     self._queue.popleft()  # evicted: the log has them
                 self._queue.append(entry)
@@ -182,9 +184,16 @@ class Pusher:
         self._resolve_farewell(told=False)
         self.session.partition.on_disconnect(self.session)
 
+    @property
+    def farewell_sent(self) -> "Future[bool]":
+        """Of a session that was ended: done when the replica was told that it is over, or there is nobody to tell."""
+        assert self._farewell_sent is not None, "the session was ended"
+        return self._farewell_sent
+
     def end(self, reason: PushSessionEndReason) -> bool:
         """End the session from this side; whether the replica is to be told in a request of its own."""
         partition, index = self.session.partition, self.session.replica.index
+        self._farewell_sent = Future()
         if reason.replica_is_told:
             with partition.lock:
                 progress = partition.leader.sessions.get(index)
@@ -209,8 +218,8 @@ class Pusher:
 
     def _resolve_farewell(self, *, told: bool) -> None:
         self._farewell = None
-        if not self.farewell_sent.done():
-            self.farewell_sent.set_result(told)
+        if self._farewell_sent is not None and not self._farewell_sent.done():
+            self._farewell_sent.set_result(told)
 
     def _release_below(self, offset: int) -> None:
         while True:

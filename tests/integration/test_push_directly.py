@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.epochs import LogEnds
 from pushrep.replication.messages import batches_of
 from pushrep.seams import REAL_NETWORK
-from tests.integration.conftest import QUICK
+from tests.integration.conftest import QUICK, WAIT_S
 
 
 class NotedSocket:
@@ -124,3 +125,15 @@ def test_r2_a_connection_that_breaks_under_an_append_is_made_anew_and_the_same_b
     assert service.wait() is None
     ends = [end for part in replica.wait_for(has_all(service)) for end in offsets_of(part)]
     assert set(range(1, service.logs[0].log_end_offset + 1)) <= {*ends}, "every batch came at least once"
+
+
+def test_e1_a_replica_that_was_lost_once_is_told_the_end_of_its_session_all_the_same(world, scripted):
+    replica = scripted()
+    service = led_by(world, [replica])
+    replica.cut()
+    service.append(b"over another connection")
+    service.wait_for_all()
+    led = service.leading.partitions[0]
+    told = service.leading.manager.stop_push(led.tp, [replica.replica.index], PushSessionEndReason.REPLICA_REMOVED)
+    assert told.result(WAIT_S) is True
+    assert replica.requests[-1].end_session_reason == PushSessionEndReason.REPLICA_REMOVED
