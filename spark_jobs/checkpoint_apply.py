@@ -81,9 +81,9 @@ def preview(
 ) -> list[Move]:
     """What `apply` would move now, if `wish` were written for `partition` (None: each); without it, what is pending.
 
-    Writes nothing. Raises as `source_at` does.
+    Writes nothing. Raises as `source_at` does, MarksMissing and MarksUnreachable.
     """
-    _, _, source = source_at(place)
+    found, _, source = source_at(place)
     moves = []
     for number, before in sorted(source.positions.items()):
         if wish is not None:
@@ -100,6 +100,7 @@ def preview(
         elif standing.state is not State.FAILED:
             move = _resolved(source, wanted, standing.sequence, move, standing.written.created_ms)
         moves.append(move)
+    check_marks(place.marks, found.query_id, found.batch, resets=any(move.reset_marks for move in moves))
     return moves
 
 
@@ -109,7 +110,7 @@ def apply(
     """Append what is pending to the checkpoint of a stopped, stateless query, and say in the store that it is used.
 
     `watch_s`: longer than the query's trigger interval; so long nothing in the checkpoint may change. Raises as
-    `source_at` does, QueryRunning, NothingPending, MarksMissing, and StartpointFailed where one does not fit.
+    `preview` does, QueryRunning, NothingPending, and StartpointFailed where one does not fit.
     """
     if not is_interrupted(place):
         source_at(place)  # what is refused is refused before anybody waits
@@ -123,7 +124,8 @@ def apply(
         if _record(store, noted):
             return noted
     pair = _resolved_pair(place, store)
-    check_marks(pair)
+    resets = any(move.reset_marks for move in pair.moves)
+    check_marks(place.marks, pair.query_id, pair.first - 1, resets=resets)
     note(place.checkpoint, pair)
     append(place.checkpoint, pair)
     _record(store, pair)

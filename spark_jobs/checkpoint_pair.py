@@ -16,14 +16,24 @@ from pathlib import Path
 import numpy as np
 
 from filtering.highwater import HighwaterMarks
+from pushrep.log import NotALogDirectory, list_logs
 from spark_jobs.batch_errors import MarksMissing
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.checkpoint_files import CheckpointUnreadable, QueryRunning, back_up, create
+from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import LocalMarks
 
 NOTES_NAME = "startpoints.json"
 VERSION = 1
 _KEEP_ALL = 1 << 40
+
+
+class MarksUnreachable(SparkJobError):
+    """The marks of the query's filter can't be moved along, and a filter would drop or fail: see the message."""
+
+    def __init__(self, location: str | None, why: str) -> None:
+        super().__init__(why if location is None else f"marks at {location}: {why}")
+        self.location, self.why = location, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +120,17 @@ def note(checkpoint: Path, pair: Pair) -> Path:
     return backup
 
 
-def check_marks(pair: Pair) -> None:
-    """Raise MarksMissing if the marks are not those of the checkpoint's last batch."""
-    if pair.marks is not None:
-        with LocalMarks(pair.marks) as marks:
-            _marks_before(marks, pair)
+def check_marks(place: Path | None, query_id: str, batch: int, *, resets: bool) -> None:
+    """Raise MarksMissing if they are not those of the checkpoint's last batch, or MarksUnreachable. Makes no store."""
+    if place is None:
+        if resets:
+            raise MarksUnreachable(None, "the startpoint resets marks, and none are named: say where they lie, --marks")
+        return
+    if not any(topic == "marks" for topic, _ in _logs_in(place)):
+        why = "it holds no LocalMarks, which alone can be moved with a checkpoint; begin a fresh one with adopt="
+        raise MarksUnreachable(str(place), why)
+    with LocalMarks(place) as marks:
+        _marks_of(marks, query_id, batch)
 
 
 def append(checkpoint: Path, pair: Pair) -> None:
@@ -141,16 +157,23 @@ def _is_ours(checkpoint: Path, pair: Pair) -> bool:
     return bool(planned) and (min(planned) > pair.first or max(planned) == pair.first - 1)
 
 
-def _marks_before(marks: LocalMarks, pair: Pair) -> BatchMarks:
-    before = marks.read(pair.query_id, pair.first - 1)
-    if before is None:
-        raise MarksMissing(marks.location, pair.query_id, pair.first - 1, marks.batches(pair.query_id))
-    return before
+def _logs_in(place: Path) -> list[tuple[str, int]]:
+    try:
+        return list_logs(place)
+    except NotALogDirectory:
+        return []
+
+
+def _marks_of(marks: LocalMarks, query_id: str, batch: int) -> BatchMarks:
+    found = marks.read(query_id, batch)
+    if found is None:
+        raise MarksMissing(marks.location, query_id, batch, marks.batches(query_id))
+    return found
 
 
 def _write_marks(marks: LocalMarks, pair: Pair) -> None:
     """The batches that are appended hold no record: their marks are those of before, without what is reset."""
-    before = _marks_before(marks, pair)
+    before = _marks_of(marks, pair.query_id, pair.first - 1)
     gone = [move.partition for move in pair.moves if move.reset_marks]
     left: dict[MarksKey, HighwaterMarks] = {}
     for key, old in before.marks.items():

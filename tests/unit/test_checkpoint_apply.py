@@ -320,6 +320,17 @@ def test_marks_that_are_not_those_of_the_checkpoint_are_refused(cp):
     assert not (cp / "offsets" / "3").exists()
 
 
+def test_marks_that_can_not_be_moved_along_are_refused_by_name(cp, tmp_path):
+    make(cp, KAFKA)
+    assert "none are named: say where they lie, --marks" in run(cp, "--to", 5, "--reset-marks").output
+    files = tmp_path / "cp-marks"
+    files.mkdir()
+    (files / f"{0:020d}-2-{QUERY}.marks").write_bytes(b"FileMarks'")
+    assert "it holds no LocalMarks" in run(cp, "--to", 5).output
+    assert [file.name for file in files.iterdir()] == [f"{0:020d}-2-{QUERY}.marks"], "and no log is made there"
+    assert not (cp / "offsets" / "3").exists()
+
+
 STEPS = 200
 
 
