@@ -17,7 +17,7 @@ from pushrep.errors import BadArgument
 from pushrep.outbox.errors import CantChangeMembers
 from pushrep.outbox.status import Facts
 from pushrep.push.sockets import Address
-from pushrep.replication.grants import BALLOT_STRIDE, Grant, Member, default_min_insync
+from pushrep.replication.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
@@ -54,10 +54,22 @@ def add_member(facts: Facts, address: str, min_insync_replicas: int | None = Non
     """One step to a member that listens at `address`.
 
     min_insync_replicas: of the new list; None: as it was, the default where that was the default. Raises
-    CantChangeMembers, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
+    CantChangeMembers, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
     """
     replication = _replication(facts)
     address = str(Address.parse(address))
+    with replication.step_lock:
+        return _add(replication, address, min_insync_replicas)
+
+
+def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> Step:
+    """One step to a list without member `index`. Raises as `add_member`."""
+    replication = _replication(facts)
+    with replication.step_lock:
+        return _remove(replication, index, min_insync_replicas)
+
+
+def _add(replication: "Replication", address: str, min_insync_replicas: int | None) -> Step:
     grant = _settled_or_settling(replication)
     known = next((one for one in grant.members if one.address == address), None)
     if known is not None:
@@ -71,15 +83,13 @@ def add_member(facts: Facts, address: str, min_insync_replicas: int | None = Non
         replication.push_to(index, address)
     if not replication.has_caught_up(index):
         return _step(Phase.CATCHING_UP, index, grant)
-    joint = replication.change_members(_with(Member(index, address), None, min_insync_replicas))
+    joint = _change(replication, grant, _with(Member(index, address), None, min_insync_replicas))
     replication.forget_learner(index)
     _LOG.info("member %d (%s) was added by the grant of epoch %d", index, address, joint.epoch)
     return _step(Phase.SETTLING, index, joint)
 
 
-def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> Step:
-    """One step to a list without member `index`. Raises as `add_member`."""
-    replication = _replication(facts)
+def _remove(replication: "Replication", index: int, min_insync_replicas: int | None) -> Step:
     grant = _settled_or_settling(replication)
     if index == grant.leader:
         raise CantChangeMembers(f"member {index} leads: promote another one first, then remove it there")
@@ -89,7 +99,7 @@ def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = No
         return _step(Phase.DONE, index, grant)
     if grant.previous_members:
         return _step(Phase.SETTLING, index, grant)
-    joint = replication.change_members(_with(None, index, min_insync_replicas))
+    joint = _change(replication, grant, _with(None, index, min_insync_replicas))
     _LOG.info("member %d was removed by the grant of epoch %d", index, joint.epoch)
     return _step(Phase.SETTLING, index, joint)
 
@@ -134,6 +144,11 @@ def _settled_or_settling(replication: "Replication") -> Grant:
         grant = replication.change_members(lambda newest, epoch: newest.settled(epoch))
         _LOG.info("the members are %s since the grant of epoch %d", _names(grant.members), grant.epoch)
     return grant
+
+
+def _change(replication: "Replication", grant: Grant, change: Callable[[Grant, int], Grant]) -> Grant:
+    change(grant, next_ballot(grant.leader, grant.epoch))  # what contradicts itself is refused before anything stops
+    return replication.change_members(change)
 
 
 def _with(new: Member | None, gone: int | None, min_insync_replicas: int | None) -> Callable[[Grant, int], Grant]:

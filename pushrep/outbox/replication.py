@@ -76,6 +76,8 @@ class Replication:
         self._learners: dict[int, Replica] = {}
         self._own_lanes: Sequence[Lane] = ()
         self._changing = threading.Lock()
+        self.step_lock = threading.Lock()
+        """Held for a step of a change of members (member_changes.py): one that comes second sees what the first did."""
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.lanes: Mapping[int, LaneReplicas] = {

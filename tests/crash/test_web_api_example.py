@@ -63,7 +63,8 @@ class Shop:
 
     def serve(self, directory, *replicas, timeout_s=30):
         options = [option for address in replicas for option in ("--replica", address)]
-        return self.start(EXAMPLE, directory, *options, "--port", "0", "--replica-lag-max-ms", "1000", "--timeout-s", timeout_s)
+        options += ["--port", "0", "--replica-lag-max-ms", "1000", "--timeout-s", timeout_s]
+        return self.start(EXAMPLE, directory, *options)
 
     def stop(self):
         for process in self.processes:

@@ -15,6 +15,7 @@ from pushrep.cli.main import run
 from pushrep.outbox import CantChangeMembers, OutboxDiffers
 from pushrep.outbox.control import CallRefused, ask
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
+from pushrep.replication.errors import BadGrant
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -183,6 +184,10 @@ def test_what_can_not_be_changed_is_refused_by_name(world, tmp_path, pushrep):
             with pytest.raises(CallRefused) as refused:
                 ask(outbox.directory, call, arguments)
             assert refused.value.kind == "BadArgument"
+        epoch = outbox.facts.replication.grant.epoch
+        with pytest.raises(BadGrant, match="min_insync_replicas = 9 of 1"):
+            remove_member(outbox.facts, 1, 9)
+        assert outbox.facts.replication.grant.epoch == epoch, "refused before anything stopped"
         code, _, errors = pushrep("replica", "remove", outbox.directory, 7)
         assert code == 1
         assert "there is no member 7" in errors
@@ -198,3 +203,51 @@ def test_what_can_not_be_changed_is_refused_by_name(world, tmp_path, pushrep):
         code, _, errors = pushrep("replica", "add", alone.directory, "127.0.0.1:1")
         assert code == 1
         assert "replicas=[...]" in errors
+
+
+def test_a_change_that_was_interrupted_goes_on_after_the_next_open(world):
+    """The joint grant is stored, and whoever asked is gone: both lists have their say until somebody asks again."""
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_until(lambda: add_member(outbox.facts, address(world, 2)).phase is Phase.SETTLING, "a joint grant")
+        joint = outbox.facts.replication.grant
+    with open_outbox(world, 1, 2, partitions=1) as again:
+        grant = again.facts.replication.grant
+        assert grant.epoch > joint.epoch
+        assert [member.index for member in grant.previous_members] == [0, 1], "a renewal settles nothing"
+        assert again.status().is_changing
+        assert again.append(0, b"b").result(WAIT_S) == 1
+        finish(lambda: add_member(again.facts, address(world, 2)))
+        assert not again.status().is_changing
+        assert again.facts.replication.grant.indexes == {0, 1, 2}
+        wait_for_all(again)
+    assert held(world, again, 2) == [b"a", b"b"]
+
+
+def test_two_who_ask_for_the_same_at_once_make_one_member(world):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        problems, pause = [], threading.Event()
+
+        def ask_on():
+            for _ in range(WAIT_S * 50):
+                try:
+                    if ask(outbox.directory, "add-member", {"address": address(world, 2)})["phase"] == "done":
+                        return
+                except CallRefused as refused:
+                    problems.append(refused)
+                pause.wait(0.02)
+            problems.append("never done")
+
+        asking = [threading.Thread(target=ask_on) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(WAIT_S)
+        assert not problems
+        assert [one.index for one in outbox.status().members] == [0, 1, 2]
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
