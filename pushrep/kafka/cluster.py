@@ -25,6 +25,7 @@ _EARLIEST, _LATEST = -2, -1
 _READ_UNCOMMITTED = 0
 _FETCH_BYTES = 4 << 20
 _FETCH_WAIT_MS = 500
+_CLOSE_S = 1.0
 UNREACHABLE = (OSError, KafkaError, asyncio.TimeoutError)
 """What a connection raises when its broker does not answer, or not in Kafka's language."""
 
@@ -53,6 +54,7 @@ class Cluster:
         self._addresses: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, AIOKafkaConnection] = {}
         self._connecting: dict[int, asyncio.Task[AIOKafkaConnection]] = {}
+        self._left: list[asyncio.Future[None]] = []
         self.leaders: dict[int, int] = {}
         self.partitions = 0
 
@@ -89,7 +91,7 @@ class Cluster:
         """Close the connection: whoever did not answer in time may answer the wrong question later."""
         found = self._connections.pop(node, None)
         if found is not None:
-            found.close(reason=CloseReason.CONNECTION_TIMEOUT)
+            self._left = [one for one in self._left if not one.done()] + [self._leave(found)]
 
     async def init_producer_id(self) -> tuple[int, int]:
         """A producer id that nobody had before, and its epoch. Raises as `refresh`, BrokerError."""
@@ -112,13 +114,19 @@ class Cluster:
             raise BrokerError(f"reading {self._topic}-{partition} from offset {offset}", one[1])
         return bytes(one[-1] or b"")
 
-    def close(self) -> None:
-        """Close every connection."""
+    async def close(self) -> None:
+        """Close every connection, and wait a moment until they are."""
         for task in self._connecting.values():
             task.cancel()
-        for connection in self._connections.values():
-            connection.close(reason=CloseReason.SHUTDOWN)
-        self._connections = {}
+        closing = [self._leave(one) for one in self._connections.values()] + self._left
+        self._connections, self._left = {}, []
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSE_S)
+
+    def _leave(self, connection: AIOKafkaConnection) -> "asyncio.Future[None]":
+        """Close it; done when its socket is."""
+        done: asyncio.Future[None] = connection.close(reason=CloseReason.SHUTDOWN)
+        return done
 
     async def _offset(self, partition: int, which: int) -> int:
         request = OffsetRequest(-1, _READ_UNCOMMITTED, [(self._topic, [(partition, which)])])
@@ -165,7 +173,7 @@ class Cluster:
             except UNREACHABLE as error:
                 failure = error
             finally:
-                connection.close(reason=CloseReason.SHUTDOWN)
+                self._left = [one for one in self._left if not one.done()] + [self._leave(connection)]
         raise KafkaUnreachable(repr(failure) if isinstance(failure, BaseException) else str(failure))
 
     async def _connect(self, host: str, port: int) -> AIOKafkaConnection:

@@ -194,7 +194,7 @@ class Shipper:
                 await self._session.run(self._began)
         finally:
             self._session = None
-            cluster.close()
+            await cluster.close()
 
     def _check(self, facts: TopicFacts) -> None:
         wall_ms = self._shipped.clock.wall_ms()

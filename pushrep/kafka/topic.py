@@ -9,6 +9,8 @@ deleted on arrival, since retention looks at record times   refused
 import base64
 import logging
 from collections.abc import Mapping
+from concurrent.futures import Future
+from time import monotonic
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,6 +26,7 @@ from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMiss
 
 _LOG = logging.getLogger("pushrep.kafka")
 
+_POLL_S = 0.01
 _EXPIRATION = "producer.id.expiration.ms"
 _EXPIRATION_MS = 86_400_000  # the broker's default
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
@@ -74,22 +77,18 @@ class TopicFacts(NamedTuple):
 def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
     """Ask the brokers; waits for them up to `request_timeout_ms`. Raises TopicMissing, KafkaUnreachable."""
     timeout_s = destination.request_timeout_ms / 1000
-    admin = AdminClient({**destination.librdkafka_settings(), "log_level": 0})
+    asking = _Asking(destination)
     try:
-        if destination.sasl_oauth_token is not None:
-            admin.poll(timeout_s)  # the token is fetched there
-        future = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s)[topic]
-        description = future.result(timeout_s)
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        settings = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result(timeout_s)
+        description = asking.result_of(asking.admin.describe_topics(TopicCollection([topic]))[topic])
+        settings = asking.settings_of(ConfigResource(ResourceType.TOPIC, topic))
         broker = str(next((one.leader.id for one in description.partitions if one.leader is not None), ""))
-        expiration_ms = _expiration_ms(admin, broker, timeout_s)
+        expiration_ms = _expiration_ms(asking, broker)
     except KafkaException as error:
         if error.args[0].code() in _MISSING:
             raise TopicMissing(topic) from error
-        raise KafkaUnreachable(error.args[0].str()) from error
+        raise KafkaUnreachable(asking.why or error.args[0].str()) from error
     except TimeoutError as error:
-        raise KafkaUnreachable(f"no answer within {timeout_s} s") from error
+        raise KafkaUnreachable(asking.why or f"no answer within {timeout_s} s") from error
     return TopicFacts(
         topic=topic,
         topic_id=_uuid(description.topic_id),
@@ -102,14 +101,36 @@ def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
     )
 
 
-def _expiration_ms(admin: AdminClient, broker: str, timeout_s: float) -> int:
+class _Asking:
+    """An admin client. `why`: what it said last about its connections, a refused password say; None: nothing."""
+
+    def __init__(self, destination: KafkaDestination) -> None:
+        self.why: str | None = None
+        self._timeout_s = destination.request_timeout_ms / 1000
+        settings = {**destination.librdkafka_settings(), "log_level": 0, "error_cb": self._take_error}
+        self.admin = AdminClient(settings)
+
+    def settings_of(self, resource: Any) -> Mapping[str, Any]:
+        """A topic's or broker's. Raises as `result_of`."""
+        found: Mapping[str, Any] = self.result_of(self.admin.describe_configs([resource])[resource])
+        return found
+
+    def result_of(self, future: "Future[Any]") -> Any:
+        """The answer; meanwhile errors are told, and tokens fetched. Raises KafkaException, TimeoutError."""
+        deadline_s = monotonic() + self._timeout_s
+        while not future.done() and monotonic() < deadline_s:
+            self.admin.poll(_POLL_S)
+        return future.result(0)
+
+    def _take_error(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self.why is None:  # noqa: SLF001 - its only name
+            self.why = error.str()
+
+
+def _expiration_ms(asking: _Asking, broker: str) -> int:
     """The broker's own, or its default where this user may not ask."""
-    resource = ConfigResource(ResourceType.BROKER, broker)
     try:
-        found: Mapping[str, Any] = admin.describe_configs([resource], request_timeout=timeout_s)[resource].result(
-            timeout_s
-        )
-        return int(found[_EXPIRATION].value)
+        return int(asking.settings_of(ConfigResource(ResourceType.BROKER, broker))[_EXPIRATION].value)
     except (KafkaException, TimeoutError, KeyError, TypeError, ValueError) as error:
         _LOG.info("%s can't be asked for, so its default is taken: %s", _EXPIRATION, error)
         return _EXPIRATION_MS

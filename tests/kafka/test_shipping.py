@@ -354,7 +354,7 @@ def produced_by_another(broker, topic, fields):
             batch = encode_batch([b"foreign"], timestamps_ms=1_790_000_000_000).with_producer(*fields)
             return answers_of(await connection.send(ProduceBatches(topic, topic_id, {0: batch}, 10_000)))[0][0]
         finally:
-            cluster.close()
+            await cluster.close()
 
     return asyncio.run(send())
 
