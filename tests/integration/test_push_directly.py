@@ -130,8 +130,12 @@ def test_r2_a_connection_that_breaks_under_an_append_is_made_anew_and_the_same_b
 def test_e1_a_replica_that_was_lost_once_is_told_the_end_of_its_session_all_the_same(world, scripted):
     replica = scripted()
     service = led_by(world, [replica])
+    replica.gate.clear()
+    sent = replica.frames
+    service.append(b"in flight when the connection goes")
+    replica.wait_for(lambda _: replica.frames > sent)
     replica.cut()
-    service.append(b"over another connection")
+    replica.gate.set()
     service.wait_for_all()
     led = service.leading.partitions[0]
     told = service.leading.manager.stop_push(led.tp, [replica.replica.index], PushSessionEndReason.REPLICA_REMOVED)
