@@ -12,8 +12,8 @@ import numpy as np
 
 from pushrep.errors import BadArgument
 from pushrep.log.config import BATCH_BYTES_LIMIT, LogConfig
-from pushrep.records import HEADER_BYTES, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
-from pushrep.records.encoder import Headers, Keys
+from pushrep.records import HEADER_BYTES, Codec, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
+from pushrep.records.encoder import Headers, Keys, encode_alone
 from pushrep.records.roads import common_length
 
 Appendable: TypeAlias = bytes | bytearray | memoryview | RecordBatch | Sequence[bytes | None]
@@ -55,7 +55,12 @@ def to_batches(
 def _alone(value: bytes, timestamp_ms: int, config: LogConfig) -> RecordBatch:
     """One plain value: there is nothing to cut, and looking for where to would cost more than the encoding."""
     _refuse_above_limit(len(value), config, BATCH_BYTES_LIMIT if config.codec else None)
-    batch = encode_batch((value,), timestamps_ms=timestamp_ms, codec=config.codec)
+    plain = config.codec is Codec.NONE
+    batch = (
+        encode_alone(value, timestamp_ms)
+        if plain
+        else encode_batch((value,), timestamps_ms=timestamp_ms, codec=config.codec)
+    )
     _refuse_above_limit(batch.header.size_bytes, config)
     return batch
 

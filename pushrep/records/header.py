@@ -36,6 +36,9 @@ RECORD_BYTES_MIN = 7  # length, attributes, two deltas, key length, value length
 # two lengths and the header count, each at its widest. A header beside its name and value: two lengths.
 RECORD_OVERHEAD_BYTES_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 5
 HEADER_OVERHEAD_BYTES_MAX = 5 + 5
+_COVERED = struct.Struct(">hiqqqhii")
+assert _COVERED.size == HEADER_BYTES - CRC_COVERS_FROM, "the fields that the CRC covers, attributes to record count"
+pack_covered = _COVERED.pack
 assert _HEADER.size == HEADER_BYTES, "docs/formats/record-batch.md promises 61 bytes"
 assert _PRODUCER.size == 57 - PRODUCER_AT, "producer id, epoch and sequence are neighbours"
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
+from pushrep.errors import BadArgument
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, UnsupportedCodec, encode_batch
 from pushrep.records.checksum import crc32c
 from pushrep.records.columns import columns_by_arrays, columns_of_scan
 from pushrep.records.decoder import scan, scanned_records
+from pushrep.records.encoder import encode_alone
 from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, write_crc, write_length
 from pushrep.records.rows import rows
 
@@ -211,3 +213,15 @@ def test_arbitrary_compressed_bytes_are_refused_by_name(codec, data):
     batch = RecordBatch(forged(data, 1, int(codec)))
     with suppress(CorruptRecordBatch):
         batch.payload(decompressed_bytes_max=1 << 16)
+
+
+@given(st.binary(max_size=300) | st.sampled_from([bytes(8191), bytes(8192), bytes(1 << 20)]), st.integers())
+def test_a_value_alone_gives_the_same_bytes_by_either_road(value, timestamp_ms):
+    try:
+        expected = encode_batch((value,), timestamps_ms=timestamp_ms)
+    except BadArgument:
+        with pytest.raises(BadArgument):
+            encode_alone(value, timestamp_ms)
+        return
+    found = encode_alone(value, timestamp_ms)
+    assert (type(found.data), found.data, found.header) == (bytearray, expected.data, expected.header)
