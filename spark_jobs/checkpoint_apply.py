@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
 from spark_jobs.checkpoint_files import Checkpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
-from spark_jobs.checkpoint_pair import Move, Pair, append, check_marks, is_whole, newest_pair, note
+from spark_jobs.checkpoint_pair import Move, Pair, append, check_marks, free_backup, newest_pair, note
 from spark_jobs.checkpoint_sources import MovableSource, SourceNotMovable, movable_source
 from spark_jobs.errors import SparkJobError
 
@@ -55,10 +55,9 @@ class Place:
     marks: Path | None = None
 
 
-def is_interrupted(place: Place) -> bool:
+def is_interrupted(place: Place, store: StartpointStore) -> bool:
     """Whether an `apply` before this one was killed between its notes and the end: the next one finishes that."""
-    noted = newest_pair(place.checkpoint)
-    return noted is not None and not is_whole(place.checkpoint, noted)
+    return _unfinished(place, store) is not None
 
 
 def source_at(place: Place) -> tuple[Checkpoint, str, MovableSource]:
@@ -84,6 +83,7 @@ def preview(
     Writes nothing. Raises as `source_at` does, MarksMissing and MarksUnreachable.
     """
     found, _, source = source_at(place)
+    free_backup(place.checkpoint, found.batch + 1)
     moves = []
     for number, before in sorted(source.positions.items()):
         if wish is not None:
@@ -112,17 +112,17 @@ def apply(
     `watch_s`: longer than the query's trigger interval; so long nothing in the checkpoint may change. Raises as
     `preview` does, QueryRunning, NothingPending, and StartpointFailed where one does not fit.
     """
-    if not is_interrupted(place):
+    noted = _unfinished(place, store)
+    if noted is None:
         source_at(place)  # what is refused is refused before anybody waits
     before = snapshot(place.checkpoint)
     sleep(watch_s)
     if snapshot(place.checkpoint) != before:
         raise QueryRunning(place.checkpoint, "files changed")
-    noted = newest_pair(place.checkpoint)
     if noted is not None:
         append(place.checkpoint, noted)
-        if _record(store, noted):
-            return noted
+        _record(store, noted)
+        return noted
     pair = _resolved_pair(place, store)
     resets = any(move.reset_marks for move in pair.moves)
     check_marks(place.marks, pair.query_id, pair.first - 1, resets=resets)
@@ -163,15 +163,24 @@ def _resolved_pair(place: Place, store: StartpointStore) -> Pair:
     )
 
 
-def _record(store: StartpointStore, pair: Pair) -> bool:
-    """Whether any of the pair's startpoints was still to be marked as consumed."""
-    found = False
+def _unfinished(place: Place, store: StartpointStore) -> Pair | None:
+    """The pair that was noted last, while the store does not say that it is used (else the copy was put back)."""
+    noted = newest_pair(place.checkpoint)
+    return noted if noted is not None and _waiting(store, noted) else None
+
+
+def _waiting(store: StartpointStore, pair: Pair) -> list[Move]:
+    found = []
     for move in pair.moves:
         standing = store.standing(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
         if standing is not None and standing.state is State.APPLIED:
-            store.read(pair.consumer, pair.topic, move.partition, remove=True, only=move.sequence)
-            found = True
+            found.append(move)
     return found
+
+
+def _record(store: StartpointStore, pair: Pair) -> None:
+    for move in _waiting(store, pair):
+        store.read(pair.consumer, pair.topic, move.partition, remove=True, only=move.sequence)
 
 
 def _resolved(source: MovableSource, wish: Startpoint, sequence: int, move: Move, created_ms: int) -> Move:

@@ -100,18 +100,18 @@ def newest_pair(checkpoint: Path) -> Pair | None:
     return None
 
 
-def is_whole(checkpoint: Path, pair: Pair) -> bool:
-    """Whether every file of the pair is there."""
-    last = str(pair.first + pair.count - 1)
-    return all((checkpoint / kind / last).exists() for kind in ("offsets", "commits"))
+def free_backup(checkpoint: Path, first: int) -> Path:
+    """Where the copy goes. Raises CheckpointUnreadable if there is one of before that batch already."""
+    backup = checkpoint.with_name(f"{checkpoint.name}-before-{first}")
+    if backup.exists():
+        why = "a copy of before this batch is there already, of a pair that is not in the checkpoint: move it away"
+        raise CheckpointUnreadable(backup, why)
+    return backup
 
 
 def note(checkpoint: Path, pair: Pair) -> Path:
-    """Copy the checkpoint and note the pair; the copy's place. Raises CheckpointUnreadable if there is one already."""
-    backup = pair.backup_of(checkpoint)
-    if backup.exists():
-        why = "a copy of before this batch is there already, of a pair that was never used: move it away"
-        raise CheckpointUnreadable(backup, why)
+    """Copy the checkpoint and note the pair; the copy's place."""
+    backup = free_backup(checkpoint, pair.first)
     making = backup.with_name(f"{backup.name}.tmp")
     shutil.rmtree(making, ignore_errors=True)
     back_up(checkpoint, making)

@@ -286,6 +286,11 @@ def test_the_backup_restores(cp):
     shutil.copytree(backup, cp)
     (cp / checkpoint_pair.NOTES_NAME).unlink()
     assert contents(cp) == before
+    answer = run(cp, "--to", 2)
+    assert (answer.exit_code, "move it away" in answer.output) == (1, True), "it is not done again by its old notes"
+    backup.rename(cp.with_name("aside"))
+    assert run(cp, "--to", 2).exit_code == 0
+    assert offsets(cp, 3) == '{"logOffset":1}'
 
 
 def marks_of(cp, location, batches=3):

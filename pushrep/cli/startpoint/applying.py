@@ -75,16 +75,14 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     A whole copy is made first, CHECKPOINT-before-N: put it back and nothing happened. Killed anywhere, call it again.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if "://" in str(checkpoint) or str(checkpoint).startswith(("hdfs:", "s3a:", "gs:", "abfss:")):
-        raise click.UsageError(
-            f"{checkpoint} is on another file system: this knows local directories only"
-        )
+        raise click.UsageError(f"{checkpoint} is on another file system: this knows local directories only")
     if not stopped and not dry_run:
         raise click.UsageError("stop the query, then say --stopped; --dry-run shows what would be done")
     wish = _wish(words, out_of_range, reset_marks=reset_marks)
     tool = _tool()
     try:
         opened, place = _place(tool, checkpoint, store, consumer, marks, source=source, topic=topic, logs=logs)
-        if not dry_run and tool.is_interrupted(place):
+        if not dry_run and tool.is_interrupted(place, opened):
             wish = None  # it was written then
         else:
             now_ms = SYSTEM_CLOCK.wall_ms()
