@@ -41,8 +41,8 @@ class Scheduler:
         self.current: SimulatedThread | None = None
         self._tasks: list[SimulatedThread] = []
 
-    def step(self) -> bool:
-        """Let one thread go on, or time; False if nothing can ever happen any more."""
+    def step(self, limit_ms: float = _NEVER_MS) -> bool:
+        """Let one thread go on, or time, to `limit_ms` at most; False if nothing can ever happen any more."""
         self.steps += 1
         if self.random.random() < _PAUSE_RATE:
             self.clock.advance(1)
@@ -52,7 +52,7 @@ class Scheduler:
             self.random.choice(able).go_on()
             return True
         times = [task.until_ms for task in self._tasks if not task.process.is_paused]
-        next_ms = min([self.arrivals(), *times])
+        next_ms = min([limit_ms, self.arrivals(), *times])
         if next_ms == _NEVER_MS:
             return False
         self.clock.advance(max(1, math.ceil(next_ms) - now))
@@ -66,7 +66,7 @@ class Scheduler:
             self.current.park(ready, until_ms)
             return bool(ready())
         while not ready() and self.clock.monotonic_ms() < until_ms:
-            if not self.step() and until_ms == _NEVER_MS:
+            if not self.step(until_ms):
                 raise NothingHappens(f"after {self.steps} steps")
         return bool(ready())
 
