@@ -1,0 +1,265 @@
+"""SqlTable: a handler for ReplayFilteredBatches and its marks store, so that rows and marks are one transaction.
+
+    handler(rows, N)   tasks ─▶ <table>_staging, keyed (attempt, topic, partition, offset): a task may run twice
+    write(marks N)     one transaction: marks row (query, N) │ staging ─▶ <table> │ staging emptied
+                       a second driver finds the marks row taken, and nothing of its rows gets in
+
+    <table>         the rows' columns, pushrep_query, pushrep_batch       key (query, batch, topic, partition, offset)
+    <table>_marks   seq, query_id, batch_id, marks                        key (query, batch)
+
+Killed anywhere, the table holds just the batches whose marks are there. What an attempt left in staging goes with the
+next batch that is committed.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple, TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql.types import StructType
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from spark_jobs.batch_marks import ADOPTED, BatchMarks
+from spark_jobs.sinks.table import query_of
+from spark_jobs.sql.dialects import Dialect, column_type, dialect_of, quoted
+from spark_jobs.sql.errors import BadSqlTable, BatchNotStaged, MarksTaken
+
+_KEY = ("topic", "partition", "offset")
+_QUERY, _BATCH, _ATTEMPT = "pushrep_query", "pushrep_batch", "pushrep_attempt"
+_ATTEMPTS = 5
+
+T = TypeVar("T")
+
+
+class _Staged(NamedTuple):
+    """What the handler brought to the database for one batch."""
+
+    query_id: str
+    batch_id: int
+    attempt: str
+    columns: tuple[str, ...]
+
+
+class SqlTable:
+    """`table = SqlTable(url, "orders"); ReplayFilteredBatches(table, marks=table)`.
+
+    url: see dialects.py. table: made at the first batch if there is none; `SCHEMA.TABLE` works where there are schemas.
+    The rows need the columns topic, partition and offset. adopt: as for ReplayFilteredBatches, the batches of that
+    query after the adopted one are removed. Raises BadSqlTable, MarksTaken, and the database's own errors.
+    """
+
+    def __init__(self, url: str, table: str, *, adopt: tuple[str, int] | None = None) -> None:
+        if not table or any(not part for part in table.split(".")):
+            raise BadSqlTable("table", table, "name a table")
+        self._dialect: Dialect = dialect_of(url)
+        self._adopt = adopt
+        self._table, self._staging, self._marks = (_qualified(table, end) for end in ("", "_staging", "_marks"))
+        self.location = f"{self._dialect.location()} table {table}"
+        self._staged: _Staged | None = None
+        self._has_marks_table = False
+        self._has_tables_of: tuple[str, ...] = ()
+
+    # -- the handler -------------------------------------------------------------------------------------------------
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Bring the batch's rows into staging; `write` of its marks makes them part of the table."""
+        self._staged = None
+        self.check_columns(rows.schema)
+        columns = tuple(rows.columns)
+        if self._has_tables_of != columns:
+            self._transaction(lambda connection: self._make_tables(connection, rows.schema))
+            self._has_tables_of = columns
+        query_id, attempt = query_of(rows.sparkSession), uuid.uuid4().hex
+        dialect, staging = self._dialect, self._staging
+
+        def stage(batches: Iterator[Any]) -> Iterator[Any]:
+            yield from _stage(dialect, staging, (query_id, batch_id, attempt), batches)
+
+        rows.mapInArrow(stage, "rows bigint").agg(F.sum("rows")).collect()
+        self._staged = _Staged(query_id, batch_id, attempt, columns)
+
+    def check_columns(self, columns: StructType) -> None:
+        """Raise BadSqlTable if rows of these columns can't be kept."""
+        for name in _KEY:
+            if name not in columns.names:
+                raise BadSqlTable("column", name, "the rows need topic, partition and offset, which tell them apart")
+        for field in columns.fields:
+            quoted(field.name)
+            if field.name in {_QUERY, _BATCH, _ATTEMPT}:
+                raise BadSqlTable("column", field.name, "the table has a column of this name: rename the rows' own")
+            column_type(self._dialect, field.name, field.dataType)
+
+    def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:  # noqa: ARG002 - a sink's
+        """Raise what the first batch would: the columns, and whether the database answers."""
+        self.check_columns(columns)
+        self.owner()
+
+    # -- the marks store ---------------------------------------------------------------------------------------------
+
+    def owner(self) -> str | None:
+        """The query that wrote last; None while the store is empty."""
+        found = self._rows(f"SELECT query_id FROM {self._marks} ORDER BY seq DESC LIMIT 1")
+        return found[0][0] if found else None
+
+    def batches(self, query_id: str) -> list[int]:
+        """The batches kept of this query, ascending."""
+        found = self._rows(f"SELECT batch_id FROM {self._marks} WHERE query_id = ? ORDER BY batch_id", query_id)
+        return [int(row[0]) for row in found]
+
+    def read(self, query_id: str, batch_id: int) -> BatchMarks | None:
+        """The marks of a batch, None if there are none. Raises CorruptBatchMarks."""
+        where = "WHERE query_id = ? AND batch_id = ?"
+        found = self._rows(f"SELECT marks FROM {self._marks} {where}", query_id, batch_id)
+        return BatchMarks.from_bytes(bytes(found[0][0])) if found else None
+
+    def write(self, marks: BatchMarks, *, keep: int) -> None:
+        """Commit the marks and the rows that were staged for them. Raises MarksTaken, BatchNotStaged."""
+        staged = self._staged
+        if marks.batch_id != ADOPTED and (
+            staged is None or (staged.query_id, staged.batch_id) != (marks.query_id, marks.batch_id)
+        ):
+            raise BatchNotStaged(self.location, marks.query_id, marks.batch_id)
+        self._ready()
+        self._transaction(lambda connection: self._commit(connection, marks, staged, keep))
+        self._staged = None
+
+    def drop_from(self, query_id: str, batch_id: int) -> None:
+        """Forget this query's batches >= batch_id, marks and rows together."""
+        self._ready()
+
+        def drop(connection: Any) -> None:
+            self._execute(
+                connection, f"DELETE FROM {self._marks} WHERE query_id = ? AND batch_id >= ?", query_id, batch_id
+            )
+            self._drop_rows(connection, query_id, batch_id)
+
+        self._transaction(drop)
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _commit(self, connection: Any, marks: BatchMarks, staged: _Staged | None, keep: int) -> None:
+        query_id, batch_id, data = marks.query_id, marks.batch_id, marks.to_bytes()
+        where = "WHERE query_id = ? AND batch_id = ?"
+        insert = f"INSERT INTO {self._marks} (query_id, batch_id, marks) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+        if self._execute(connection, insert, query_id, batch_id, data) == 0:
+            [(known,)] = self._execute_all(connection, f"SELECT marks FROM {self._marks} {where}", query_id, batch_id)
+            if bytes(known) != data:
+                raise MarksTaken(self.location, query_id, batch_id)
+            return  # the commit before this one had succeeded, and its answer was lost
+        if batch_id == ADOPTED and self._adopt is not None:
+            self._drop_rows(connection, self._adopt[0], self._adopt[1] + 1)
+        if staged is not None and batch_id != ADOPTED:
+            names = ", ".join(map(quoted, (*staged.columns, _QUERY, _BATCH)))
+            self._execute(
+                connection,
+                f"INSERT INTO {self._table} ({names}) SELECT {names} FROM {self._staging} "
+                f"WHERE {_QUERY} = ? AND {_ATTEMPT} = ?",
+                query_id, staged.attempt,
+            )  # fmt: skip
+            self._execute(
+                connection, f"DELETE FROM {self._staging} WHERE {_QUERY} = ? AND {_BATCH} <= ?", query_id, batch_id
+            )
+        old = f"DELETE FROM {self._marks} WHERE query_id = ? AND batch_id <= ? AND batch_id <> ?"
+        self._execute(connection, old, query_id, batch_id - keep, ADOPTED)
+        if batch_id >= keep:
+            self._execute(connection, f"DELETE FROM {self._marks} WHERE query_id <> ?", query_id)
+
+    def _drop_rows(self, connection: Any, query_id: str, batch_id: int) -> None:
+        if self._exists(connection, self._table):
+            where = f"WHERE {_QUERY} = ? AND {_BATCH} >= ?"
+            self._execute(connection, f"DELETE FROM {self._table} {where}", query_id, batch_id)
+
+    def _make_tables(self, connection: Any, columns: StructType) -> None:
+        declared = [
+            f"{quoted(f.name)} {column_type(self._dialect, f.name, f.dataType)}{' NOT NULL' if f.name in _KEY else ''}"
+            for f in columns.fields
+        ]
+        declared += [f"{_QUERY} text NOT NULL", f"{_BATCH} bigint NOT NULL"]
+        key = ", ".join(map(quoted, _KEY))
+        for table, more, first in (
+            (self._table, [], f"{_QUERY}, {_BATCH}"),
+            (self._staging, [f"{_ATTEMPT} text NOT NULL"], _ATTEMPT),
+        ):
+            told = ", ".join([*declared, *more, f"PRIMARY KEY ({first}, {key})"])
+            connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {table} ({told})")
+
+    def _ready(self) -> None:
+        if not self._has_marks_table:
+            blob = "bytea" if self._dialect.mark == "%s" else "BLOB"
+            told = (
+                f"seq {self._dialect.names.identity} PRIMARY KEY, query_id text NOT NULL, batch_id bigint NOT NULL, "
+                f"marks {blob} NOT NULL, UNIQUE (query_id, batch_id)"
+            )
+            make = f"CREATE TABLE IF NOT EXISTS {self._marks} ({told})"
+            self._transaction(lambda connection: connection.cursor().execute(make))
+            self._has_marks_table = True
+
+    def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What a look at the marks gives; nothing while there is no table of them."""
+
+        def look(connection: Any) -> list[tuple[Any, ...]]:
+            return self._execute_all(connection, statement, *values) if self._exists(connection, self._marks) else []
+
+        return self._transaction(look)
+
+    def _exists(self, connection: Any, table: str) -> bool:
+        if self._dialect.mark == "%s":
+            return self._execute_all(connection, "SELECT to_regclass(?)", table)[0][0] is not None
+        name = table.rsplit(".", 1)[-1].strip('"')
+        return bool(self._execute_all(connection, "SELECT 1 FROM sqlite_master WHERE name = ?", name))
+
+    def _transaction(self, work: Callable[[Any], T]) -> T:
+        """All of it or nothing; tried again after a lost connection or a lost race, since each is safe to repeat."""
+        for attempt in Retrying(
+            retry=retry_if_exception_type(self._dialect.lost()),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_random_exponential(multiplier=0.1, max=2.0),
+            reraise=True,
+        ):
+            with attempt, closing(self._dialect.connect()) as connection:
+                result = work(connection)
+                connection.commit()
+                return result
+        raise AssertionError("the last attempt raises")
+
+    def _execute(self, connection: Any, statement: str, *values: Any) -> int:
+        cursor = connection.cursor()
+        cursor.execute(statement.replace("?", self._dialect.mark), values)
+        return int(cursor.rowcount)
+
+    def _execute_all(self, connection: Any, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        cursor = connection.cursor()
+        cursor.execute(statement.replace("?", self._dialect.mark), values)
+        return list(cursor.fetchall())
+
+
+def _qualified(table: str, end: str) -> str:
+    *schemas, name = table.split(".")
+    return ".".join(map(quoted, [*schemas, name + end]))
+
+
+def _stage(dialect: Dialect, staging: str, of: tuple[str, int, str], batches: Iterator[Any]) -> Iterator[Any]:
+    """A task's rows, in one transaction: a task that dies leaves none, one that runs twice changes nothing."""
+    import pyarrow as pa  # noqa: PLC0415 - on a worker, where pyspark brings it
+
+    columns: Sequence[str] | None = None
+    count = 0
+    connection = None
+    try:
+        for batch in batches:
+            if connection is None:
+                connection, columns = dialect.connect(), [*batch.schema.names, _QUERY, _BATCH, _ATTEMPT]
+            values = [column.to_pylist() for column in batch.columns]
+            count += len(batch)
+            dialect.insert(connection, staging, columns or (), ((*row, *of) for row in zip(*values, strict=True)))
+        if connection is not None:
+            connection.commit()
+    finally:
+        if connection is not None:
+            connection.close()
+    yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
