@@ -112,13 +112,13 @@ class LogSource:
 
     def _next_batch(self) -> RecordBatch | None:
         if not self._read and self.next_offset < self.stable_offset:
-            # Checked, because its CRC is about to be computed anew: what the disk broke must not become valid.
+            # The log checks CRCs as it reads. They are computed anew for the topic, so what the disk broke ends here.
             data = memoryview(self.log.read(self.next_offset, _READ_BYTES))
             position = 0
             while position < len(data):
                 header = BatchHeader.parse(data, position)
                 end = position + header.size_bytes
-                self._read.append(RecordBatch.check(data[position:end], header))
+                self._read.append(RecordBatch(data[position:end], header))
                 position = end
         if not self._read or self._read[0].header.next_offset > self.stable_offset:
             return None
