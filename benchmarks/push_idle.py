@@ -34,15 +34,15 @@ def run(rounds: int, idle: int = IDLE) -> dict[str, Any]:
         _service(root / "one", lonely, 1) as one,
         _service(root / "many", crowded, 1 + idle) as many,
     ):
+        kilobytes = {
+            "the service": (resident_bytes(many.pid) - resident_bytes(one.pid)) / idle / 1000,
+            "the replica": (resident_bytes(crowded.pid) - resident_bytes(lonely.pid)) / idle / 1000,
+        }
         sides = {f"beside {idle:,} idle": many.append, "alone": one.append}
         result = compare(sides, rounds=rounds, goals={"alone": 0.9})
         began = {pid: processor_s(pid) for pid in (many.pid, crowded.pid)}
         time.sleep(QUIET_S)
         used = {pid: processor_s(pid) - before for pid, before in began.items()}
-        kilobytes = {
-            "the service": (resident_bytes(many.pid) - resident_bytes(one.pid)) / idle / 1000,
-            "the replica": (resident_bytes(crowded.pid) - resident_bytes(lonely.pid)) / idle / 1000,
-        }
         quiet = ", ".join(f"{100 * spent / QUIET_S:.1f} %" for spent in used.values())
         notes = [
             f"opened, all in sync: {many.opened_s:.1f} s beside {one.opened_s:.1f}",
