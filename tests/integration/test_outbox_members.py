@@ -129,6 +129,8 @@ def test_a_member_is_removed_and_its_index_is_never_anothers(world, pushrep):
         outbox.append(0, b"four").result(WAIT_S)
         wait_for_all(outbox)
         assert outbox.status().min_insync_replicas == 3, "more than half, as it was"
+        assert pushrep("replica", "remove", outbox.directory, 4)[0] == 0
+        assert address(world, 2) not in outbox.lag(), "what was added here and removed here is not pushed to either"
     for index in (1, 2, 3):
         assert held(world, outbox, index) == [b"three", b"two", b"four"]
 

@@ -248,6 +248,9 @@ def test_how_long_a_replica_owes_a_record_is_told_over_sessions():
     leader.on_append(5, 1_000_000)
     leader.on_append(6, 2_000_000)
     leader.end_session(1, PushSessionEndReason.NON_RETRIABLE_ERROR)
+    other, sequence, _ = pushed(leader, ends(4, (0, 0)), to=2)
+    leader.on_answer(2, other, sequence, answer(end=6))
+    assert leader.high_watermark == 6, "enough others hold them"
     for now_ms in range(2_000_000, 6_000_000, 100_000):
         leader.on_tick(now_ms)
     assert (leader.held_by(1), leader.owes_since(1)) == (4, 1_000_000), "not only as far as replica_lag_max_ms"
