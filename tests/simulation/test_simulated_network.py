@@ -64,12 +64,10 @@ def test_a_block_holds_one_way_and_what_was_sent_comes_after_it():
 def test_a_cut_breaks_both_ends():
     two = Two()
     two.network.cut("b", "a")
+    two.clock.advance(5)
     for end in (two.here, two.there):
-        end.settimeout(1)
         with pytest.raises(ConnectionResetError):
-            while True:
-                end.recv_into(memoryview(bytearray(10)))
-                two.network.step()
+            read(end)
 
 
 def test_of_a_killed_process_everything_arrives_that_it_had_sent():
@@ -80,8 +78,8 @@ def test_of_a_killed_process_everything_arrives_that_it_had_sent():
     while part := read(two.here, timeout_s=10):
         found += part
     assert found == b"last"
+    two.b.start()
     with pytest.raises(ConnectionRefusedError):
-        two.b.start()
         two.a.process.connect(("b", PORT), 1)
 
 
