@@ -67,6 +67,7 @@ class Shipper:
         self._all_progress = read_progress(shipped.filesystem, shipped.directory)
         progress = self._all_progress.get(self.topic, Progress())
         self._shipment = Shipment(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
+        self._shipment.trouble = "the brokers have not answered yet"
         self._written = progress
         self._writing = threading.Lock()
         self._started = threading.Event()

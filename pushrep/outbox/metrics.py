@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogClosed
 from pushrep.metrics import Families
 from pushrep.outbox.outbox import Outbox
@@ -55,6 +56,8 @@ class OutboxCollector(Collector):
         _outbox(families, labels, facts, status)
         for member in status.members:
             _member(families, labels, member)
+        for destination, lag in facts.shipping.lag().items():
+            _destination(families, {**labels, "destination": destination}, lag)
         if facts.replication is not None and (manager := facts.replication.manager) is not None:
             _pushing(families, labels, manager)
         if self._by_partition:
@@ -88,6 +91,17 @@ def _member(families: Families, labels: dict[str, str], member: MemberStatus) ->
         ("pushrep_replica_lag_seconds", "Age of the oldest record that it is not known to hold.", lag.age_ms / 1000),
         ("pushrep_replica_in_sync_partitions", "Partitions in whose in-sync set it is.", lag.in_sync),
         ("pushrep_replica_sessions", "Live push sessions.", member.sessions),
+    ):
+        families.gauge(name, help_, labels, value)
+
+
+def _destination(families: Families, labels: dict[str, str], lag: DestinationLag) -> None:
+    for name, help_, value in (
+        ("pushrep_destination_lag_records", "Records that the topic has not acknowledged.", lag.records),
+        ("pushrep_destination_lag_bytes", "Bytes that the topic has not acknowledged.", lag.size_bytes),
+        ("pushrep_destination_lag_seconds", "Age of the oldest of them by its timestamp.", (lag.age_ms or 0) / 1000),
+        ("pushrep_destination_stopped_partitions", "Partitions that wait for an operator.", len(lag.stopped)),
+        ("pushrep_destination_in_trouble", "1 while something keeps all of it back.", lag.trouble is not None),
     ):
         families.gauge(name, help_, labels, value)
 

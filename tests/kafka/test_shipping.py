@@ -32,6 +32,7 @@ from pushrep.kafka.progress import read_progress
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig, StillNeeded
 from pushrep.outbox import Outbox, begin_pid_epoch
+from pushrep.outbox.metrics import OutboxCollector
 from pushrep.records import Codec, encode_batch
 from pushrep.seams import REAL_FILESYSTEM
 from tests.kafka.cluster import QUICK_START, free_ports, java
@@ -239,6 +240,10 @@ def test_an_outbox_opens_and_appends_while_kafka_is_away(broker, topic, opened):
             outbox.wait_shipped(0.1)
         assert caught.value.records == 1
         assert outbox.lag()[f"kafka:{topic}"].records == 1
+        samples = {one.name: one.value for family in OutboxCollector(outbox).collect() for one in family.samples}
+        assert samples["pushrep_destination_lag_records"] == 1
+        assert samples["pushrep_destination_lag_bytes"] > 0
+        assert samples["pushrep_destination_in_trouble"] == 1
     with opened(1) as outbox:
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid
