@@ -9,7 +9,7 @@
     everything was restored from an older copy                 nothing: an operator says so     begin_pid_epoch leaps
 
 A copy does not know which epochs were used since it was made, so behind one the epoch leaps by a random number of up to
-2^31: the next one could be the second of its name.
+2^24: the next one could be the second of its name. (More would leave the 31 bits that a grant has for it after two.)
 
 The epoch is on disk before the numbers that called for it are struck out, and both before the first append; a crash in
 between raises it once more, which costs a PID and no record. What was seen is decided in pushrep/log/given_up.py.
@@ -133,7 +133,7 @@ def outbox_of_log(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[s
 
 
 def _leap(epoch: int) -> int:
-    return epoch + 1 + secrets.randbelow(1 << 31)
+    return epoch + 1 + secrets.randbelow(1 << 24)
 
 
 def _raised(filesystem: Filesystem, directory: Path, identity: OutboxIdentity, epoch: int, why: str) -> OutboxIdentity:

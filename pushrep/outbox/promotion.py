@@ -33,12 +33,12 @@ from pushrep.replication.grants import Grant, next_ballot
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.outbox")
-_PID_LEAP = 1 << 20
+_PID_LEAP = 1 << 24
 _TOLD_PARTITIONS = 16
 
 
 class PartitionEnds(NamedTuple):
-    """Where a partition of the promoted directory ends: epoch of the newest granted record, offsets half-open."""
+    """Where a partition of the promoted directory ends: newest granted epoch before this one, offsets half-open."""
 
     partition: int
     epoch: int
@@ -106,10 +106,9 @@ def promote(  # noqa: PLR0913 - an operator's choices
             if not accept_loss:
                 raise
             grant = _with_loss(candidacy, last_contact_ms, catch_up=catch_up, timeout_s=timeout_s)
+        ends = tuple(_ends_of(candidacy))
         candidacy.begin(grant)
-        return Promotion(
-            directory=directory, grant=grant, partitions=tuple(_ends_of(candidacy)), last_contact_ms=last_contact_ms
-        )
+        return Promotion(directory=directory, grant=grant, partitions=ends, last_contact_ms=last_contact_ms)
 
 
 def _take(directory: Path, filesystem: Filesystem, clock: Clock) -> LogDirectory:

@@ -1,0 +1,77 @@
+"""`pushrep promote` and `pushrep replica adopt`: what they print, refuse, and leave as it was."""
+
+import pytest
+
+from pushrep import Acks, LogConfig, Outbox
+from pushrep.cli.main import run
+from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.node.promises import find_promises
+from pushrep.outbox.letting_go import LetGoDoor
+from pushrep.push.sockets import Address
+from pushrep.seams import REAL_FILESYSTEM
+
+WAIT_S = 30
+HERE = NodeSettings(
+    address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=LogConfig(preallocate_bytes=0)
+)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """An outbox of two members with three records, closed; its replica's node, which answers promotions."""
+    with ReplicaNode(tmp_path / "data-1", HERE) as node, LetGoDoor(node):
+        with Outbox.open(
+            tmp_path / "service",
+            "orders",
+            1,
+            "billing",
+            replicas=[str(node.address)],
+            acks=Acks.ALL,
+            log_config=HERE.log_config,
+        ) as outbox:
+            for number in range(3):
+                assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        yield node, tmp_path / "data-1" / outbox.identity.outbox_id
+
+
+def test_a_promotion_prints_where_to_go_on_and_the_running_node_lets_go(pair, capsys, tmp_path):
+    _, directory = pair
+    assert run(["promote", str(directory)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("member 1 leads outbox")
+    assert told[0].endswith("(orders) under epoch 257")
+    assert told[1] == "  orders-0: high watermark 3, log end 3, epoch 256"
+    assert told[2] == f"open the service's Outbox on {directory} with replicas=[]"
+    assert run(["replica", "adopt", str(tmp_path / "data-0"), str(tmp_path / "service")]) == 0
+    assert f"{tmp_path / 'service'} is {tmp_path / 'data-0' / directory.name} now" in capsys.readouterr().out
+    with (
+        ReplicaNode(tmp_path / "data-0", HERE) as old,
+        Outbox.open(
+            directory, "orders", 1, "billing", replicas=[str(old.address)], log_config=HERE.log_config
+        ) as outbox,
+    ):
+        assert outbox.append(0, b"3").result(WAIT_S) == 3
+        assert run(["promote", str(directory)]) == 1
+        assert "has it open" in capsys.readouterr().err
+
+
+def test_what_is_refused_is_one_line_and_changes_nothing(pair, capsys, tmp_path):
+    _, directory = pair
+    before = find_promises(directory, REAL_FILESYSTEM)
+    for arguments, why in (
+        (["promote", str(tmp_path)], "give <data>/<outbox id> of a node"),
+        (["promote", str(directory), "--member", "0"], "it is member 1, not 0"),
+        (["promote", str(directory), "--member", "7"], "member 7 is none of [0, 1]"),
+        (
+            ["replica", "adopt", str(tmp_path / "data-1"), str(tmp_path / "service")],
+            "is there already: the node began a copy",
+        ),
+        (["replica", "adopt", str(tmp_path / "data-0"), str(tmp_path)], "there is no outbox in it"),
+    ):
+        assert run(arguments) == 1
+        said = capsys.readouterr()
+        assert why in said.err
+        assert said.out == ""
+    assert run(["promote", str(directory), "--cert", str(tmp_path / "no.pem")]) == 2
+    assert "all three or none" in capsys.readouterr().err
+    assert find_promises(directory, REAL_FILESYSTEM) == before
