@@ -117,7 +117,7 @@ MUTATIONS = (
     Mutation("leading needs N - m + 1 grants", lead_with_too_few_grants, first_seed=14),
     Mutation("an epoch is on disk before it is taken", take_an_epoch_before_its_fsync, first_seed=34),
     Mutation("who leads first fetches what it lacks", lead_without_fetching, first_seed=16),
-    Mutation("the transition records are sent", drop_the_transition_records, Rules(quiet_steps=3_000)),
+    Mutation("the transition records are sent", drop_the_transition_records, Rules(quiet_steps=6_000)),
     Mutation("an answer comes after the flush", answer_before_the_flush),
     Mutation("an answer comes after the write", answer_before_the_write),
     Mutation("buffers are given back", keep_what_was_acknowledged),

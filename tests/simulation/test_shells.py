@@ -82,6 +82,8 @@ def test_a_broken_promise_is_seen(mutation, monkeypatch):
     mutation.apply(monkeypatch.setattr)
     for seed in range(mutation.first_seed, mutation.first_seed + 100):
         if fails(seed, mutation.rules, STEPS) is not None:
+            monkeypatch.undo()
+            assert fails(seed, mutation.rules, STEPS) is None, "it was not the mutation that was seen"
             return
     pytest.fail(f"100 worlds did not notice that it does not hold: {mutation.breaks}")
 
