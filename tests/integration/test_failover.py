@@ -14,9 +14,13 @@ from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, rea
 from pushrep.outbox.adoption import adopt
 from pushrep.outbox.errors import CantAdopt, CantPromote
 from pushrep.outbox.promotion import promote
+from pushrep.protocol.push_messages import GrantRequest, GrantResponse
+from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
+from pushrep.push.wire import grant_to_wire
+from pushrep.records import encode_batch
 from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
-from pushrep.replication.grants import owner_of
+from pushrep.replication.grants import next_ballot, owner_of
 from pushrep.seams import REAL_FILESYSTEM
 
 WAIT_S = 30
@@ -376,3 +380,47 @@ def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothin
         wait_until(lambda: caught_up(promoted, members.address(0)), "it is filled again")
     assert promised(adopted).unfilled == {}
     assert members.promote(0).partitions[0].log_end_offset == 10
+
+
+def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_before_it(members):
+    """A request in the middle of its effects while the grant is stored: it is acknowledged, so it has to be shown."""
+    with members.lead() as outbox:
+        assert outbox.append(0, b"0").result(WAIT_S) == 0
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
+    kept = members.world.nodes[2]._store.outbox(UUID(members.outbox_id))
+    replica = kept._replicas["orders", 0]
+    grant = kept.promises.grant.renewed(next_ballot(1, kept.promises.grant.epoch), leader=1)
+    request = GrantRequest(grant=grant_to_wire(grant), sender=1, partitions=(replica.tp,))
+    shown = []
+
+    def offer():
+        with ReplicaClient(members.address(2), QUICK) as client:
+            shown.append(client.ask(request, GrantResponse))
+
+    offering = threading.Thread(target=offer)
+    with replica._lock:  # as `follow` holds it
+        offering.start()
+        wait_until(lambda: kept.promises.grant == grant, "the grant is stored")
+        threading.Event().wait(0.2)  # as long as an answer too early would need; a right one does not come
+        batch = encode_batch([b"judged before"], timestamps_ms=1)
+        batch.stamp(1, replica.log.leader_epochs.latest_epoch)
+        replica.log.append_as_is([batch])
+    offering.join(WAIT_S)
+    assert shown[0].logs[0].log_end_offset == 2
+
+
+def test_a_damaged_replica_waits_for_an_operator_while_its_leader_ends_below_what_it_lost(members, caplog):
+    with members.lead() as outbox:
+        for number in range(5):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+    members.world.nodes[1].stop()
+    damage(members.directory(1) / "orders-0", offset=2)
+    members.world.node(1, log_config=LOOKING)
+    kept = members.world.nodes[1]._store.outbox(UUID(members.outbox_id))
+    kept.note_unfilled("orders-0", 1000)
+    with members.lead() as outbox:
+        wait_until(lambda: "its leader ends below 1000" in caplog.text, "it says why it waits")
+        assert outbox.append(0, b"5").result(WAIT_S) == 5, "the others go on"
+        assert not outbox.lag()[str(members.address(1))].in_sync
+    assert not list((members.directory(1) / "orders-0").glob("*.corrupt")), "nothing was set aside"
