@@ -65,7 +65,7 @@ class Session:
         self._shipment, self._clock = shipment, clock
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._pipelines: dict[int, Pipeline] = {}
         self._sources: dict[int, list[LogSource]] = {}
         self._nodes: dict[int, int] = {}  # where a pipeline's batches are in flight
@@ -80,7 +80,7 @@ class Session:
 
     def stop(self) -> None:
         """End soon: nothing new is sent."""
-        self._stopping = True
+        self._stopping.set()
         self._wake.set()
 
     async def run(self, began: Callable[[], object]) -> None:
@@ -89,9 +89,9 @@ class Session:
         Raises TopicReplaced, TopicMissing, KafkaUnreachable, DestinationAhead, LogClosed.
         """
         try:
-            await self._begin()
+            await self._begin_or_stop()
             began()
-            while not self._stopping:
+            while not self._stopping.is_set():
                 self._look()
                 self._dispatch()
                 if self._failure is not None:
@@ -104,6 +104,19 @@ class Session:
                     continue
         finally:
             await self._end()
+
+    async def _begin_or_stop(self) -> None:
+        """Begin; or not, if `stop` is called while brokers are away."""
+        beginning = asyncio.ensure_future(self._begin())
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([beginning, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if beginning.done():
+                beginning.result()
+        finally:
+            for task in (beginning, stopped):
+                task.cancel()
+            await asyncio.gather(beginning, stopped, return_exceptions=True)
 
     async def _begin(self) -> None:
         """Find out what the topic holds, and get a producer id."""
@@ -122,7 +135,7 @@ class Session:
         """Give answers that are on their way a moment, so that the next start has less to find out."""
         waiting = [task for task in self._tasks if not task.done()]
         if waiting:
-            _, late = await asyncio.wait(waiting, timeout=1.0 if self._stopping else 0.0)
+            _, late = await asyncio.wait(waiting, timeout=1.0 if self._stopping.is_set() else 0.0)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
@@ -315,6 +328,7 @@ class Session:
             at = done.base_offset + len(done.batch) if done.base_offset >= 0 else -1
             source.on_acknowledged(done.end, done.log_crc, at)
             self._recovery.succeeded(partition)
+            self._shipment.told(None)
         self._last_answer_ms[partition] = self._clock.monotonic_ms()
         if pipeline.is_drained:
             self._run(self._recover(pipeline))

@@ -9,10 +9,11 @@ every second: destinations.json, if something moved
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster
 from pushrep.kafka.destination import KafkaDestination
@@ -36,6 +37,7 @@ from pushrep.seams import Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.kafka")
 
+_T = TypeVar("_T")
 CHECKPOINT_S = 1.0
 _REFUSED_RETRY_S = 5.0
 _MISSING_LOOKS, _MISSING_S = 10, 2.0
@@ -180,7 +182,7 @@ class Shipper:
 
     async def _ship(self) -> None:
         """One session; returns when the shipper closes."""
-        facts = await self._interruptible(lambda: look_at_topic(self._destination, self.topic))
+        facts = await self._unless_closed(in_thread(lambda: look_at_topic(self._destination, self.topic)))
         if facts is None:
             return
         self._check(facts)
@@ -188,7 +190,7 @@ class Shipper:
         self._settle(facts)
         cluster = Cluster(self._destination, self.topic)
         try:
-            await cluster.refresh()
+            await self._unless_closed(cluster.refresh())
             shipped = self._shipped
             self._session = Session(self._destination, facts, cluster, self._shipment, shipped.origin, shipped.clock)
             if not self._stopping.is_set():
@@ -214,17 +216,18 @@ class Shipper:
         shipment.progress = before.with_topic(facts.topic_id, facts.partitions, shipment.pid_epoch)
         self._checkpoint()
 
-    async def _interruptible(self, work: Callable[[], TopicFacts]) -> TopicFacts | None:
+    async def _unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """None if the shipper is closed meanwhile."""
         assert self._wake is not None, "the loop runs"
-        looking = asyncio.ensure_future(in_thread(work))
+        looking = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._wake.wait())
         try:
             await asyncio.wait([looking, stopped], return_when=asyncio.FIRST_COMPLETED)
             return looking.result() if looking.done() else None
         finally:
-            looking.cancel()
-            stopped.cancel()
+            for task in (looking, stopped):
+                task.cancel()
+            await asyncio.gather(looking, stopped, return_exceptions=True)
 
     async def _sleep(self, seconds: float) -> None:
         assert self._wake is not None, "the loop runs"

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, NewPartitions
@@ -138,8 +139,10 @@ def test_a_restart_goes_on_where_the_checkpoint_says(broker, topic, opened, tmp_
     assert [epoch.partitions for epoch in progress.epochs] == [2]
 
 
-def test_a_restart_finds_in_the_topic_what_no_checkpoint_tells(broker, topic, opened, tmp_path):
+@pytest.mark.parametrize("carrier", ["key", "header"])
+def test_a_restart_finds_in_the_topic_what_no_checkpoint_tells(broker, topic, opened, tmp_path, carrier):
     """Contract: "A restart reads the topic from there to its end and matches its own records in log order"."""
+    opened = partial(opened, carrier=carrier)
     create_topic(broker.bootstrap_servers, topic, 2)
     file = tmp_path / "outbox" / "destinations.json"
     with opened(3) as outbox:
@@ -156,7 +159,7 @@ def test_a_restart_finds_in_the_topic_what_no_checkpoint_tells(broker, topic, op
         outbox.append_many(1, [b"new"])
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid
-    assert assert_all_visible_once(broker, topic, logs, pid, 2) == 0
+    assert assert_all_visible_once(broker, topic, logs, pid, 2, carrier) == 0
 
 
 def test_without_any_checkpoint_it_begins_at_the_logs_start_and_copies_are_dropped(broker, topic, opened, tmp_path):
@@ -171,6 +174,24 @@ def test_without_any_checkpoint_it_begins_at_the_logs_start_and_copies_are_dropp
         if n == 0:
             (tmp_path / "outbox" / "destinations.json").unlink()
     assert assert_all_visible_once(broker, topic, logs, pid, 1) == 3000
+
+
+def test_records_of_upstream_sources_are_known_by_their_own_metadata(broker, topic, opened, tmp_path):
+    """A relay's records carry where they lived upstream; a restart finds them in the topic by that."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    file = tmp_path / "outbox" / "destinations.json"
+    older = None
+    for first in (0, 100, 200):
+        with opened(2) as outbox:
+            for at in range(first, first + 100):
+                outbox.append(at % 2, b"%d" % at, metadata=StreamMetadata(4711, at % 2, at))
+            outbox.wait_shipped(WAIT_S)
+            logs = logs_of(outbox)
+        older = older or file.read_bytes()
+        file.write_bytes(older)
+    found = read_filtered(broker.bootstrap_servers, topic, 2)
+    assert found.copies == 0
+    assert all(same(found.of(4711, partition), logs[partition]) for partition in range(2))
 
 
 SERVICE = """
@@ -211,11 +232,13 @@ def test_kill_9_of_the_outbox_process(broker, topic, opened, tmp_path, torture):
     sys.stdout.write(f"{sum(map(len, logs.values()))} records, {copies} raw copies\n")
 
 
-def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, torture):
+def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, tmp_path, torture):
     """Contract: broker restarts; the batches that were in flight are sent again under their own sequence numbers."""
     create_topic(broker.bootstrap_servers, topic, 2)
+    destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers)
     with opened(3, batch_bytes=2000) as outbox:
         for kill in [broker.kill, *[broker.shut_down, broker.kill] * torture.count(0, 5)]:
+            other = Outbox.open(tmp_path / "other", topic, 1, "other", kafka=destination, open_timeout_s=WAIT_S)
             for n in range(30):
                 for partition in range(3):
                     outbox.append_many(partition, [b"%d" % n] * 50)
@@ -223,6 +246,8 @@ def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, torture):
             outbox.append(0, b"while it is away")
             with pytest.raises(ShippingTimeout):
                 outbox.wait_shipped(0.2)
+            other.close()
+            assert not other.facts.shipping.shipper._thread.is_alive(), "closing waits for no broker"
             broker.start()
             broker.wait_ready()
             outbox.wait_shipped(WAIT_S)
