@@ -232,10 +232,11 @@ def test_a_killed_leader_is_replaced_and_follows_with_the_same_bytes(trio):
 
 
 @pytest.mark.slow
-def test_rounds_of_kills_stops_and_cuts_lose_nothing(trio, torture):
+def test_rounds_of_kills_stops_and_cuts_lose_nothing(request, torture):
     """kill -9 of any of the three, promotion, re-joining, SIGSTOP, cut connections: in an order that a seed draws."""
     if not torture.is_long:
         pytest.skip("one failover in the test above is the short form")
+    trio = request.getfixturevalue("trio")
     draw = random.Random(torture.seed)
     done = []
     for number in range(30):
