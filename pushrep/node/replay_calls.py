@@ -7,6 +7,7 @@ Describe, Extend, Truncate, Purge, Delete       worker (replay_keeping.py) â”€â–
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,7 @@ from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, ReplayRefused
 from pushrep.replay.limits import tip_of
 from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, LogFacts, Position, ReplayRequest
+from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import Effects, ReplaySession
 from pushrep.replay.states import ReplayState
 
@@ -157,9 +159,9 @@ class ReplayCalls:
                 is_allowed=looked.is_allowed,
             )
         except ReplayRefused as refused:
+            self._refuse_start(line, call, self._with_cut(refused, request, looked))
             if looked.source is not None:
                 looked.source.close()
-            self._refuse_start(line, call, refused)
             return
         assert looked.source is not None, "without a log it was refused"
         assert looked.recording is not None, "the log is a recording's"
@@ -175,7 +177,8 @@ class ReplayCalls:
     def _opened(self, line: Line, call: Call, served: ServedSession, event: e.Event, looked: _Looked) -> None:
         for effect in served.tell(event):
             if isinstance(effect, e.Refuse):
-                self._refuse_start(line, call, ReplayRefused(effect.code, effect.why))
+                refused = ReplayRefused(effect.code, effect.why)
+                self._refuse_start(line, call, self._with_cut(refused, served.session.plan, looked))
             elif isinstance(effect, e.Started) and not line.is_open:
                 served.tell(e.Stop())  # nobody knows its id
             elif isinstance(effect, e.Started):
@@ -189,6 +192,17 @@ class ReplayCalls:
                     end_offset=tip if plan.end is None else plan.end,
                 )
                 self.answer(line, call, response)
+
+    def _with_cut(self, refused: ReplayRefused, asked: ReplayRequest | ReplayPlan, looked: _Looked) -> ReplayRefused:
+        """Who resumes where the log has been cut learns where: as the end of what would do."""
+        source, facts, before, position = looked.source, looked.facts, asked.epoch_before, asked.position
+        is_late = refused.code is ErrorCode.TRUNCATED or refused.code is ErrorCode.INVALID_POSITION
+        if source is None or facts is None or before is None or not isinstance(position, int) or not is_late:
+            return refused
+        with suppress(*READ_ERRORS):
+            cut = source.cut_since(position, before, facts).offset
+            return ReplayRefused(refused.code, refused.why, start=facts.start, end=cut)
+        return refused
 
     def _refuse_start(self, line: Line, call: Call, refused: ReplayRefused) -> None:
         response = wire.StartReplayResponse(error_code=refused.code, error_message=refused.why)

@@ -291,9 +291,9 @@ class RemoteSession:
         start, end, at = refused.start, refused.end, self._received
         is_shorter = refused.code is ErrorCode.INVALID_POSITION and end is not None and at > end
         if refused.code is ErrorCode.TRUNCATED or is_shorter:
-            cut = end if is_shorter else None
+            cut = at if end is None else min(at, end)
             self._pending_end = e.SendEnd(
-                ReplayEndReason.TRUNCATED, at, ErrorCode.TRUNCATED, refused.why, cut_offset=at if cut is None else cut
+                ReplayEndReason.TRUNCATED, at, ErrorCode.TRUNCATED, refused.why, cut_offset=cut
             )
         elif refused.code is ErrorCode.INVALID_POSITION and start is not None and at < start:
             self._fail(ErrorCode.OFFSET_OUT_OF_RANGE, f"retention took what lies below offset {start}")
