@@ -244,6 +244,7 @@ def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, tmp_path,
                     outbox.append_many(partition, [b"%d" % n] * 50)
             kill()
             outbox.append(0, b"while it is away")
+            outbox.flush()  # so that the wait below is for the topic alone
             with pytest.raises(ShippingTimeout):
                 outbox.wait_shipped(0.2)
             other.close()
@@ -261,6 +262,7 @@ def test_an_outbox_opens_and_appends_while_kafka_is_away(broker, topic, opened):
     nowhere = KafkaDestination(bootstrap_servers=f"127.0.0.1:{port}", request_timeout_ms=500)
     with opened(1, destination=nowhere, open_timeout_s=0.1) as outbox:
         outbox.append(0, b"kept")
+        outbox.flush()
         with pytest.raises(ShippingTimeout) as caught:
             outbox.wait_shipped(0.1)
         assert caught.value.records == 1

@@ -73,6 +73,7 @@ def test_tls_and_sasl(tool_or_skip, tmp_path):
         for wrong, told in (({"sasl_password": "wr0ng"}, "uthentication"), ({"ssl_cafile": None}, "certificate")):
             with open_outbox(tmp_path, right | wrong, 0.1) as outbox:
                 outbox.append(0, b"not yet")
+                outbox.flush()
                 trouble = ""
                 for _ in range(10 * WAIT_S):
                     with pytest.raises(ShippingTimeout) as caught:
