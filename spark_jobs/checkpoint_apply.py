@@ -8,10 +8,12 @@
 Killed anywhere, the same call finishes it: a pair that is noted is completed, one that is whole is only recorded.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
 from spark_jobs.checkpoint_files import Checkpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
@@ -53,6 +55,11 @@ class Place:
     topic: str | None = None
     logs: Path | None = None
     marks: Path | None = None
+
+
+def tool() -> ModuleType:
+    """This module, for the command line, which stands below it and finds it by its entry point."""
+    return sys.modules[__name__]
 
 
 def is_interrupted(place: Place, store: StartpointStore) -> bool:

@@ -111,7 +111,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
 def _tool() -> Any:
     for entry in entry_points(group=GROUP):
         try:
-            return entry.load()
+            return entry.load()()
         except ModuleNotFoundError as error:
             raise click.ClickException(
                 f"apply-checkpoint needs the Python package {error.name!r}, which is not installed; "
