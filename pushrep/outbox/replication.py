@@ -247,6 +247,8 @@ class Replication:
             for of_partition in waiting.values():
                 for _, callback in of_partition:
                     callback(MayStillBeDelivered(f"the members could not be changed: {error}"))
+            if not self.needs_all and isinstance(error, TooFewMembers):
+                self._candidacy.begin_ungranted()
             self._thread("pushrep-look", self._look_on)
             raise
         for number, of_partition in waiting.items():

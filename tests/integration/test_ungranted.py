@@ -5,7 +5,7 @@ import pytest
 from pushrep import Acks
 from pushrep.log import SegmentLog
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
-from pushrep.replication.errors import NotAhead, NotLeader
+from pushrep.replication.errors import NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import Member, owner_of
 from tests.integration.test_failover import (
     SMALL,
@@ -205,3 +205,26 @@ def test_members_change_beside_appends(members):
     own = record_bytes(members.world.root / "outbox" / "orders-0")
     assert [record_bytes(members.directory(index) / "orders-0") for index in (1, 2, 3)] == [own] * 3
     assert promised(members.directory(3)).member == 3
+
+
+def test_a_change_that_finds_too_few_half_way_goes_on_without_a_grant_until_it_leads_again(members):
+    with members.lead(**LOCAL) as outbox:
+        assert outbox.append(0, b"0").result(WAIT_S) == 0
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
+
+        def change(base, epoch):
+            stop_nodes(members)  # behind the look, before the grant is offered
+            return base.renewed(epoch, 0)
+
+        with pytest.raises(TooFewMembers):
+            outbox._replication.change_members(change)
+        assert outbox.append(0, b"alone").result(WAIT_S) == 1
+        kept = promised(members.world.root / "outbox")
+        assert kept.ungranted["orders-0"].start_offset == 1
+        assert outbox.log(0).leader_epochs.latest_epoch == kept.number > kept.grant.epoch
+        start_nodes(members)
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "it leads again")
+        assert promised(members.world.root / "outbox").ungranted == {}
+    members.world.close()
+    own = record_bytes(members.world.root / "outbox" / "orders-0")
+    assert [record_bytes(members.directory(index) / "orders-0") for index in (1, 2)] == [own, own]
