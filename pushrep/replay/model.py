@@ -88,7 +88,7 @@ class ReplaySettings:
     max_sessions: int = 20
     connect_timeout_ms: int = 5_000
     liveness_timeout_ms: int = 10_000
-    heartbeat_ms: int = 1_000
+    heartbeat_ms: int = 3_000
     block_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from pushrep.cli.log.showing import show_json, size
+from pushrep.cli.replay_against import verify_against
 from pushrep.log.inspection import logs_at
 from pushrep.log.segment_look import Finding, Kind
 from pushrep.log.verify import VerifyReport, bytes_to_verify, verify_log
@@ -27,7 +28,8 @@ _REMEDIES = {
 @click.command()
 @click.argument("path", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
-def verify(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
+@click.option("--against", metavar="ADDRESS|DIRECTORY", help="Compare with this node's copy, too, batch by batch.")
+def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT001 - click's
     """Read every batch of a LOG, or of all in DIRECTORY, and say what is damaged: file, byte, offset, reason.
 
     Checked are length, CRC, order of offsets and epochs, that each segment ends where the next begins, every index
@@ -44,6 +46,8 @@ def verify(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
             show_json(report.as_dict())
         else:
             _tell(report)
+        if against is not None:
+            whole = verify_against(log, against) and whole
     if not whole:
         click.get_current_context().exit(1)
 

@@ -1,5 +1,6 @@
 """Keeping house over the network: extend, truncate, purge, delete; who is refused, what is left, what comes later."""
 
+import shutil
 import threading
 from uuid import UUID
 
@@ -8,6 +9,7 @@ import pytest
 from pushrep.cli import main as cli_main
 from pushrep.log import SegmentLog
 from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay import (
     TO_END,
     Catalogue,
@@ -213,3 +215,25 @@ def test_the_command_line_lists_and_keeps(world, node, client, stopped, capfd):
     assert (code, "is deleted" in out) == (0, True)
     code, _, err = pushrep("delete", where, "orders-0", "--yes")
     assert (code, "no recording orders-0" in err) == (1, True)
+
+
+def test_two_copies_are_compared_over_the_network_batch_by_batch(world, node, client, leader, capfd):
+    """`pushrep log verify --against`: the bytes of every batch that both hold."""
+    copy = world.root / "copy"
+    shutil.copytree(directory(world, leader), copy / "orders-0")
+
+    def verify():
+        code = cli_main.run(["log", "verify", str(copy / "orders-0"), "--against", str(node.address)])
+        return code, capfd.readouterr().out
+
+    code, out = verify()
+    assert (code, "the same as at" in out) == (0, True)
+    shutil.rmtree(copy)
+    with SegmentLog.open(copy / "orders-0", log_id=leader.tp.topic_id) as log:
+        with SegmentLog.open_reader(directory(world, leader)) as reader:
+            batches = [RecordBatch(bytearray(batch.data)) for batch in reader.batches(0)]
+        other = encode_batch([b"changed"] * 7, timestamps_ms=1)
+        other.stamp(49, 256)
+        log.append_as_is([*batches[:7], other, *batches[8:]])
+    code, out = verify()
+    assert (code, "DIFFERS" in out, "from offset 49 on" in out) == (1, True, True)
