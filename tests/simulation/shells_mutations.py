@@ -3,8 +3,10 @@
 What two places hold is broken in both: alone, the other one heals it, and the pure rules' own world sees it.
 """
 
+from functools import partialmethod
 from typing import NamedTuple
 
+from pushrep.log import SegmentLog
 from pushrep.node import promises, replica
 from pushrep.push.led_partition import LedPartition
 from pushrep.push.pusher import Pusher
@@ -97,6 +99,11 @@ def count_answers_of_any_session(patch):
     patch(PartitionLeader, "on_answer", on_answer)
 
 
+def follow_below_own_watermark(patch):
+    patch(findings, "_other_epoch", lambda offset, _: findings.Found(Finding.OTHER_EPOCH, offset))
+    patch(SegmentLog, "truncate_to", partialmethod(SegmentLog.truncate_to, force=True))
+
+
 def keep_what_was_acknowledged(patch):
     patch(Pusher, "_release_below", lambda self, offset: None)
 
@@ -110,6 +117,7 @@ def forget_who_waits(patch):
 
 
 UNREST = Rules(accidents=(0.5, 0.2, 0.2, 2, 6, 3, 0, 6, 0, 1), rates=(0.02, 0.04))
+LOSSY = Rules(accepts_loss=True, accidents=(1, 0, 0, 0, 10, 0, 0, 5, 1, 0.5), rates=(0.02,))
 MUTATIONS = (
     Mutation("a request of an older leader is refused", skip_the_epoch_check, UNREST, 25),
     Mutation("the epoch before the append offset is compared", skip_the_previous_epoch_check, UNREST, 20),
@@ -120,6 +128,7 @@ MUTATIONS = (
     Mutation("the transition records are sent", drop_the_transition_records, Rules(quiet_steps=6_000)),
     Mutation("an answer comes after the flush", answer_before_the_flush),
     Mutation("an answer comes after the write", answer_before_the_write),
+    Mutation("a replica never cuts below its watermark", follow_below_own_watermark, LOSSY, 10),
     Mutation("buffers are given back", keep_what_was_acknowledged),
     Mutation("every receipt is told", forget_who_waits),
 )

@@ -16,6 +16,9 @@ from pushrep.push.leading import Leading
 from pushrep.push.settings import Replica
 from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
+from pushrep.replication.candidate import Purpose
+from pushrep.replication.errors import TooFewMembers
+from pushrep.replication.grants import next_ballot
 
 SMALL = LogConfig(preallocate_bytes=0)
 LOCK_NAME = ".lock"
@@ -86,7 +89,7 @@ class Service:
         if first is None and keeper.kept.grant is None:
             return
         candidacy = Candidacy(keeper, self.logs, self.settings, clock=world.clock)
-        grant = candidacy.run(self.purpose, _ANSWER_S, first=first)
+        grant = self._grant(candidacy, first)
         candidacy.begin(grant)
         self.grant = grant
         self.leading = Leading(
@@ -110,6 +113,18 @@ class Service:
             client.start()
         for client in clients:
             client.join()
+
+    def _grant(self, candidacy, first):
+        try:
+            return candidacy.run(self.purpose, _ANSWER_S, first=first)
+        except TooFewMembers:
+            if self.purpose is Purpose.OPEN or not self.world.rules.accepts_loss:
+                raise
+        epoch = next_ballot(candidacy.index, candidacy.own().highest_epoch)
+        grant = candidacy.keeper.kept.grant.renewed(epoch, candidacy.index)
+        candidacy.store(grant)
+        self.world.note(self.machine, "accept_loss")
+        return grant
 
     @property
     def wants_end(self):
