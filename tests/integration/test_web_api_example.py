@@ -1,0 +1,52 @@
+"""examples/web_api.py in this process: what it answers while replicas are there, and while they are not."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "web_api.py"
+
+
+@pytest.fixture(scope="module")
+def web_api():
+    spec = importlib.util.spec_from_file_location("web_api", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_201_is_answered_when_enough_members_hold_it_and_503_says_that_nothing_was_taken(world, web_api):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, partitions=web_api.PARTITIONS, min_insync_replicas=3) as outbox:
+        client = web_api.make_app(outbox, WAIT_S).test_client()
+        assert client.get("/health").status_code == 200
+        answer = client.post("/orders/ada", json={"item": "book"})
+        partition = web_api.partition_of("ada")
+        assert (answer.status_code, answer.json) == (201, {"partition": partition, "offset": 0})
+        for index in (1, 2):
+            assert world.nodes[index]._store.outboxes()[0]._replicas["orders", partition].log.log_end_offset == 1
+        wait_for_all(outbox)
+        hasty = web_api.make_app(outbox, 0.01).test_client()
+        world.nodes[2].stop()
+        said = []
+
+        def is_refused():
+            answer = hasty.post("/orders/ada", json={"item": "late"})
+            assert answer.status_code == 503
+            said.append(answer.json["taken"])
+            return said[-1] == "no"
+
+        wait_until(is_refused, "refused, once the replica counts as gone; before, nobody knows")
+        assert set(said) <= {"perhaps", "no"}
+        assert client.get("/health").status_code == 503
+        assert b"pushrep_outbox_under_min_insync_partitions{" in client.get("/metrics").data
+        assert client.get("/orders/ada").json == [{"item": "book"}], "what is safe, and no more"
+        world.node(2)
+        wait_until(lambda: client.get("/health").status_code == 200, "back")
+        late = 1 + said.count("perhaps")
+        answer = client.post("/orders/ada", json={"item": "in time"})
+        assert (answer.status_code, answer.json["offset"]) == (201, late), "what was perhaps taken is there, too"
