@@ -164,7 +164,8 @@ class Session:
                 if source.look() and (source.stopped is None or now_ms >= source.stopped_until_ms):
                     self._ready[partition] = None
         took_s = self._loop.time() - now_s
-        self._look_at_s = now_s + max(_LOOK_S_MIN if self._ready else _LOOK_S_MAX, took_s * _LOOK_SHARE)
+        is_busy = any(channel.in_flight for channel in self._channels.values())
+        self._look_at_s = now_s + max(_LOOK_S_MIN if is_busy else _LOOK_S_MAX, took_s * _LOOK_SHARE)
 
     def _next_of(self, pipeline: Pipeline) -> Sent | None:
         if not pipeline.takes_more:
