@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+WORKERS ?= 2
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
 JUDGE  := .cache/history_judge/judge
@@ -62,8 +63,8 @@ jars: $(JARS)/.done $(CONNECTOR)/.done  ## Fetch Kafka's own tools from Maven (t
 demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-out/
 	$(BIN)/pushrep demo
 
-test: lint jars judge  ## Lint, types, layers and every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: lint jars judge  ## Lint, types, layers and every test; by one process: make test WORKERS=0
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 torture: $(VENV)/.dev jars judge  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \

@@ -7,6 +7,7 @@ looks at more examples. The seed stands in the header of the run; `PUSHREP_TORTU
 import os
 import random
 import signal
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -49,6 +50,17 @@ _TORTURE = Torture(
 
 
 settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get("CI") else "pushrep")
+
+
+# What starts one Spark, or brokers, for all its tests stays together when several processes share the work.
+_TOGETHER = ("spark", "kafka")
+
+
+def pytest_collection_modifyitems(items):
+    """Groups for `--dist loadgroup`: a file is one, and all of Spark's and of the brokers' tests are one each."""
+    for item in items:
+        room = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group(room if room in _TOGETHER else str(item.path)))
 
 
 def pytest_report_header():

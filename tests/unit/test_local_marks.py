@@ -156,7 +156,10 @@ def test_marks_of_another_version_are_refused_by_name(path):
 
         data = bytes(body) + struct.pack(">I", zlib.crc32(body))
         store._opened().append([data], keys=[marks_module._PART.pack(0, 1)])
-    with LocalMarks(path) as store, pytest.raises(MarksStoreDamaged, match="version 3, this release reads up to version 2"):
+    with (
+        LocalMarks(path) as store,
+        pytest.raises(MarksStoreDamaged, match="version 3, this release reads up to version 2"),
+    ):
         store.owner()
 
 
