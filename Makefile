@@ -70,7 +70,7 @@ torture: $(VENV)/.dev jars judge  ## The long forms: up to an hour, ended after 
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \
 	PUSHREP_TORTURE=1 PUSHREP_TORTURE_SEED=$$seed timeout --foreground --signal=INT --kill-after=60 2h \
 		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \
-		tests/properties tests/crash tests/simulation tests/kafka $(PYTEST_ARGS)
+		tests/properties tests/crash tests/simulation tests/integration tests/kafka tests/spark $(PYTEST_ARGS)
 
 quick: $(VENV)/.dev  ## The tests without Spark and Java
 	$(BIN)/python -m pytest -m 'not spark and not java and not slow' $(PYTEST_ARGS)
