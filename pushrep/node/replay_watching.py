@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from pushrep.errors import PushrepError
 from pushrep.node.replay_session import ServedSession
+from pushrep.replay.limits import LOG_BOUNDS
 from pushrep.replay.model import LogFacts
 from pushrep.topic_id_partition import TopicIdPartition
 
@@ -15,7 +16,7 @@ class Watched:
     def __init__(self) -> None:
         self._sessions: dict[TopicIdPartition, dict[int, ServedSession]] = {}
         self._log_of: dict[int, TopicIdPartition] = {}
-        self._facts: dict[TopicIdPartition, LogFacts] = {}
+        self._looks: dict[TopicIdPartition, tuple[LogFacts, tuple[int, int]]] = {}
         self._changed: set[TopicIdPartition] = set()
 
     def has(self, tp: TopicIdPartition) -> bool:
@@ -42,7 +43,7 @@ class Watched:
         self._sessions[tp].pop(served.session.id, None)
         if not self._sessions[tp]:
             del self._sessions[tp]
-            self._facts.pop(tp, None)
+            self._looks.pop(tp, None)
 
     def of(self, tp: TopicIdPartition) -> list[ServedSession]:
         """Who reads it."""
@@ -51,17 +52,25 @@ class Watched:
     def news(self) -> Iterator[ServedSession]:
         """The sessions of logs that were noted since the last call."""
         while self._changed:
-            yield from self.of(self._changed.pop())  # taken off before anybody looks: what comes then is noted anew
+            yield from self._moved(self._changed.pop())  # taken off before anybody looks: what comes then is noted anew
 
     def moved(self) -> Iterator[ServedSession]:
         """The sessions of logs that look different from the last call, and those that wait for a log's stop."""
-        for tp, sessions in list(self._sessions.items()):
-            facts = self._facts.get(tp)
-            with suppress(PushrepError, OSError):  # their next turn meets it, too
-                facts = next(iter(sessions.values())).source.facts(with_liveness=False)
-            is_news = facts is None or facts != self._facts.get(tp)
-            if facts is not None:
-                self._facts[tp] = facts
-            for served in list(sessions.values()):
-                if is_news or served.session.wants_liveness:
-                    yield served
+        for tp in list(self._sessions):
+            yield from self._moved(tp)
+
+    def _moved(self, tp: TopicIdPartition) -> Iterator[ServedSession]:
+        sessions = self.of(tp)
+        if not sessions:
+            return
+        looks = None
+        with suppress(PushrepError, OSError):  # their next turn meets it, too
+            source = sessions[0].source
+            looks = (source.facts(with_liveness=False), source.marker())
+        is_news = looks is None or looks != self._looks.get(tp)
+        if looks is not None:
+            self._looks[tp] = looks
+        for served in sessions:
+            has_counter = served.session.plan.bound not in LOG_BOUNDS  # which moves by itself
+            if is_news or has_counter or served.session.wants_liveness:
+                yield served
