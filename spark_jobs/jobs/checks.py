@@ -1,8 +1,8 @@
-"""What the apply job can refuse before it reads a record: everything that a first batch would stumble over.
+"""What a job can refuse before it reads a record: everything that a first batch would stumble over.
 
     before_spark   in milliseconds: places on this machine's disk, logs and topic, columns, Java
     with_spark     what only Spark tells: checkpoint and table wherever they lie, whose they are, where the source
-                   begins
+                   begins; of a job without a table, `progress_with_spark`
 
 Both only look; a refusal leaves nothing behind, and names the option. What changes between the look and the batch is
 refused by the batch.
@@ -10,7 +10,7 @@ refused by the batch.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from pushrep.errors import PushrepError
 from spark_jobs.batch_errors import MarksMissing, MarksOfAnotherQuery
 from spark_jobs.errors import SparkJobError
 from spark_jobs.java import require_java
-from spark_jobs.jobs.options import ApplyOptions, BadOption, local_path, named_by_option
+from spark_jobs.jobs.options import ApplyOptions, BadOption, JobOptions, local_path, named_by_option
 from spark_jobs.jobs.reporting import one_line
 from spark_jobs.marks import LocalMarks
 from spark_jobs.sinks.hadoop import HadoopDirectory
@@ -32,8 +32,11 @@ from spark_jobs.sources.options import SourceOptions
 from spark_jobs.values import BadValueFormat
 
 
-def before_spark(options: ApplyOptions) -> None:
-    """Raise BadOption, JavaMissing, or the source's own refusal of its options or its topic."""
+def before_spark(options: JobOptions, check_record: Callable[[StructType], object] | None = None) -> None:
+    """Raise BadOption, JavaMissing, or the source's own refusal of its options or its topic.
+
+    `check_record` gets the source's columns where they are known without Spark.
+    """
     _check_places(options)
     if options.source == "kafka" and "kafka.bootstrap.servers" not in map(str.lower, options.source_options):
         why = "source kafka needs --source-option kafka.bootstrap.servers=HOST:9092"
@@ -46,10 +49,16 @@ def before_spark(options: ApplyOptions) -> None:
             logs.extents()
         finally:
             logs.close()
-        if not options.decoder().needs_spark():
-            _columns(options, own_schema(source))
+        if check_record is not None:
+            check_record(own_schema(source))
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has its JVM already
         require_java()
+
+
+def columns_without_spark(options: ApplyOptions, record: StructType) -> None:
+    """The table's columns, judged unless only Spark can. Raises BadOption, BadSink."""
+    if not options.decoder().needs_spark():
+        _columns(options, record)
 
 
 def with_spark(
@@ -57,24 +66,31 @@ def with_spark(
 ) -> None:
     """`record` are the source's columns. Raises BadOption, BadSink, and what marks and table of another query raise."""
     columns = _columns(options, record)
-    with _named("--checkpoint", options.checkpoint):
+    query_id = progress_with_spark(spark, options, marks)
+    with named("--sink", options.sink):
+        table.check(spark, columns, query_id)
+
+
+def progress_with_spark(spark: SparkSession, options: JobOptions, marks: LocalMarks) -> str | None:
+    """The checkpoint's query, None before its first start. Raises BadOption, and what marks of another query raise."""
+    with named("--checkpoint", options.checkpoint):
         checkpoint = HadoopDirectory(spark, options.checkpoint)
         if unusable := checkpoint.why_unusable():
             raise BadOption("--checkpoint", options.checkpoint, f"{unusable}; name a directory, or a new one")
         query_id = _query_of(checkpoint)
         has_begun = any(name.isdigit() for name in checkpoint.names("offsets"))
-    with _named("--marks", options.marks):
+    with named("--marks", options.marks):
         _check_owner(marks, query_id, options.adopt)
-    with _named("--sink", options.sink):
-        table.check(spark, columns, query_id)
     if options.source == "pushrep" and not has_begun:
         _check_start(_source_options(options))
+    return query_id
 
 
-def _check_places(options: ApplyOptions) -> None:
+def _check_places(options: JobOptions) -> None:
     """Files where directories should be, and directories that would be in each other's way."""
-    for option, text in (("--checkpoint", options.checkpoint), ("--marks", options.marks), ("--sink", options.sink)):
-        place = local_path(text) if option != "--sink" or "/" in text else None
+    table = options.table_path()
+    for option, text in (("--checkpoint", options.checkpoint), ("--marks", options.marks), ("--sink", table)):
+        place = None if text is None else local_path(text)
         if place is not None and (file := _file_in(place)) is not None:
             what = "it is a file" if file == place else f"{file} is a file"
             raise BadOption(option, text, f"{what}; name a directory, or a new one")
@@ -86,7 +102,7 @@ def _check_places(options: ApplyOptions) -> None:
         raise BadOption("--marks", options.marks, "it is the checkpoint itself; name a directory beside it")
     if options.path is not None and marks == _real(options.path):
         raise BadOption("--marks", options.marks, "it is the directory of the logs, which is their writer's alone")
-    if "/" in options.sink and (sink := _real(options.sink)) is not None:
+    if table is not None and (sink := _real(table)) is not None:
         for option, text, place in (
             ("--checkpoint", options.checkpoint, checkpoint),
             ("--marks", options.marks, marks),
@@ -95,12 +111,12 @@ def _check_places(options: ApplyOptions) -> None:
                 raise BadOption(option, text, "it lies in the table of --sink; name a directory beside it")
 
 
-def _check_marks(options: ApplyOptions) -> None:
+def _check_marks(options: JobOptions) -> None:
     """Open the store if there is one: it may be damaged, or another process may have it."""
     path = _real(options.marks)
     assert path is not None, "marks that are not on this machine were refused"
     if path.exists():
-        with _named("--marks", options.marks), LocalMarks(path) as marks:
+        with named("--marks", options.marks), LocalMarks(path) as marks:
             marks.owner()
         return
     above = next(place for place in path.parents if place.exists())
@@ -131,7 +147,7 @@ def _check_start(source: SourceOptions) -> None:
         logs.close()
 
 
-def _source_options(options: ApplyOptions) -> SourceOptions:
+def _source_options(options: JobOptions) -> SourceOptions:
     source = SourceOptions.parse(options.reader_options())
     source.check_stream()
     return source
@@ -143,7 +159,7 @@ def _columns(options: ApplyOptions, record: StructType) -> StructType:
         columns = options.decoder().columns(record)
     except BadValueFormat as error:
         raise BadOption(f"--{error.option}", None, error.why) from error
-    with _named("--sink", options.sink):
+    with named("--sink", options.sink):
         options.table().check_columns(columns)
     return columns
 
@@ -166,7 +182,7 @@ def _file_in(place: Path) -> Path | None:
 
 
 @contextmanager
-def _named(option: str, value: str) -> Iterator[None]:
+def named(option: str, value: str) -> Iterator[None]:
     """What is raised inside names the option: ours by the option's own error, foreign ones in one line."""
     try:
         yield

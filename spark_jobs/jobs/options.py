@@ -1,6 +1,6 @@
-"""What the apply job is told, checked as far as the words alone tell. Pure but for the outbox's own file.
+"""What a job is told, checked as far as the words alone tell. Pure but for the outbox's own file.
 
-command line ─▶ ApplyOptions (here) ─▶ before_spark, with_spark (checks.py) ─▶ the query (pipeline.py)
+command line ─▶ JobOptions of each job (here) ─▶ before_spark, with_spark (checks.py) ─▶ the query (pipeline.py)
 """
 
 import json
@@ -51,11 +51,10 @@ class BadOption(SparkJobError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApplyOptions:
-    """What the job is told; its command's --help tells each. Raises BadOption."""
+class JobOptions:
+    """What every job is told of its source, its filter and its checkpoint. Raises BadOption."""
 
     topic: str
-    sink: str
     checkpoint: str
     marks: str
     source: str = "pushrep"
@@ -67,20 +66,15 @@ class ApplyOptions:
     max_records_per_trigger: int | None = None
     window: int = 0
     only_pids: frozenset[int] | None = None
-    sink_format: str = "parquet"
-    sink_options: dict[str, str] = field(default_factory=dict)
-    partition_by: tuple[str, ...] = ()
     adopt: tuple[str, int] | None = None
     trigger: str = AVAILABLE_NOW
-    value_format: str = "binary"
-    value_schema: str | None = None
-    keep: tuple[str, ...] = ()
     conf: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for option in ("topic", "sink", "checkpoint", "marks"):
+        for option in self._named_always():
             if not getattr(self, option).strip():
-                raise BadOption(f"--{option}", getattr(self, option), "it is empty; see --help for what it names")
+                why = "it is empty; see --help for what it names"
+                raise BadOption(f"--{option.replace('_', '-')}", getattr(self, option), why)
         if self.source == "pushrep" and self.path is None:
             raise BadOption("--path", None, "source pushrep reads logs from a directory: name it")
         if self.source != "pushrep" and self.path is not None:
@@ -97,8 +91,13 @@ class ApplyOptions:
             why = f"the outbox in {self.path} carries the metadata in the {made}: give --carrier {made}"
             raise BadOption("--carrier", self.carrier, why)
         self.trigger_arguments()
-        self.table()
-        self.decoder()
+
+    def table_path(self) -> str | None:
+        """The directory that the job fills with rows, if it fills one."""
+        return None
+
+    def _named_always(self) -> tuple[str, ...]:
+        return ("topic", "checkpoint", "marks")
 
     def trigger_arguments(self) -> dict[str, Any]:
         """For `DataStreamWriter.trigger`."""
@@ -111,26 +110,6 @@ class ApplyOptions:
             why = next((why for name, why in _OTHER_TRIGGERS.items() if plain.startswith(name)), None)
             raise BadOption("--trigger", self.trigger, f"{why}; {either}" if why else f"is neither: {either}")
         return {"processingTime": f"{interval[1]} {_SPARK_UNITS[interval[2]]}"}
-
-    def decoder(self) -> ValueDecoder:
-        """Values into columns."""
-        try:
-            return ValueDecoder(self.value_format, self.value_schema, self.keep)
-        except BadValueFormat as error:
-            raise BadOption(f"--{error.option}", None, error.why) from error
-
-    def table(self) -> IdempotentSink:
-        """Where the columns go."""
-        try:
-            return idempotent_table(
-                self.sink,
-                self.sink_format,
-                options=self.sink_options,
-                partition_by=self.partition_by,
-                adopt=self.adopt,
-            )
-        except BadSink as error:
-            raise named_by_option(error) from error
 
     def reader_options(self) -> dict[str, str]:
         """The source's options, those of the command line by the source's own names."""
@@ -163,6 +142,51 @@ class ApplyOptions:
         headers = by_name.get("includeheaders", ("", "true"))
         if self.carrier == "header" and headers[1].lower() != "true":
             raise BadOption(f"--source-option {headers[0]}", headers[1], "--carrier header reads them: leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions(JobOptions):
+    """What the apply job is told; its command's --help tells each. Raises BadOption."""
+
+    sink: str
+    sink_format: str = "parquet"
+    sink_options: dict[str, str] = field(default_factory=dict)
+    partition_by: tuple[str, ...] = ()
+    value_format: str = "binary"
+    value_schema: str | None = None
+    keep: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.table()
+        self.decoder()
+
+    def table_path(self) -> str | None:
+        """The table of --sink; None if that names one of a catalog."""
+        return self.sink if "/" in self.sink else None
+
+    def decoder(self) -> ValueDecoder:
+        """Values into columns."""
+        try:
+            return ValueDecoder(self.value_format, self.value_schema, self.keep)
+        except BadValueFormat as error:
+            raise BadOption(f"--{error.option}", None, error.why) from error
+
+    def table(self) -> IdempotentSink:
+        """Where the columns go."""
+        try:
+            return idempotent_table(
+                self.sink,
+                self.sink_format,
+                options=self.sink_options,
+                partition_by=self.partition_by,
+                adopt=self.adopt,
+            )
+        except BadSink as error:
+            raise named_by_option(error) from error
+
+    def _named_always(self) -> tuple[str, ...]:
+        return ("topic", "sink", "checkpoint", "marks")
 
 
 def named_by_option(error: BadSink) -> SparkJobError:

@@ -1,4 +1,4 @@
-"""The apply job without its command line: options in, a query run to its end or to a signal.
+"""A job without its command line: options in, a query run to its end or to a signal.
 
     options ─▶ checks ─▶ Spark ─▶ checks ─▶ query ─▶ end
     SIGTERM ─▶ flag ─▶ the batch that runs is finished ─▶ query stopped ─▶ marks closed
@@ -9,16 +9,18 @@ Stopping between batches costs nothing; stopping inside one would only make Spar
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
-from typing import cast
+from typing import Protocol, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from spark_jobs.errors import SparkJobError
-from spark_jobs.jobs.checks import before_spark, with_spark
-from spark_jobs.jobs.options import ApplyOptions, local_path
+from spark_jobs.jobs.checks import before_spark, columns_without_spark, with_spark
+from spark_jobs.jobs.options import ApplyOptions, JobOptions, local_path
 from spark_jobs.jobs.reporting import Reporter
 from spark_jobs.marks import LocalMarks
 from spark_jobs.replay_filter import ReplayFilteredBatches
@@ -29,32 +31,46 @@ from spark_jobs.values import ValueDecoder
 _POLL_S = 0.2  # Spark takes parts of a second, its annotation does not
 
 
+Handler = Callable[[DataFrame, int], object]
+"""What takes the rows that the filter kept, with the batch's number."""
+
+
+class Prepare(Protocol):
+    """The last look before the query starts, and the handler; `record` are the source's columns."""
+
+    def __call__(self, spark: SparkSession, record: StructType, marks: LocalMarks) -> Handler:
+        """Raises SparkJobError for what the first batch would stumble over."""
+        ...
+
+
 def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> None:
     """Run the query until it has read all (available-now), a signal comes, or it fails: then what failed is raised.
 
     A Spark session that is active already is used, and left running.
     """
-    before_spark(options)
-    ours = SparkSession.getActiveSession() is None
-    spark = _session(options)
-    try:
-        if not debug:
-            spark.sparkContext.setLogLevel("OFF")
+    before_spark(options, partial(columns_without_spark, options))
+    with session_of("apply", options, debug=debug) as spark:
         apply_in(spark, options, reporter)
-    finally:
-        if ours:
-            spark.stop()  # its JVM must not outlive the job
 
 
 def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> None:
     """As `apply`, in a session that stays."""
-    register_sources(spark)
     table = options.table()
+
+    def prepare(spark: SparkSession, record: StructType, marks: LocalMarks) -> Handler:
+        with_spark(spark, options, record, table, marks)
+        return DecodedBatches(options.decoder(), table)
+
+    stream(spark, options, prepare, reporter)
+
+
+def stream(spark: SparkSession, options: JobOptions, prepare: Prepare, reporter: Reporter) -> None:
+    """Source ─▶ filter ─▶ the handler that `prepare` gives, until the end or a signal."""
+    register_sources(spark)
     with LocalMarks(local_path(options.marks) or options.marks) as marks:
         rows = spark.readStream.format(options.source).options(**options.reader_options()).load()
-        with_spark(spark, options, rows.schema, table, marks)
         filtered = ReplayFilteredBatches(
-            DecodedBatches(options.decoder(), table),
+            prepare(spark, rows.schema, marks),
             marks,
             carrier=options.carrier,
             window=options.window,
@@ -128,12 +144,22 @@ def _run(query: StreamingQuery, between: OneBatchAtATime, stop: threading.Event)
         raise
 
 
-def _session(options: ApplyOptions) -> SparkSession:
-    builder = SparkSession.builder.appName(f"pushrep-apply-{options.topic}")
+@contextlib.contextmanager
+def session_of(job: str, options: JobOptions, *, debug: bool) -> Iterator[SparkSession]:
+    """The active session, left running; else one of the job's own, stopped at the end."""
+    ours = SparkSession.getActiveSession() is None
+    builder = SparkSession.builder.appName(f"pushrep-{job}-{options.topic}")
     # A plan for every batch is a web page for nobody; --conf may say otherwise.
     for name, value in {"spark.ui.showConsoleProgress": "false", **options.conf}.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    try:
+        if not debug:
+            spark.sparkContext.setLogLevel("OFF")
+        yield spark
+    finally:
+        if ours:
+            spark.stop()  # its JVM must not outlive the job
 
 
 @contextlib.contextmanager

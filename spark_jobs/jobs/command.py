@@ -1,0 +1,145 @@
+"""What the commands of all jobs share: the options of source and run, and how a job is run and its errors are told."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from spark_jobs.jobs.options import BadOption
+from spark_jobs.jobs.reporting import Reporter, one_line
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Pair(click.ParamType[tuple[str, str]]):
+    """NAME=VALUE."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, rest = str(value).partition("=")
+        if not equals or not name:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return name, rest
+
+
+class Adopt(click.ParamType[tuple[str, int]]):
+    """QUERY:BATCH."""
+
+    name = "query:batch"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        query, _, batch = str(value).rpartition(":")
+        if not query or not batch.isdigit():
+            self.fail(f"{value!r} is not QUERY:BATCH, as in 0b5a...:17", param, ctx)
+        return query, int(batch)
+
+
+_SOURCE = (
+    click.option("--source", default="pushrep", help="Spark's name of the source: pushrep, kafka, ..."),
+    click.option("--path", help="Source pushrep: the directory that holds the logs, <topic>-<n> below it."),
+    click.option("--topic", required=True, help="The topic to read (for kafka its option `subscribe`)."),
+    click.option("--source-option", "source_options", type=Pair(), multiple=True, help="Any option of the source."),
+    click.option("--carrier", type=click.Choice(["key", "header"]), default="key", help="Where the metadata travels."),
+    click.option(
+        "--starting-offsets", help="earliest, latest or JSON; for a fresh checkpoint only.  [default: earliest]"
+    ),
+    click.option("--max-records-per-trigger", type=click.IntRange(min=1), help="At most so many records a batch."),
+    click.option("--window", type=click.IntRange(min=0), default=0, help="Offsets so far below a mark may still come."),
+    click.option(
+        "--only-pid",
+        "only_pids",
+        type=click.IntRange(-(2**63), 2**63 - 1),
+        multiple=True,
+        help="Filter these PIDs only; others pass.",
+    ),
+)
+_RUN = (
+    click.option("--checkpoint", required=True, help="Spark's checkpoint directory; one for each table."),
+    click.option("--marks", help="Directory of the marks.  [default: the checkpoint's path + -marks]"),
+    click.option("--adopt", type=Adopt(), help="QUERY:BATCH, a fresh checkpoint goes on after that query's batch."),
+    click.option(
+        "--trigger", default="available-now", help="available-now: what is there, then stop; or 10s, 1m, 500ms."
+    ),
+    click.option("--conf", "conf", type=Pair(), multiple=True, help="A setting of Spark, as spark-submit takes them."),
+    click.option("--json", "json_path", help="Progress as JSON lines into this file; - is standard output."),
+    click.option("--debug", is_flag=True, help="Errors with their whole stack; Spark's log too."),
+)
+
+
+def source_options(command: Command) -> Command:
+    """What is read, and how it is filtered."""
+    return _all(_SOURCE, command)
+
+
+def run_options(file: str) -> Callable[[Command], Command]:
+    """Where progress is kept, when batches run, what is told; `file` is the job's own, for --where."""
+
+    def tell_where(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's form
+        if value:
+            click.echo(Path(file).resolve())
+            ctx.exit()
+
+    where = click.option(
+        "--where",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=tell_where,
+        help="Print the path of this job's file, for spark-submit.",
+    )
+    return lambda command: _all((*_RUN, where), command)
+
+
+def run_job(given: dict[str, Any], job: Callable[[dict[str, Any], Reporter, bool], None]) -> None:
+    """Call job(given, reporter, debug); an error is one line on standard error and exit code 1."""
+    debug, json_path = given.pop("debug"), given.pop("json_path")
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if not debug:
+        # Py4J logs what a batch raises with its stack; the job says it in one line.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Spark's workers must be this very Python, with what is installed beside it.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        with _reporter(json_path) as reporter:
+            try:
+                job(given, reporter, debug)
+            except Exception as error:
+                reporter.failed(one_line(error))
+                raise
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(f"error: {one_line(error)}", err=True)
+        sys.exit(1)
+
+
+def given_as_options(given: dict[str, Any], *pairs: str) -> dict[str, Any]:
+    """What click parsed, as the options take it; `pairs` names those that were given as NAME=VALUE, again and again."""
+    told = dict(given)
+    for name in ("source_options", "conf", *pairs):
+        told[name] = dict(told[name])
+    told["only_pids"] = frozenset(told["only_pids"]) or None
+    told["marks"] = told["marks"] or told["checkpoint"].rstrip("/") + "-marks"
+    return told
+
+
+def _all(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _reporter(path: str | None) -> Reporter:
+    try:
+        return Reporter.open(path)
+    except OSError as error:
+        raise BadOption("--json", path, f"can't be written: {error.strerror}; name a file, or -") from error
