@@ -2,6 +2,7 @@
 
     append   under _lock: stamp, write, note, then let readers see the new end        [log end offset]
     flush    one thread syncs for all who wait (sync_turn.py)                         [flushed offset]
+    both     by the thread that syncs, for all who handed over (handed_over.py)
     flusher  every flush_ms or flush_bytes (flush_promise.py): flush, checkpoints     [recovery point]
 
 Lock order: the turn, then _lock. The sync itself does not run under _lock, so that appends go on beside it; a segment
@@ -23,6 +24,7 @@ from pushrep.log.cutting import move_aside
 from pushrep.log.directory import DirectoryView
 from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, append_remedy
 from pushrep.log.flush_promise import Due, FlushPromise
+from pushrep.log.handed_over import HandedOver, write_each
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs
 from pushrep.log.reading import Bounds
@@ -68,6 +70,7 @@ class LogWriter:
         self._unflushed_bytes = 0
         self._lock = threading.Lock()
         self._turn = SyncTurn()
+        self._handed: list[HandedOver] = []
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
         self._changed = recovered.active.size_bytes == 0  # else the files have their final form already
@@ -132,6 +135,27 @@ class LogWriter:
             self._around.view.open_files.opened(self)
         self._keep_promise(self._unflushed_bytes)
         return result
+
+    def append_together(self, batches: Sequence[RecordBatch]) -> AppendResult:
+        """Write all batches, or none; they are on disk when this returns. Raises as `append` and `flush` do.
+
+        Who finds that somebody has the turn leaves the batches to whoever has it next: one write, one sync for all.
+        """
+        mine = HandedOver(batches)
+        self._handed.append(mine)
+        turn = self._turn
+        if not turn.take(self._is_answered, mine):
+            return mine.answer()
+        try:
+            self._write_handed()
+            if not self._is_settled(self.log_end_offset):
+                self._sync()
+        finally:
+            turn.owner = None
+            turn.tell()
+        self._around.view.open_files.opened(self)
+        self._keep_promise()
+        return mine.answer()
 
     def flush(self, offset: int | None = None) -> None:
         """Everything below `offset` (None: the log end now) is on disk when this returns. Raises LogPoisoned."""
@@ -240,6 +264,23 @@ class LogWriter:
         if report.damaged_from is not None:
             raise LogDamaged(path, report.damaged_from, report.damage or "")
 
+    def _write_handed(self) -> None:
+        """Write what was handed over until now: at once, or, where that fails, each as far as it can be."""
+        with self._lock:
+            self.used = self._changed = True
+            handed = self._handed[:]
+            del self._handed[: len(handed)]  # behind them others may have come meanwhile
+            write_each(handed, self._write_all)
+            self._publish(self.flushed_offset)
+            self._active.write_indexes_if_due()
+
+    def _write_all(self, batches: Sequence[RecordBatch]) -> None:
+        """All or none, under _lock."""
+        self._check_writable()
+        self._housekeeping.check_room()
+        self._unflushed_bytes += self._write(batches)
+        self.log_end_offset = self._active.next_offset
+
     def _write(self, batches: Sequence[RecordBatch]) -> int:
         """The bytes written."""
         epoch, offset, size_bytes = self._epochs.latest_epoch, self._active.next_offset, 0
@@ -252,6 +293,7 @@ class LogWriter:
                 self._active.append(batch)
                 offset = batch.header.next_offset
                 size_bytes += batch.header.size_bytes
+            self._active.write()
         except BaseException as error:
             self._take_back(segment, mark, bases, error)
             if not isinstance(error, OSError):
@@ -285,6 +327,7 @@ class LogWriter:
     def _roll(self) -> None:
         """Close the newest segment and begin the next. What is in the old one is on disk before the new name is."""
         old, view = self._active, self._around.view
+        old.write()
         old.finish()
         try:
             old.sync()
@@ -337,6 +380,14 @@ class LogWriter:
         if self._ended:
             raise LogClosed(self._around.view.path)
         return False
+
+    def _is_answered(self, handed: HandedOver) -> bool:
+        """Whether the answer to `handed` is known: refused, or on disk. Raises if there never will be one."""
+        if handed.result is not None:
+            return self._is_settled(handed.result.last_offset + 1)
+        if handed.error is None and self._ended:
+            raise LogClosed(self._around.view.path)
+        return handed.error is not None
 
     def _keep_promise(self, unflushed_bytes: int = 0) -> None:
         due = self._promise.made(unflushed_bytes)

@@ -34,6 +34,7 @@ assert (OFFSET_ENTRY.size, TIME_ENTRY.size) == (8, 12), "Kafka's index entries"
 
 
 PREALLOCATE_BYTES_MIN = 64 << 10
+_TOGETHER_BYTES_MAX, _TOGETHER_MAX = 4096, 64  # a copy costs less than a call of the system up to about that
 _PAGE_BYTES = 4096  # to look at one batch: its header, and the rest of it by its length
 
 
@@ -81,6 +82,7 @@ class Segment:
         self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
         self.time_index = IndexFile(filesystem, segment_path(directory, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
         self._tail = _Tail(0, base_offset)
+        self._unwritten: list[bytes | bytearray | memoryview] = []
 
     @classmethod
     def create(cls, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> "Segment":
@@ -142,18 +144,28 @@ class Segment:
         return header.max_timestamp_ms - tail.first_timestamp_ms < config.segment_ms
 
     def append(self, batch: RecordBatch) -> None:
-        """Write a stamped batch behind the last one. Raises OSError; the caller then goes back with `rewind`.
+        """Put a stamped batch behind the last one; it is in the file after `write`, or before.
 
-        Raises OffsetsExhausted, before anything is written: the offset behind the last record has to be one, too.
+        Small ones go there together. Raises OSError, OffsetsExhausted (the offset behind the last record has to be one,
+        too); the caller then goes back with `rewind`.
         """
         if batch.header.next_offset > OFFSET_MAX:
             raise OffsetsExhausted(self.path, batch.header.base_offset, len(batch))
-        file, position = self.file, self._tail.size_bytes
-        end = position + batch.header.size_bytes
+        self._unwritten.append(batch.data)
+        self.note(self._tail.size_bytes, batch.header)
+        if batch.header.size_bytes > _TOGETHER_BYTES_MAX or len(self._unwritten) == _TOGETHER_MAX:
+            self.write()
+
+    def write(self) -> None:
+        """Bring what was appended into the file. Raises OSError; the caller then goes back with `rewind`."""
+        if not self._unwritten:
+            return
+        data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
+        self._unwritten.clear()
+        file, end = self.file, self._tail.size_bytes
         if self._config.preallocate_bytes and end > self._allocated:
             self._allocate(file, end)
-        file.write_at(batch.data, position)
-        self.note(position, batch.header)
+        file.write_at(data, end - len(data))
 
     def note(self, position: int, header: BatchHeader) -> None:
         """Take a batch that stands at `position` into account: its offsets, times and index entries."""
@@ -224,6 +236,7 @@ class Segment:
 
         Synced, because a cut that is not on disk comes undone with the power: refused records would come to life.
         """
+        self._unwritten.clear()
         self.file.truncate(mark.tail.size_bytes)
         self.file.sync()
         self._allocated = mark.tail.size_bytes

@@ -25,6 +25,7 @@ from pushrep.log.derived import DerivedStore
 from pushrep.log.directory import LogDirectory
 from pushrep.log.disk_watch import DiskWatch
 from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
+from pushrep.log.handed_over import may_be_interrupted
 from pushrep.log.keeping import NeededFrom
 from pushrep.log.leases import Lease, Told
 from pushrep.log.log_names import parse_log_name, real_log_path
@@ -187,7 +188,10 @@ class SegmentLog:
         if isinstance(data, RecordBatch):
             refuse_columns(keys=keys, headers=headers, timestamps_ms=timestamps_ms)
         times = self._around.clock.wall_ms() if timestamps_ms is None else timestamps_ms
-        result = writer.append(to_batches(data, keys, headers, times, self._around.config), base_offset)
+        batches = to_batches(data, keys, headers, times, self._around.config)
+        if durability is Durability.FLUSHED and base_offset is None and not may_be_interrupted():
+            return writer.append_together(batches)
+        result = writer.append(batches, base_offset)
         if durability is Durability.FLUSHED:
             writer.flush(result.last_offset + 1)
         return result

@@ -15,15 +15,41 @@ given back by an assignment: Python looks for signals where a function begins, a
             turn.owner = None
             turn.tell()
 
-A Condition's own `with` can be interrupted with its lock held; a plain lock's can't.
+Each who waits sleeps on a lock of its own. Who gives the turn back wakes those that may go, each once, and one of the
+others for the next turn: nobody wakes only to sleep again. They wake one another in a row; all at once they would
+queue for the interpreter's lock. A Condition's own `with` can be interrupted with its lock held; a plain lock's can't.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from threading import get_ident
+from typing import Any, TypeVar
 
-_LOOK_AGAIN_S = 1.0  # in case that who had the turn was interrupted before it could tell
+from pushrep.errors import PushrepError
+
+_LOOK_AGAIN_S = 1.0  # in case that who had the turn, or who was to wake the next, was interrupted before it could
+
+_Wanted = TypeVar("_Wanted")
+
+
+class _Waiter:
+    """A thread that sleeps until somebody releases its lock, and then wakes the next of its row."""
+
+    __slots__ = ("_settled", "_wanted", "lock", "next")
+
+    def __init__(self, settled: Callable[[Any], bool], wanted: object) -> None:
+        self._settled, self._wanted = settled, wanted
+        self.next: _Waiter | None = None
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+    def may_go(self) -> bool:
+        try:
+            return self._settled(self._wanted)
+        except PushrepError:  # it asks again itself, and raises that
+            return True
 
 
 class SyncTurn:
@@ -35,20 +61,31 @@ class SyncTurn:
     def __init__(self) -> None:
         self.owner: int | None = None
         self._lock = threading.Lock()
-        self._given_back = threading.Condition(self._lock)
+        self._waiting: dict[_Waiter, None] = {}
 
-    def take(self, settled: Callable[[int], bool], wanted: int) -> bool:
+    def take(self, settled: Callable[[_Wanted], bool], wanted: _Wanted) -> bool:
         """Wait until the turn is free and take it. False, without it, as soon as `settled(wanted)`.
 
-        Raises what `settled` raises. It is asked again whenever somebody gave the turn back.
+        Raises what `settled` raises. It is asked again when somebody gave the turn back.
         """
-        with self._lock:
-            while not settled(wanted):
+        while True:
+            with self._lock:
+                if settled(wanted):
+                    return False
                 if self.owner is None:
                     self.owner = get_ident()
                     return True
-                self._given_back.wait(_LOOK_AGAIN_S)
-        return False
+                waiter = _Waiter(settled, wanted)
+                self._waiting[waiter] = None
+            woken = False
+            try:
+                woken = waiter.lock.acquire(timeout=_LOOK_AGAIN_S)
+            finally:
+                if not woken:
+                    with self._lock:  # somebody may have put it into a row meanwhile
+                        self._waiting.pop(waiter, None)
+                if waiter.next is not None:
+                    waiter.next.lock.release()
 
     def take_now(self) -> bool:
         """Take the turn if nobody has it."""
@@ -61,7 +98,17 @@ class SyncTurn:
     def tell(self) -> None:
         """Who waits looks again: the turn was given back, or what it waits for has come to an end."""
         with self._lock:
-            self._given_back.notify_all()
+            row = [waiter for waiter in self._waiting if waiter.may_go()]
+            for waiter in row:
+                del self._waiting[waiter]
+            if self.owner is None and self._waiting:  # else its owner tells, when it gives it back
+                longest = next(iter(self._waiting))
+                del self._waiting[longest]
+                row.insert(0, longest)
+            for waiter, following in pairwise(row):
+                waiter.next = following
+        if row:
+            row[0].lock.release()
 
     def do_unless_taken(self, do: Callable[[], None]) -> bool:
         """`do` while nobody has the turn nor can take it; False if somebody has it, and nothing was done."""

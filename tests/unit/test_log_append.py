@@ -519,13 +519,14 @@ def test_one_sync_serves_all_who_wait_and_appends_go_on_beside_it(tmp_path):
     assert filesystem.begun.wait(60)
     for thread in threads[1:]:
         thread.start()
-    grown = threading.Event()
-    while log.log_end_offset < 40:  # a sync is running: appends don't wait for it
-        grown.wait(0.001)
+    waiting = threading.Event()
+    while len(log._writer._handed) < 39:
+        waiting.wait(0.001)
+    assert log.append(b"beside it", durability=BUFFERED) == (1, 1), "a sync is running: appends don't wait for it"
     filesystem.gate.set()
     for thread in threads:
         thread.join()
-    assert sorted(ends) == list(range(40))
+    assert sorted(ends) == [0, *range(2, 41)]
     assert filesystem.syncs == 2, "the first one, and one for the 39 who came while it ran"
     log.close()
 
