@@ -56,6 +56,7 @@ settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get(
 _TOGETHER = ("spark", "kafka")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
 def pytest_collection_modifyitems(items):
     """Groups for `--dist loadgroup`: a file is one, and all of Spark's and of the brokers' tests are one each."""
     for item in items:
