@@ -64,7 +64,7 @@ demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-
 	$(BIN)/pushrep demo
 
 test: lint jars judge  ## Lint, types, layers and every test; by one process: make test WORKERS=0
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 torture: $(VENV)/.dev jars judge  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \

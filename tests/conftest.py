@@ -7,11 +7,11 @@ looks at more examples. The seed stands in the header of the run; `PUSHREP_TORTU
 import os
 import random
 import signal
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of Spark's CPU time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -53,15 +53,20 @@ settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get(
 
 
 # What starts one Spark, or brokers, for all its tests stays together when several processes share the work.
-_TOGETHER = ("spark", "kafka")
+_TOGETHER = {"spark", "kafka"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
-def pytest_collection_modifyitems(items):
-    """Groups for `--dist loadgroup`: a file is one, and all of Spark's and of the brokers' tests are one each."""
-    for item in items:
-        room = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group(room if room in _TOGETHER else str(item.path)))
+class Rooms(LoadScopeScheduling):
+    """Which tests one process takes at once: a file, and all of Spark's and of the brokers' tests."""
+
+    def _split_scope(self, nodeid):
+        path = nodeid.partition("::")[0]
+        room = path.split("/")[1]
+        return room if room in _TOGETHER else path
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return Rooms(config, log)
 
 
 def pytest_report_header():
