@@ -80,8 +80,8 @@ class Answers:
         )
 
     def _describe_log(self, request: wire.DescribeLogRequest, sender: str) -> Struct:
-        kept = self._store.outbox(request.outbox_id)
         create = request.create and self._may_create(request.outbox_id, sender)
+        kept = self._store.outbox(request.outbox_id) if create else self._store.look_up(request.outbox_id)
         with kept.at_home():
             logs = self._descriptions(kept, request.partitions or tuple(kept.partitions()), create=create)
             return wire.DescribeLogResponse(
@@ -98,9 +98,10 @@ class Answers:
             offered = grant_from_wire(request.grant)
         except BadGrant as error:
             return wire.GrantResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=str(error))
-        kept = self._store.outbox(offered.outbox_id)
+        kept = self._store.look_up(offered.outbox_id)
         if kept.promises.grant is None and not self._may_create(offered.outbox_id, sender):
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{offered.outbox_id} may not be created here")
+        kept = self._store.outbox(offered.outbox_id)
         with kept.at_home():
             outcome = kept.offer_grant(offered, request.sender, self._address)
             return wire.GrantResponse(
@@ -166,7 +167,7 @@ class Answers:
 
     def _list_logs(self, request: wire.ListLogsRequest, _sender: str) -> Struct:
         outboxes = (
-            self._store.outboxes() if request.outbox_id == wire.NO_OUTBOX else [self._store.outbox(request.outbox_id)]
+            self._store.outboxes() if request.outbox_id == wire.NO_OUTBOX else [self._store.look_up(request.outbox_id)]
         )
         listed = [self._listed(kept, tp) for kept in outboxes for tp in kept.partitions()]
         return wire.ListLogsResponse(logs=tuple(sorted(listed, key=lambda log: (log.outbox_id, log.tp))))

@@ -74,8 +74,7 @@ class KeptOutbox:
     @contextmanager
     def at_home(self) -> Iterator[None]:
         """While a call about grants and logs is answered. Raises Refusal while the directory is another's."""
-        if self._borrowers:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is let go for now")
+        self._check_not_let_go()
         if not self.promises.is_led_here:
             yield
             return
@@ -97,7 +96,7 @@ class KeptOutbox:
 
         What its promises are then decides who opens it next.
         """
-        with self._lock:
+        with self._lock, self._keeper.lock:  # a grant that was let in before is on disk now, or is refused
             self._borrowers += 1
         try:
             self.close()
@@ -106,6 +105,10 @@ class KeptOutbox:
             self._keeper.read_again()
             with self._lock:
                 self._borrowers -= 1
+
+    def _check_not_let_go(self) -> None:
+        if self._borrowers:
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is let go for now")
 
     def _acquire(self) -> LogDirectory:
         try:
@@ -129,16 +132,18 @@ class KeptOutbox:
                 self._keeper.keep(replace(self.promises, leader_epoch=leader_epoch))
 
     def offer_grant(self, offered: Grant, sender: int, address: str) -> Outcome:
-        """Store it, on disk when this returns, if the rules let it; else why not. Raises OSError.
+        """Store it, on disk when this returns, if the rules let it; else why not. Raises OSError, Refusal.
 
-        address: where this node listens; the member that the first grant knows there is this one.
+        address: where this node listens; the member that the first grant knows there is this one, and another one once
+        that was removed.
         """
         with self._keeper.lock:
+            self._check_not_let_go()  # who borrowed the directory writes promises there
             kept = self.promises
             outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
             if outcome is Outcome.NONE and offered != kept.grant:
-                member = kept.member if kept.member != NO_MEMBER else offered.index_at(address)
-                self._keeper.keep(replace(kept, grant=offered, member=member))
+                member = kept.member if kept.member in offered.indexes else offered.index_at(address)
+                self._keeper.keep(replace(kept, grant=offered, member=kept.member if member == NO_MEMBER else member))
             return outcome
 
     def note_unfilled(self, log: str, end_offset: int | None) -> None:
@@ -241,6 +246,13 @@ class KeptOutbox:
         raise refusal
 
 
+class _NotKept(KeptOutbox):
+    """One that nothing was kept of a moment ago: it opens nothing, for the one that is kept may by now."""
+
+    def replica(self, tp: TopicIdPartition, *, create: bool = False) -> Replica:  # noqa: ARG002 - as the other
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")
+
+
 def _refusal(tp: TopicIdPartition, found: UUID | None, *, create: bool) -> Refusal | None:
     """Why the log is not to be had. `found`: the topic id that lies there under its name."""
     if found is None:
@@ -278,6 +290,12 @@ class NodeStore:
             else:
                 kept.look_again()
             return kept
+
+    def look_up(self, outbox_id: UUID) -> KeptOutbox:
+        """The same for who only asks: an outbox that nothing is kept of is not remembered. Raises as `outbox`."""
+        if outbox_id in self._outboxes or self.filesystem.exists(self.data / str(outbox_id)):
+            return self.outbox(outbox_id)
+        return _NotKept(outbox_id, self)
 
     def describe(self, kept: KeptOutbox, tp: TopicIdPartition, *, create: bool) -> Replica:
         """The log of `tp`, known from now on by its topic id alone, as AppendRecords names it. Raises Refusal."""

@@ -298,7 +298,8 @@ class Channel:
             try:
                 found = pusher.next_part(room)
             except OffsetOutOfRange:
-                self.wake_later(pusher)  # its log's start has moved; whoever moved it tells the rules
+                pusher.session.partition.look_at_log_start()  # it has moved under what was to be sent
+                self.wake_later(pusher)
                 continue
             except (OSError, PushrepError) as error:
                 _LOG.error("%s: the log can't be read: %s", pusher.tp, error)

@@ -90,6 +90,8 @@ class Leading:
     def start(self) -> None:
         """Begin to push."""
         self._is_started = True
+        for led in self.partitions.values():
+            led.start()
         self.manager.startup()
         for driver in self._drivers:
             driver.start()
@@ -250,6 +252,11 @@ class _Driver:
         self._leading.hear_of(answer.grants)
         if answer.error_code in {ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.KAFKA_STORAGE_ERROR}:
             raise ReplicaUnreachable(str(self.replica.address), answer.error_message or answer.error_code.meaning)
+        if answer.member != self.replica.index and answer.member in grant.indexes:
+            # Two addresses of one node: its disk would count twice, and what it alone holds pass for safe.
+            raise ReplicaUnreachable(
+                str(self.replica.address), f"it is member {answer.member}, not {self.replica.index}"
+            )
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
             _LOG.warning("%s refuses our grant: %s", self.replica, answer.error_code.meaning)
 

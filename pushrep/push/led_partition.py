@@ -13,10 +13,11 @@ import heapq
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Protocol
 
-from pushrep.log import SegmentLog
+from pushrep.log import LogClosed, SegmentLog
 from pushrep.push.errors import MayStillBeDelivered, PushError
 from pushrep.push.session import PushSession
 from pushrep.push.settings import Replica
@@ -94,6 +95,12 @@ class LedPartition:
         """Whether an append that waits for enough members may begin; else NOT_ENOUGH_REPLICAS."""
         return self.leader.takes_all
 
+    def start(self) -> None:
+        """What holds already, without a word from anybody: this member alone may be enough."""
+        with self.lock:
+            effects = self.leader.start()
+        self._apply(effects)
+
     def on_append(self, append_offset: int, batches: Sequence[RecordBatch], now_ms: int) -> None:
         """These were appended to the log at `append_offset`; push them. Waits for nothing."""
         with self.lock:
@@ -118,8 +125,15 @@ class LedPartition:
             effects = self.leader.on_log_start(log_start_offset)
         self._apply(effects)
 
+    def look_at_log_start(self) -> None:
+        """Retention, or whoever has the log, may have removed records without a word to us; the replicas are told."""
+        with suppress(LogClosed):  # then nobody is pushed to for much longer
+            if (log_start_offset := self.log.log_start_offset) > self.leader.log.log_start_offset:
+                self.on_log_start(log_start_offset)
+
     def on_tick(self, now_ms: int) -> None:
-        """Time passed: who lags for too long leaves the in-sync set."""
+        """Time passed: who lags for too long leaves the in-sync set; the log may start higher than it did."""
+        self.look_at_log_start()
         with self.lock:
             effects = self.leader.on_tick(now_ms)
         self._apply(effects)
@@ -171,8 +185,8 @@ class LedPartition:
 
     def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:
         """Call back once the high watermark has reached `end_offset`; at once, in this thread, if it has."""
-        failure = self.resigned or self._closed
         with self._waiting_lock:
+            failure = self.resigned or self._closed  # seen here, or whoever says it finds this callback
             if failure is None and self.leader.high_watermark < end_offset:
                 heapq.heappush(self._waiting, (end_offset, next(self._tickets), callback))
                 return

@@ -1,0 +1,169 @@
+"""What an operator meets at odd hours: nodes that come back under another index, retention, calls that cross."""
+
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from pushrep import Acks, Outbox
+from pushrep.log import Durability, SegmentLog
+from pushrep.node.promises import PromiseKeeper, find_promises
+from pushrep.node.store import Refusal
+from pushrep.outbox.member_changes import add_member, remove_member
+from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse, ListLogsRequest, ListLogsResponse
+from pushrep.push.errors import MayStillBeDelivered
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import Replica
+from pushrep.push.sockets import Address
+from pushrep.records import encode_batch
+from pushrep.seams import REAL_FILESYSTEM
+from pushrep.topic_id_partition import TopicIdPartition
+from tests.integration.conftest import SMALL, Service
+from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.integration.test_outbox_members import finish
+
+
+def address(world, index):
+    return str(world.nodes[index].address)
+
+
+def fill(outbox, count):
+    for number in range(count):
+        outbox.append(0, b"%d" % number).result(WAIT_S)
+
+
+def log_starts(node):
+    return [replica.log.log_start_offset for _, replica in node.replicas()]
+
+
+# -- retention -----------------------------------------------------------------------------------------------------
+
+
+def test_h2_records_that_go_by_retention_go_at_the_replicas_too_while_nothing_is_appended(world):
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        fill(outbox, 5)
+        wait_for_all(outbox)
+        assert outbox.log(0).delete_records(3) == 3
+        wait_until(lambda: log_starts(world.nodes[1]) == [3], "the replica was told")
+
+
+def test_a_replica_that_was_away_while_what_it_lacks_went_begins_anew(world):
+    """The table's row "restart"; its old log is kept beside it."""
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, acks=Acks.LOCAL) as outbox:
+        fill(outbox, 1)
+        wait_for_all(outbox)
+        world.nodes[2].stop()
+        fill(outbox, 5)
+        wait_until(lambda: outbox.log(0).high_watermark == 6, "the one that is away has left the in-sync set")
+        assert outbox.log(0).delete_records(4) == 4
+        world.node(2)
+        wait_for_all(outbox)
+        assert log_starts(world.nodes[2]) == [4]
+    assert list((world.root / "node-2" / outbox.identity.outbox_id).glob("**/*.stale*"))
+
+
+# -- who counts ----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_was_removed_and_added_again_counts_for_leading_under_its_new_index(world):
+    """Members, grants, epochs: N - m + 1 members lead; one that acknowledges has to be one that can be asked."""
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2) as outbox:
+        fill(outbox, 1)
+        wait_for_all(outbox)
+        finish(lambda: remove_member(outbox.facts, 1))
+        finish(lambda: add_member(outbox.facts, address(world, 1)))
+        fill(outbox, 1)
+        wait_for_all(outbox)
+    world.nodes[2].stop()
+    with open_outbox(world, 1, 2) as outbox:
+        assert outbox.facts.replication.grant.indexes == {0, 2, 3}
+        fill(outbox, 1)
+    kept = find_promises(world.root / "node-1" / outbox.identity.outbox_id, REAL_FILESYSTEM)[1]
+    assert kept.member == 3
+
+
+def test_two_addresses_of_one_node_are_not_two_members(world):
+    """The promise: what m members hold lies on m disks."""
+    world.node(1)
+    port = world.nodes[1].address.port
+    replicas = [f"127.0.0.1:{port}", f"localhost:{port}"]
+    given = {"acks": Acks.LOCAL, "min_insync_replicas": 3, "push": QUICK, "log_config": SMALL}
+    with Outbox.open(world.root / "outbox", "orders", 1, "billing", replicas=replicas, **given) as outbox:
+        wait_until(lambda: outbox.status().members[2].trouble, "it is refused")
+        assert "it is member 1, not 2" in outbox.status().members[2].trouble
+        wait_for_all(outbox, replicas[0])
+        assert outbox.status().in_sync_min == 2
+
+
+def test_where_one_member_is_enough_the_watermark_rises_before_anything_is_appended(world):
+    """HWM = min LEO over the in-sync set, and it moves while the set has m members: with m = 1 the leader alone."""
+    directory = world.root / "service"
+    with SegmentLog.open(directory / "orders-0", SMALL, has_replicas=True) as log:
+        log.append(encode_batch([b"a", b"b"], timestamps_ms=1), durability=Durability.FLUSHED)
+        assert log.high_watermark == 0, "as a crash leaves it: the checkpoint is older than the log"
+    service = Service(directory, uuid4(), [Replica(1, Address("127.0.0.1", 9))], min_insync=1)
+    try:
+        service.start()
+        assert service.logs[0].high_watermark == 2
+    finally:
+        service.close()
+
+
+# -- calls that cross ----------------------------------------------------------------------------------------------
+
+
+def test_a_grant_that_was_let_in_before_a_promotion_does_not_overwrite_what_that_promised(world):
+    """Each member keeps the newest grant: the old leader's last offer must not replace the promoted one's file."""
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2) as outbox:
+        fill(outbox, 1)
+        grant = outbox.facts.replication.grant
+    node = world.nodes[1]
+    (kept,) = node._store.kept()
+    with kept.at_home(), node.let_go(grant.outbox_id):
+        promoting = PromiseKeeper(kept.directory, grant.outbox_id, REAL_FILESYSTEM)
+        promoted = grant.renewed(grant.epoch + 513, 1)
+        promoting.keep(replace(promoting.kept, grant=promoted))
+        with pytest.raises(Refusal, match="let go"):
+            kept.offer_grant(grant.renewed(grant.epoch + 256, 0), 0, str(node.address))
+        assert find_promises(kept.directory, REAL_FILESYSTEM)[1].grant == promoted
+    assert kept.promises.grant == promoted
+
+
+def test_who_begins_to_wait_while_the_leader_closes_is_called_back_once(world):
+    """A receipt resolves once: `close` came between the look whether it is closed and the waiting."""
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        led, said = outbox.facts.replication.lanes[0].led, []
+        lock = led._waiting_lock
+
+        class ClosesFirst:
+            def __enter__(self):
+                led._waiting_lock = lock
+                led.close()
+                return lock.__enter__()
+
+            def __exit__(self, *raised):
+                return lock.__exit__(*raised)
+
+        led._waiting_lock = ClosesFirst()
+        led.when_replicated(10, said.append)
+        assert [type(one) for one in said] == [MayStillBeDelivered]
+
+
+def test_asking_for_outboxes_that_are_not_there_leaves_nothing_in_the_node(world):
+    """Malformed or foreign input for minutes: no growth."""
+    world.node(1)
+    with ReplicaClient(world.nodes[1].address) as client:
+        for _ in range(20):
+            stranger, tp = uuid4(), TopicIdPartition(uuid4(), "orders", 0)
+            asked = client.ask(DescribeLogRequest(outbox_id=stranger, partitions=(tp,)), DescribeLogResponse)
+            assert asked.logs[0].error_code.name == "UNKNOWN_TOPIC_ID"
+            assert client.ask(ListLogsRequest(outbox_id=stranger), ListLogsResponse).logs == ()
+    assert world.nodes[1]._store.kept() == []
