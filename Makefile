@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-WORKERS ?= 2
+WORKERS ?= 0
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
 JUDGE  := .cache/history_judge/judge
@@ -63,7 +63,7 @@ jars: $(JARS)/.done $(CONNECTOR)/.done  ## Fetch Kafka's own tools from Maven (t
 demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-out/
 	$(BIN)/pushrep demo
 
-test: lint jars judge  ## Lint, types, layers and every test; by one process: make test WORKERS=0
+test: lint jars judge  ## Lint, types, layers and every test; two processes: make test WORKERS=2
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 torture: $(VENV)/.dev jars judge  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n

@@ -145,6 +145,7 @@ def test_a_newer_leader_ends_the_old_ones_sessions(world):
     failures = []
     old.leading.when_replicated(0, old.append(b"too late"), failures.append)
     old.wait_for(lambda leader: leader.sessions[1].reason is PushSessionEndReason.NEW_LEADER_EPOCH)
+    old.wait_for(lambda _: bool(failures))  # told after the session has ended
     led = old.leading.partitions[0]
     assert isinstance(led.resigned, NotLeader)
     assert isinstance(failures[0], NotLeader)
