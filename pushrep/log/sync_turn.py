@@ -16,20 +16,20 @@ given back by an assignment: Python looks for signals where a function begins, a
             turn.tell()
 
 Each who waits sleeps on a lock of its own. Who gives the turn back wakes those that may go, each once, and one of the
-others for the next turn: nobody wakes only to sleep again. They wake one another in a row; all at once they would
+others for the next turn: nobody wakes only to sleep again. They wake one another in a few rows; all at once they would
 queue for the interpreter's lock. A Condition's own `with` can be interrupted with its lock held; a plain lock's can't.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from threading import get_ident
 from typing import Any, TypeVar
 
 from pushrep.errors import PushrepError
 
 _LOOK_AGAIN_S = 1.0  # in case that who had the turn, or who was to wake the next, was interrupted before it could
+_ROWS = 4  # one would stand still wherever the system is slow to give one of them a processor
 
 _Wanted = TypeVar("_Wanted")
 
@@ -105,10 +105,10 @@ class SyncTurn:
                 longest = next(iter(self._waiting))
                 del self._waiting[longest]
                 row.insert(0, longest)
-            for waiter, following in pairwise(row):
+            for waiter, following in zip(row, row[_ROWS:], strict=False):
                 waiter.next = following
-        if row:
-            row[0].lock.release()
+        for waiter in row[:_ROWS]:
+            waiter.lock.release()
 
     def do_unless_taken(self, do: Callable[[], None]) -> bool:
         """`do` while nobody has the turn nor can take it; False if somebody has it, and nothing was done."""

@@ -43,6 +43,36 @@ def equal_key_heads(keys: Sequence[bytes], key_bytes: int) -> list[bytes]:
     return list(map(add, _starts(len(keys), key_bytes), keys))
 
 
+def encode_equal(
+    keys: Sequence[bytes] | None, key_bytes: int, values: Sequence[bytes], value_bytes: int, reserved: int
+) -> bytearray:
+    """What `encode_joined` makes of keys of one size, or none, and values of one size, without headers and deltas.
+
+    In half the time: all but the keys and values are from a table, and no step is taken for a single record.
+    """
+    count = len(values)
+    starts = _equal_starts(count, None if keys is None else key_bytes, value_bytes)
+    if keys is None:
+        parts = [b""] * (2 * count)
+        parts[0::2], parts[1::2] = starts, values
+    else:
+        parts = [VARINTS[value_bytes]] * (4 * count)
+        parts[0::4], parts[1::4], parts[3::4] = starts, keys, values
+    parts[0] = bytes(reserved) + parts[0][len(NO_HEADERS) :]
+    parts.append(NO_HEADERS)
+    return bytearray().join(parts)
+
+
+@lru_cache(maxsize=64)
+def _equal_starts(count: int, key_bytes: int | None, value_bytes: int) -> list[bytes]:
+    """The tail of the record before, then what comes before each key, or before each value where there are no keys."""
+    size = VARINTS[value_bytes]
+    key_size, behind = (NULL, size) if key_bytes is None else (VARINTS[key_bytes], b"")
+    heads = [b"\0\0" + VARINTS[offset] + key_size for offset in range(count)]
+    more = (key_bytes or 0) + len(size) + value_bytes + len(NO_HEADERS)
+    return [NO_HEADERS + VARINTS[len(head) + more] + head + behind for head in heads]
+
+
 @lru_cache(maxsize=64)
 def _starts(count: int, key_bytes: int) -> list[bytes]:
     return [b"\0\0" + VARINTS[offset] + VARINTS[key_bytes] for offset in range(count)]

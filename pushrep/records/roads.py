@@ -2,7 +2,7 @@
 
 whole template   all values of one size, keys and headers too: a field at a time by numpy (template.py)
 template parts   ragged values: what precedes and follows them by numpy where it is of one size, joined one by one
-joined           anything, and few records: parts from tables (joined.py)
+joined           anything, and few records: parts from tables (joined.py); all but keys and values, where they are equal
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,9 +48,26 @@ def encode_records(
         if value is not None:
             fields = [*key, _size_varint(value), value, *tail]
             return template.encode_template(fields, spans, time_deltas, reserved)
+    if 0 < count < _RECORDS_MIN and headers is None and time_deltas is None:
+        equal = _equal(values, keys, count, reserved)
+        if equal is not None:
+            return equal
     return joined.encode_joined(
         _heads(keys, key, spans, count, time_deltas), values, _tails(headers, tail, count), reserved
     )
+
+
+def _equal(values: Sequence[bytes | None], keys: Keys | None, count: int, reserved: int) -> bytearray | None:
+    """Few records of one size, without headers; None for others."""
+    value_bytes = common_length(values)
+    if value_bytes is None:
+        return None
+    plain: Sequence[bytes] = values  # type: ignore[assignment] # no nulls
+    if keys is None:
+        return joined.encode_equal(None, 0, plain, value_bytes, reserved)
+    if isinstance(keys, bytes | bytearray | memoryview):
+        return joined.encode_equal(_cut(keys, count), len(keys) // count, plain, value_bytes, reserved)
+    return None
 
 
 def _heads(

@@ -313,8 +313,12 @@ def test_who_waits_for_a_flush_is_let_go_when_its_records_are_cut(tmp_path, monk
             log.truncate_to(1, force=True)
             flush(offset)
 
+        def append_and_wait():  # as a durable append of the main thread does
+            end = log.append([b"goes"] * 3, durability=Durability.BUFFERED).last_offset + 1
+            log._writer.flush(end)
+
         monkeypatch.setattr(log._writer, "flush", cut_first)
-        waiting = threading.Thread(target=log.append, args=([b"goes"] * 3,), daemon=True)
+        waiting = threading.Thread(target=append_and_wait, daemon=True)
         waiting.start()
         waiting.join(10)
         assert not waiting.is_alive(), "it syncs for ever for records that are not there any more"

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from pushrep.records import (
+    HEADER_BYTES,
     HEADER_OVERHEAD_BYTES_MAX,
     RECORD_OVERHEAD_BYTES_MAX,
     CorruptRecordBatch,
     RecordBatch,
     encode_batch,
+    joined,
 )
 from pushrep.records.checksum import crc32c
 from pushrep.records.header import CRC_COVERS_FROM, write_crc, write_length
@@ -30,6 +32,18 @@ def test_equal_records_across_wider_offset_deltas(count):
     assert values_of(batch) == values
     assert batch.columns().offsets.tolist() == list(range(1 << 40, (1 << 40) + count))
     assert [record.value for record in batch.records()] == values
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 8_191, 8_192, 20_000])
+@pytest.mark.parametrize("keys", [None, b"k" * 20, b"k" * 64])
+@pytest.mark.parametrize("count", [1, 2, 64, 65, 255])
+def test_equal_records_have_the_bytes_that_any_others_have(size, keys, count):
+    """From a table or part by part: what is behind the first value differs in nothing but the way there."""
+    values = [bytes([n]) * size for n in range(count)]
+    batch = encode_batch(values, keys=None if keys is None else keys * count, timestamps_ms=7)
+    heads = joined.heads(count, None if keys is None else [keys] * count, None)
+    assert bytes(batch.data[HEADER_BYTES:]) == bytes(joined.encode_joined(heads, values, joined.header_tails(None), 0))
+    assert values_of(RecordBatch.check(bytes(batch.data))) == values
 
 
 def test_runs_between_ragged_stretches():
