@@ -295,7 +295,7 @@ class ReplayFilteredConsumer:
         elif marks is None and offset is not None:
             _LOG.warning("%s-%d starts at %d, committed without marks: it begins with empty ones", *partition, offset)
         if self._startpoints is not None:
-            facts = PartitionFacts(*partition, self._bounds, self._first_at)
+            facts = PartitionFacts(*partition, self._bounds, self._first_at, offset)
             wish = self._startpoints.pending(self._group, facts, position.startpoint)
             if wish is not None:
                 kept = NO_MARKS if wish.reset_marks or marks is None else marks

@@ -8,13 +8,14 @@ class PartitionFacts(NamedTuple):
     """One partition of a topic, and how to look at its log.
 
     bounds(topic, partition): (log start, log end). first_at(topic, partition, timestamp_ms): the first offset of a
-    record at or after that time, None if there is none.
+    record at or after that time, None if there is none. position: the committed offset, None if there is none.
     """
 
     topic: str
     partition: int
     bounds: Callable[[str, int], tuple[int, int]]
     first_at: Callable[[str, int, int], int | None]
+    position: int | None = None
 
 
 class Wish(NamedTuple):

@@ -2,6 +2,7 @@
 
 StartpointStore.open(directory)      write, cancel, history for operators; claim, start, commit, consume for readers
 LogConsumer.open(logs, topic, name)  a plain loop over local logs that starts where the store says
+GroupStartpoints(store)              the same for consumers that keep their positions in Kafka (filtering.consumers)
 Startpoint.timestamp(ms)             what can be wished: see `model`
 """
 
@@ -23,6 +24,7 @@ from pushrep.startpoints.errors import (
     StoreUnavailable,
 )
 from pushrep.startpoints.events import Applied, Cancelled, Consumed, Expired, Fact, Failed, Written
+from pushrep.startpoints.group import GroupStartpoints
 from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import Kind, OutOfRange, Reader, Startpoint, Target
 from pushrep.startpoints.partition_log import LocalLog, PartitionLog, facts_of
@@ -46,6 +48,7 @@ __all__ = [
     "Expired",
     "Fact",
     "Failed",
+    "GroupStartpoints",
     "Kind",
     "Ledger",
     "LocalLog",

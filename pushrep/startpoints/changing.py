@@ -2,22 +2,75 @@
 
 import getpass
 import os
-from typing import NamedTuple
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from pushrep.errors import BadArgument
 from pushrep.startpoints.errors import CorruptStore
 from pushrep.startpoints.events import Applied, Expired, Fact, Failed
-from pushrep.startpoints.journal import Journal, Transaction
 from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import REASON_CHARACTERS_MAX, Reader
 from pushrep.startpoints.resolve import LogFacts, Unresolved, resolve
 from pushrep.startpoints.states import State
 
 
+class View(NamedTuple):
+    """Facts up to place `end`: the first `length` of `facts`, a list that grows as long as it is the same story."""
+
+    facts: list[Fact]
+    length: int
+    end: int
+
+
+class Adding(Protocol):
+    """The way to append, while nobody else may."""
+
+    def next_sequence(self, at_least: int) -> int:
+        """What a startpoint that the next `append` begins with is numbered; more of them count on."""
+        ...
+
+    def append(self, facts: Sequence[Fact]) -> None:
+        """Stored, all of them, when this returns. Raises NotWritten, Overtaken."""
+        ...
+
+
+class Facts(Protocol):
+    """Facts in order, wherever they lie: a file (`journal`), or a topic (pushrep.kafka.startpoints). Thread-safe."""
+
+    lock_wait_s: float
+
+    @property
+    def place(self) -> Path | str:
+        """Where, as people name it."""
+        ...
+
+    def view(self) -> View:
+        """All there is now. Raises StoreUnavailable, CorruptStore."""
+        ...
+
+    def size_bytes(self) -> int:
+        """A number that changes with every change."""
+        ...
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Alone with the checkpoints. Raises StoreBusy, StoreUnavailable."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Adding]:
+        """Alone with facts and checkpoints. Raises StoreBusy, StoreUnavailable, CorruptStore."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held open."""
+        ...
+
+
 class LedgerFollower:
     """The ledger of a journal; each look adds only what is new. For one thread at a time."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Facts) -> None:
         self._journal = journal
         self._facts: list[Fact] = []
         self._count, self._ledger = 0, Ledger()
@@ -32,7 +85,7 @@ class LedgerFollower:
                 self._ledger.add(fact)
         except ValueError as error:
             self._facts = []
-            raise CorruptStore(self._journal.path, f"{error}; restore it from a copy") from error
+            raise CorruptStore(self._journal.place, f"{error}; restore it from a copy") from error
         self._count = view.length
         return self._ledger
 
@@ -40,14 +93,19 @@ class LedgerFollower:
 class Change:
     """One transaction as the store uses it: it begins with marking what has expired."""
 
-    def __init__(self, transaction: Transaction, follower: LedgerFollower, now_ms: int) -> None:
+    def __init__(self, transaction: Adding, follower: LedgerFollower, now_ms: int) -> None:
         self._transaction, self._follower = transaction, follower
         self.ledger = follower.current()
         self.swept = self.ledger.due(now_ms)
         self.append(*(Expired(sequence=sequence, at_ms=now_ms) for sequence in self.swept))
 
+    @property
+    def next_sequence(self) -> int:
+        """Of a startpoint in the next `append`; more of them count on."""
+        return self._transaction.next_sequence(self.ledger.next_sequence)
+
     def append(self, *facts: Fact) -> None:
-        """On disk, all of them, when this returns. Raises NotWritten."""
+        """Stored, all of them, when this returns. Raises NotWritten."""
         if facts:
             self._transaction.append(facts)
             self.ledger = self._follower.current()

@@ -174,7 +174,7 @@ class LogConsumer:
 
     def _check(self) -> None:
         if self._closed:
-            raise StoreClosed(self._store.directory)
+            raise StoreClosed(self._store.place)
 
     def _follow_store(self) -> None:
         size_bytes = self._store.size_bytes()

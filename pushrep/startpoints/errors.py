@@ -16,16 +16,24 @@ class StoreUnavailable(PushrepError):
 class StoreBusy(PushrepError):
     """Another process held the store's lock for all of the time that was given; try again, or end process `pid`."""
 
-    def __init__(self, directory: Path, pid: int | None, waited_s: float) -> None:
+    def __init__(self, directory: Path | str, pid: int | None, waited_s: float) -> None:
         who = f"process {pid}" if pid is not None else "another process"
         super().__init__(f"{directory} was locked by {who} for {waited_s:g} s: try again, or end it if it hangs")
         self.directory, self.pid, self.waited_s = directory, pid, waited_s
 
 
+class Overtaken(PushrepError):
+    """Somebody else changed the store in between, and nothing was written; the store does it again by itself."""
+
+    def __init__(self, place: Path | str) -> None:
+        super().__init__(f"{place} was changed by another writer meanwhile; nothing was written: try again")
+        self.place = place
+
+
 class StoreClosed(PushrepError):
     """The store was closed in this process; open it again."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | str) -> None:
         super().__init__(f"the store of startpoints {directory} is closed: open it again")
         self.directory = directory
 
@@ -33,7 +41,7 @@ class StoreClosed(PushrepError):
 class CorruptStore(PushrepError):
     """A file of the store is damaged, or of another version: restore a copy, or use the release that wrote it."""
 
-    def __init__(self, path: Path, why: str) -> None:
+    def __init__(self, path: Path | str, why: str) -> None:
         super().__init__(f"{path}: {why}")
         self.path, self.why = path, why
 
@@ -41,7 +49,7 @@ class CorruptStore(PushrepError):
 class NotWritten(PushrepError):
     """The disk refused. `is_known`: it is sure that nothing stays; else look with `list` when the disk is back."""
 
-    def __init__(self, path: Path, why: str, *, is_known: bool) -> None:
+    def __init__(self, path: Path | str, why: str, *, is_known: bool) -> None:
         outcome = "nothing was written" if is_known else "whether it was written is not known: look with list"
         super().__init__(f"{path}: {why}; {outcome}")
         self.path, self.why, self.is_known = path, why, is_known

@@ -24,6 +24,7 @@ import google_crc32c
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from pushrep.seams import File, Filesystem, LockHeld, write_atomic
+from pushrep.startpoints.changing import View
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
 from pushrep.startpoints.events import Fact, from_json, to_json
 
@@ -46,22 +47,26 @@ class Journal:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.directory, self.path = directory, directory / JOURNAL_NAME
-        self._filesystem, self._lock_wait_s, self._sleep = filesystem, lock_wait_s, sleep
+        self._filesystem, self.lock_wait_s, self._sleep = filesystem, lock_wait_s, sleep
         self._mutex, self._view_lock = threading.Lock(), threading.Lock()
-        self._known = View([], 0, 0, b"")
+        self._known, self._last_line = View([], 0, 0), b""
+
+    @property
+    def place(self) -> Path:
+        return self.directory
 
     def load(self) -> list[Fact]:
         """All facts, without the lock: for showing, not for deciding. A transaction just being written is left out."""
         view = self.view()
         return view.facts[: view.length]
 
-    def view(self) -> "View":
+    def view(self) -> View:
         """As `load`, without a copy. Only what was appended since the last look is read and parsed."""
         with self._view_lock:
             try:
                 file = self._filesystem.open(self.path, writable=False)
             except FileNotFoundError:
-                self._known = View([], 0, 0, b"")
+                self._known, self._last_line = View([], 0, 0), b""
                 return self._known
             except NotADirectoryError as error:
                 raise StoreUnavailable(self.directory, "it lies below a file") from error
@@ -95,6 +100,9 @@ class Journal:
             with closing(file):
                 yield Transaction(self.path, file, end)
 
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
     # ---- inside
 
     def _locked(self) -> File:
@@ -103,14 +111,14 @@ class Journal:
             for attempt in Retrying(
                 retry=retry_if_exception_type(LockHeld),
                 wait=wait_random(0, _PAUSE_MAX_S),
-                stop=stop_after_delay(self._lock_wait_s),
+                stop=stop_after_delay(self.lock_wait_s),
                 sleep=self._sleep,
                 reraise=True,
             ):
                 with attempt:
                     return self._filesystem.lock(self.directory / LOCK_NAME)
         except LockHeld as error:
-            raise StoreBusy(self.directory, error.pid, self._lock_wait_s) from error
+            raise StoreBusy(self.directory, error.pid, self.lock_wait_s) from error
         except OSError as error:
             raise StoreUnavailable(self.directory, error.strerror or str(error)) from error
         raise AssertionError("unreachable: tenacity returns or raises")
@@ -132,27 +140,19 @@ class Journal:
         self._filesystem.sync_directory(self.directory)
         return good
 
-    def _followed(self, file: File) -> "View":
+    def _followed(self, file: File) -> View:
         """What is known, and what was appended to it; all anew if the file is not a longer form of what was seen."""
         known, size = self._known, file.size()
         if size > JOURNAL_BYTES_MAX:
             raise CorruptStore(self.path, f"{size} bytes are no journal of startpoints; another file has its name")
         # A transaction that was seen and then taken back is the one way to become shorter, or other at its end.
-        last = known.last_line
+        last = self._last_line
         if not last or size < known.end or file.read_at(len(last), known.end - len(last)) != last:
-            known = View([], 0, 0, b"")
+            known, self._last_line = View([], 0, 0), b""
         parsed = _parse(self.path, file.read_at(size - known.end, known.end), first=known.end == 0)
         known.facts.extend(parsed.facts)
-        return View(known.facts, len(known.facts), known.end + parsed.end, parsed.last_line or known.last_line)
-
-
-class View(NamedTuple):
-    """The journal up to byte `end`: the first `length` of `facts`, and the line that ends there."""
-
-    facts: list[Fact]
-    length: int
-    end: int
-    last_line: bytes
+        self._last_line = parsed.last_line or self._last_line
+        return View(known.facts, len(known.facts), known.end + parsed.end)
 
 
 class Transaction:
@@ -160,6 +160,11 @@ class Transaction:
 
     def __init__(self, path: Path, file: File, end: int) -> None:
         self._path, self._file, self._end = path, file, end
+
+    @staticmethod
+    def next_sequence(at_least: int) -> int:
+        """They count up."""
+        return at_least
 
     def append(self, facts: Sequence[Fact]) -> None:
         """On disk, all of them, when this returns. Raises NotWritten."""

@@ -11,17 +11,15 @@ append. Writers in any number of processes lose nothing, and a reader killed any
     after the commit, before `consumed`      the commit carries the sequence: not pending any more; start marks it
 """
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pushrep.errors import BadArgument
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
-from pushrep.startpoints.changing import Change, LedgerFollower, answer_of, author_name, check_text
+from pushrep.startpoints.base import BaseStore, changes
+from pushrep.startpoints.changing import Change, answer_of, author_name, check_text
 from pushrep.startpoints.checkpoints import Checkpoint, Checkpoints, Claim
 from pushrep.startpoints.errors import (
     NoSuchStartpoint,
@@ -30,12 +28,11 @@ from pushrep.startpoints.errors import (
     NotCommitted,
     PartitionLost,
     StartpointFailed,
-    StoreClosed,
     StoreUnavailable,
 )
 from pushrep.startpoints.events import Applied, Cancelled, Consumed, Fact, Failed, Written
 from pushrep.startpoints.journal import LOCK_WAIT_S, Journal
-from pushrep.startpoints.ledger import Ledger, Standing
+from pushrep.startpoints.ledger import Standing
 from pushrep.startpoints.model import Reader, Startpoint, Target
 from pushrep.startpoints.partition_log import PartitionLog
 from pushrep.startpoints.resolve import LogFacts
@@ -49,25 +46,12 @@ TTL_S = 12 * 3600
 """How long a startpoint may wait to be applied, if its writer says nothing else."""
 
 
-class StartpointStore:
+class StartpointStore(BaseStore):
     """Startpoints and checkpoints in a directory. Thread-safe, for any number of processes. Made by `open`.
 
     After `close` everything raises StoreClosed. Every change raises StoreBusy, StoreUnavailable, CorruptStore and
     NotWritten, which the methods don't repeat; what a method returned is on disk.
     """
-
-    def __init__(
-        self, directory: Path, *, filesystem: Filesystem, clock: Clock, lock_wait_s: float = LOCK_WAIT_S
-    ) -> None:
-        """Use `StartpointStore.open`."""
-        self.directory = directory
-        self._clock = clock
-        self._journal = Journal(directory, filesystem, lock_wait_s=lock_wait_s)
-        self._checkpoints = Checkpoints(directory, filesystem)
-        # One is looked at beside changes, by any thread; the other by whoever holds the store's lock.
-        self._reads, self._reads_lock = LedgerFollower(self._journal), threading.Lock()
-        self._changes = LedgerFollower(self._journal)
-        self._closed = False
 
     @classmethod
     def open(
@@ -83,12 +67,15 @@ class StartpointStore:
         Raises StoreUnavailable for a location that names another kind of store.
         """
         if "://" in str(location) or str(location).startswith("kafka:"):
-            why = "a store in a Kafka topic is not built yet; name a directory"
+            why = "name a directory; one in a Kafka topic is opened by pushrep.kafka.startpoints.open_store"
             raise StoreUnavailable(location, why)
-        return cls(Path(location), filesystem=filesystem, clock=clock, lock_wait_s=lock_wait_s)
+        directory = Path(location)
+        journal = Journal(directory, filesystem, lock_wait_s=lock_wait_s)
+        return cls(journal, Checkpoints(directory, filesystem), clock)
 
     # ---- operators
 
+    @changes
     def write(  # noqa: PLR0913 - the words of a wish
         self,
         consumer: str | None,
@@ -112,7 +99,7 @@ class StartpointStore:
         who = author_name(author)
         with self._transaction() as change:
             written = Written(
-                sequence=change.ledger.next_sequence,
+                sequence=change.next_sequence,
                 target=target,
                 startpoint=startpoint,
                 author=who,
@@ -123,6 +110,7 @@ class StartpointStore:
             change.append(written)
         return written.sequence
 
+    @changes
     def cancel(self, sequence: int, reason: str, *, author: str | None = None) -> None:
         """Take a startpoint back, for all who have not consumed it. Raises NoSuchStartpoint, NotCancellable."""
         check_text("reason", reason)
@@ -163,6 +151,10 @@ class StartpointStore:
         for reader in readers:
             if not reader.task:
                 raise BadArgument("tasks", "a task has a name")
+        return self._fan_out(readers)
+
+    @changes
+    def _fan_out(self, readers: Sequence[Reader]) -> dict[tuple[str, int], int]:
         copies: dict[tuple[str, int], int] = {}
         with self._transaction() as change:
             facts: list[Fact] = []
@@ -171,13 +163,14 @@ class StartpointStore:
                 found = change.ledger.pending(reader, committed)
                 if found is None or found.state is not State.PENDING or found.written.target.task is not None:
                     continue
-                sequence = change.ledger.next_sequence + len(facts)
-                target = Target(consumer, topic, reader.partition, reader.task)
+                sequence = change.next_sequence + len(facts)
+                target = Target(reader.consumer, reader.topic, reader.partition, reader.task)
                 facts.append(replace(found.written, sequence=sequence, target=target, origin=found.sequence))
                 copies[reader.task, reader.partition] = sequence
             change.append(*facts)
         return copies
 
+    @changes
     def sweep(self) -> list[int]:
         """Mark what has waited longer than its `ttl_s`; the sequences. Every change does so first, by itself."""
         self._check()
@@ -187,39 +180,9 @@ class StartpointStore:
         with self._transaction() as change:
             return change.swept
 
-    def ledger(self) -> Ledger:
-        """All that was ever written and what became of it, as of now; takes no lock. What is due may not be marked."""
-        self._check()
-        return LedgerFollower(self._journal).current()
-
-    def standing(self, sequence: int, reader: Reader) -> Standing | None:
-        """How startpoint `sequence` stands for this reader; None if there is none for it. Takes no lock."""
-        self._check()
-        with self._reads_lock:
-            return self._reads.current().standing(sequence, reader)
-
-    def history(self) -> list[Fact]:
-        """Every fact in order; takes no lock."""
-        self._check()
-        return self._journal.load()
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """Every reader's, sorted; takes no lock."""
-        self._check()
-        return self._checkpoints.all()
-
-    def checkpoint(self, reader: Reader) -> Checkpoint:
-        """How far this reader is; takes no lock."""
-        self._check()
-        return self._checkpoints.load(reader)
-
-    def size_bytes(self) -> int:
-        """A number that changes with every change of a startpoint: how a running reader sees that it shall look."""
-        self._check()
-        return self._journal.size_bytes()
-
     # ---- readers
 
+    @changes
     def read(  # noqa: PLR0913 - a reader and what to do with what it finds
         self, consumer: str, topic: str, partition: int, *, task: str = "", remove: bool = False, only: int = 0
     ) -> Standing | None:
@@ -245,6 +208,7 @@ class StartpointStore:
                 change.append(Consumed(sequence=found.sequence, reader=reader, at_ms=self._clock.wall_ms()))
             return found
 
+    @changes
     def claim(self, consumer: str, topic: str, partition: int, *, task: str = "") -> Claim:
         """Take the partition over: whoever held it can neither apply, commit nor consume from now on."""
         self._check()
@@ -257,6 +221,7 @@ class StartpointStore:
             self._checkpoints.save(replace(checkpoint, generation=claim.generation))
         return claim
 
+    @changes
     def start(
         self,
         claim: Claim,
@@ -285,14 +250,17 @@ class StartpointStore:
                 change.append(Consumed(sequence=last.sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
             return without_startpoint(checkpoint, last, log, default, reset=reset, now_ms=self._clock.wall_ms())
 
-    def apply(self, claim: Claim, log: LogFacts, *, position: int | None = None) -> Applied | None:
+    @changes
+    def apply(self, claim: Claim, log: LogFacts, *, position: int | None = None, committed: int = 0) -> Applied | None:
         """Resolve what is pending, once; the stored answer if that was done before; None if nothing is pending.
 
+        `committed`: the sequence that the reader's own commits carry, where they lie elsewhere (Kafka's group, say).
         Raises StartpointFailed, PartitionLost.
         """
         with self._transaction() as change:
-            return self._apply(change, self._owned(claim), log, position)
+            return self._apply(change, self._owned(claim), log, position, committed)
 
+    @changes
     def commit(self, claim: Claim, offset: int, *, sequence: int = 0, log_id: str = "") -> bool:
         """Store that everything below `offset` is done by a run that started from startpoint `sequence` (0: none).
 
@@ -315,9 +283,11 @@ class StartpointStore:
             self._checkpoints.save(replace(checkpoint, offset=offset, sequence=sequence, log_id=log_id))
         return True
 
-    def consume(self, claim: Claim, sequence: int) -> None:
+    @changes
+    def consume(self, claim: Claim, sequence: int, *, committed: int = 0) -> None:
         """Say that `sequence`, and only that, is used up; after the commit that carries it. Again is fine.
 
+        `committed` as in `apply`.
         Raises PartitionLost, NotApplied, NotCommitted.
         """
         with self._transaction() as change:
@@ -325,7 +295,7 @@ class StartpointStore:
             standing = change.ledger.standing(sequence, claim.reader)
             if standing is None or standing.applied is None:
                 raise NotApplied(claim.reader, sequence)
-            if checkpoint.sequence < sequence:
+            if max(committed, checkpoint.sequence) < sequence:
                 raise NotCommitted(claim.reader, sequence)
             if standing.state is State.APPLIED:
                 change.append(Consumed(sequence=sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
@@ -340,9 +310,11 @@ class StartpointStore:
 
     # ---- inside
 
-    def _apply(self, change: Change, checkpoint: Checkpoint, log: LogFacts, position: int | None) -> Applied | None:
+    def _apply(
+        self, change: Change, checkpoint: Checkpoint, log: LogFacts, position: int | None, committed: int = 0
+    ) -> Applied | None:
         reader = checkpoint.reader
-        found = change.ledger.pending(reader, checkpoint.sequence)
+        found = change.ledger.pending(reader, max(committed, checkpoint.sequence))
         if found is None:
             return None
         stands_at = position if position is not None else checkpoint.offset
@@ -359,6 +331,7 @@ class StartpointStore:
             raise PartitionLost(claim.reader, held=claim.generation, generation=checkpoint.generation)
         return checkpoint
 
+    @changes
     def _cancel_where(self, wanted: Callable[[Written], bool], reason: str, author: str | None) -> list[int]:
         check_text("reason", reason)
         who = author_name(author)
@@ -371,30 +344,3 @@ class StartpointStore:
             now_ms = self._clock.wall_ms()
             change.append(*(Cancelled(sequence=n, at_ms=now_ms, author=who, reason=reason) for n in chosen))
         return chosen
-
-    @contextmanager
-    def _transaction(self) -> Iterator["Change"]:
-        self._check()
-        with self._journal.transaction() as transaction:
-            yield Change(transaction, self._changes, self._clock.wall_ms())
-
-    def _check(self) -> None:
-        if self._closed:
-            raise StoreClosed(self.directory)
-
-    # ---- life
-
-    def close(self) -> None:
-        """Let go; closing twice is fine."""
-        self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"StartpointStore({str(self.directory)!r})"

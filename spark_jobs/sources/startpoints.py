@@ -131,6 +131,6 @@ class StreamStartpoints:
             return None
         standing = self._store.standing(epoch, claim.reader)
         if standing is None:
-            why = f"{self._store.directory} has no such startpoint; set option startpoints to the store of before"
+            why = f"{self._store.place} has no such startpoint; set option startpoints to the store of before"
             raise CheckpointUnusable(f"epoch={epoch}", why)
         return standing

@@ -1,0 +1,230 @@
+"""A store of startpoints in a compacted Kafka topic: `open_store(destination)`; the same store as in a directory.
+
+    topic      one partition, cleanup.policy=compact
+    record 0   format        {"format": "pushrep.startpoints", "version": 1}
+    facts      written/7, expired/7, cancelled/7, applied/7/READER, failed/7/READER, consumed/7/READER    see events.py
+    positions  checkpoint/READER      the newest of a key counts; READER: consumer/topic/partition/task
+
+A startpoint's sequence is the offset of its `written` record, and is in the key of each fact about it, so compaction
+takes no fact away and replaced checkpoints only. A change is a transaction under one transactional.id for the whole
+topic: whoever begins fences all others, reads to the end, decides, appends, and reads up to its own records before it
+uses them. A writer that was fenced meanwhile has written nothing and does it again.
+Format: docs/formats/startpoints.md.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import KafkaUnreachable, TopicMissing
+from pushrep.kafka.startpoints_reading import CHECKPOINT, FORMAT, HEAD, TopicReading, reader_words
+from pushrep.kafka.topic import look_at_topic
+from pushrep.seams import SYSTEM_CLOCK, Clock
+from pushrep.startpoints import Checkpoint, Fact, Reader, StartpointStore, StoreUnavailable
+from pushrep.startpoints.changing import View
+from pushrep.startpoints.errors import NotWritten, Overtaken
+from pushrep.startpoints.events import Applied, Consumed, Failed, Written, to_json
+
+_FENCED = {
+    KafkaError._FENCED,  # noqa: SLF001 - its only name
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.INVALID_TXN_STATE,
+}
+
+
+def open_store(
+    destination: KafkaDestination, *, clock: Clock = SYSTEM_CLOCK, lock_wait_s: float = 60.0
+) -> StartpointStore:
+    """The store in `destination.topic`, which has to be there: one partition, compacted. Close it.
+
+    lock_wait_s: how long a change may be overtaken by others before it raises StoreBusy. Raises StoreUnavailable for a
+    topic that would forget facts, and for brokers that can't be reached.
+    """
+    topic = destination.topic or ""
+    place = f"kafka:{topic}"
+    try:
+        found = look_at_topic(destination, topic)
+    except TopicMissing as error:
+        raise StoreUnavailable(place, "there is no such topic: make it, 1 partition, cleanup.policy=compact") from error
+    except KafkaUnreachable as error:
+        raise StoreUnavailable(place, str(error)) from error
+    if found.cleanup_policy != "compact":
+        why = f"cleanup.policy={found.cleanup_policy} would delete startpoints: make it cleanup.policy=compact"
+        raise StoreUnavailable(place, why)
+    if found.partitions != 1:
+        why = f"it has {found.partitions} partitions, and sequences are offsets of one: make one with 1 partition"
+        raise StoreUnavailable(place, why)
+    facts = TopicFacts(destination, topic, lock_wait_s=lock_wait_s)
+    return StartpointStore(facts, TopicCheckpoints(facts), clock)
+
+
+class TopicFacts:
+    """The facts in the topic, and the right to append. Thread-safe; not for a fork, which opens a store of its own."""
+
+    def __init__(self, destination: KafkaDestination, topic: str, *, lock_wait_s: float) -> None:
+        self.place, self.lock_wait_s = f"kafka:{topic}", lock_wait_s
+        self._topic, self._settings = topic, destination.librdkafka_settings()
+        self._timeout_s = destination.request_timeout_ms / 1000
+        self._reading = TopicReading(self._settings, topic, self._timeout_s)
+        self._mutex = threading.Lock()
+        self._producer: Producer | None = None
+
+    def view(self) -> View:
+        """All there is now. Raises StoreUnavailable, CorruptStore."""
+        return self._reading.to_the_end()
+
+    def size_bytes(self) -> int:
+        """The end of the topic: it changes with every change."""
+        return self._reading.end()
+
+    def checkpoints(self) -> dict[Reader, Checkpoint]:
+        """As of the last look at the end."""
+        self._reading.to_the_end()
+        return dict(self._reading.checkpoints)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The only one of this process, and the only one that can write until another begins."""
+        with self._mutex:
+            if self._producer is None:
+                self._producer = self._begin()
+            if not self._reading.to_the_end().end:
+                self.write([(HEAD, _json(FORMAT))], 0)
+            yield
+
+    @contextmanager
+    def transaction(self) -> Iterator["TopicFacts"]:
+        """As `locked`."""
+        with self.locked():
+            yield self
+
+    def next_sequence(self, at_least: int) -> int:
+        """The offset of the next record."""
+        return max(at_least, self._reading.to_the_end().end)
+
+    def append(self, facts: Sequence[Fact]) -> None:
+        """Stored, all of them, and read back, when this returns. Raises NotWritten, Overtaken."""
+        at = self._reading.position
+        if any(isinstance(fact, Written) and fact.sequence != at + i for i, fact in enumerate(facts)):
+            raise Overtaken(self.place)  # by someone who writes here without the right to
+        self.write([(_key(fact), _json(to_json(fact))) for fact in facts], at)
+
+    def save(self, key: str, value: bytes) -> None:
+        """A record whose newest counts. Raises NotWritten, Overtaken."""
+        self.write([(key, value)], self._reading.position)
+
+    def write(self, records: Sequence[tuple[str, bytes]], at: int) -> None:
+        """One transaction, whose first record has to get the offset `at`. Raises NotWritten, Overtaken."""
+        producer, end = self._producer, at + len(records)
+        assert producer is not None, "locked makes it"
+        try:
+            producer.begin_transaction()
+            if self._sent(producer, records) != list(range(at, end)):
+                producer.abort_transaction(self._timeout_s)
+                raise Overtaken(self.place)
+        except KafkaException as error:
+            self._failed(error, is_known=True)
+        try:
+            producer.commit_transaction(self._timeout_s)
+        except KafkaException as error:
+            if not self._is_stored(end - 1, records[-1][0]):
+                self._failed(error, is_known=self._reading.position >= end)
+        if self._reading.to_the_end(end).end < end:
+            raise NotWritten(self.place, "it can't be read back", is_known=False)
+
+    def close(self) -> None:
+        """Let the clients go."""
+        with self._mutex:
+            self._producer = None
+            self._reading.close()
+
+    def _begin(self) -> Producer:
+        """From here on all writers of before are fenced. Raises StoreUnavailable, Overtaken."""
+        settings = {
+            **self._settings,
+            "transactional.id": f"pushrep-startpoints-{self._topic}",
+            "transaction.timeout.ms": 60_000,
+            "linger.ms": 0,
+            "log_level": 0,
+        }
+        producer = Producer(settings)
+        try:
+            producer.init_transactions(self._timeout_s)
+        except KafkaException as error:
+            if error.args[0].code() in _FENCED:
+                raise Overtaken(self.place) from error
+            raise StoreUnavailable(self.place, error.args[0].str()) from error
+        return producer
+
+    def _sent(self, producer: Producer, records: Sequence[tuple[str, bytes]]) -> list[int | None]:
+        """Their offsets. Raises KafkaException."""
+        reports: list[tuple[KafkaError | None, Message]] = []
+        for key, value in records:
+            producer.produce(self._topic, value, key, 0, on_delivery=lambda *report: reports.append(report))
+        producer.flush(self._timeout_s)
+        for error, _ in reports:
+            if error is not None:
+                raise KafkaException(error)
+        if len(reports) < len(records):
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
+        return [message.offset() for _, message in reports]
+
+    def _is_stored(self, offset: int, key: str) -> bool:
+        """Whether a commit whose answer was lost counts: decided as soon as anyone has begun after it."""
+        with suppress(StoreUnavailable, Overtaken):
+            self._begin()
+        with suppress(StoreUnavailable):
+            self._reading.to_the_end(offset + 1)
+        self._producer = None
+        return self._reading.last.get(key) == offset
+
+    def _failed(self, error: KafkaException, *, is_known: bool) -> NoReturn:
+        """This producer is done with; what it began is aborted by the next one, or by the brokers in a minute."""
+        self._producer = None
+        code = error.args[0]
+        if is_known and (code.code() in _FENCED or code.fatal()):
+            raise Overtaken(self.place) from error
+        raise NotWritten(self.place, code.str(), is_known=is_known) from error
+
+
+class TopicCheckpoints:
+    """Checkpoints in the same topic, the newest of a reader counts."""
+
+    def __init__(self, facts: TopicFacts) -> None:
+        self._facts = facts
+
+    def load(self, reader: Reader) -> Checkpoint:
+        """What stands there now; an empty one (generation 0) if there is none."""
+        return self._facts.checkpoints().get(reader) or Checkpoint(reader=reader)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Stored, and read back, when this returns. Raises NotWritten, Overtaken."""
+        reader = checkpoint.reader
+        fields: dict[str, Any] = {
+            "consumer": reader.consumer, "topic": reader.topic, "partition": reader.partition,
+            "task": reader.task or None, "generation": checkpoint.generation, "offset": checkpoint.offset,
+            "sequence": checkpoint.sequence, "log": checkpoint.log_id,
+        }  # fmt: skip
+        self._facts.save(CHECKPOINT + reader_words(reader), _json(fields))
+
+    def all(self) -> list[Checkpoint]:
+        """Every reader's, sorted."""
+        return sorted(self._facts.checkpoints().values(), key=lambda checkpoint: checkpoint.reader)
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _key(fact: Fact) -> str:
+    event = to_json(fact)["event"]
+    whose = f"/{reader_words(fact.reader)}" if isinstance(fact, Applied | Consumed | Failed) else ""
+    return f"{event}/{fact.sequence}{whose}"
