@@ -5,6 +5,7 @@ process id. The jars come from `make jars`.
 """
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -12,7 +13,7 @@ import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -187,9 +188,16 @@ def java(*options: str) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now."""
+    """Ports of 127.0.0.1 that nobody listens on now, below those that the system gives to whoever connects.
+
+    Between this look and a broker's start any connection could be given one of the system's own.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        ports: list[int] = []
+        while len(ports) < count:
+            one = stack.enter_context(socket.socket())
+            port = random.SystemRandom().randrange(15_000, 32_000)
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports
