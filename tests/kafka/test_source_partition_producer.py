@@ -7,6 +7,7 @@ import asyncio
 import itertools
 
 import pytest
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
 from partitioner import NoSuchTopic, NotDelivered, PartitionStopped, TopicCompacted, TopicShrunk
@@ -192,7 +193,9 @@ def leader_of(cluster, topic):
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
-    return admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader
+    asking = Retrying(retry=retry_if_exception_type(KeyError), stop=stop_after_delay(30), wait=wait_fixed(0.1))
+    # Not every broker knows a new topic at once.
+    return asking(lambda: admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader)
 
 
 def story(cluster, topic, leader):
