@@ -175,6 +175,10 @@ class ReplayCalls:
         self._server.post(lambda: self._opened(line, call, served, event, looked))
 
     def _opened(self, line: Line, call: Call, served: ServedSession, event: e.Event, looked: _Looked) -> None:
+        if served.session.state is ReplayState.DONE:  # a cut, a deletion or its time came first
+            served.never_opened()
+            self._refuse_start(line, call, _ended_early(served.session))
+            return
         for effect in served.tell(event):
             if isinstance(effect, e.Refuse):
                 refused = ReplayRefused(effect.code, effect.why)
@@ -285,6 +289,17 @@ class ReplayCalls:
                 self._server.flush(line)
 
         self._server.post(tell)
+
+
+def _ended_early(session: ReplaySession) -> ReplayRefused:
+    codes = {
+        wire.ReplayEndReason.TRUNCATED: ErrorCode.TRUNCATED,
+        wire.ReplayEndReason.RECORDING_DELETED: ErrorCode.UNKNOWN_RECORDING,
+    }
+    reason = session.end_reason
+    code = ErrorCode.REQUEST_TIMED_OUT if reason is None else codes.get(reason, ErrorCode.REQUEST_TIMED_OUT)
+    why = "its time to attach was over" if reason is None else f"it ended by {reason.name}"
+    return ReplayRefused(code, f"{why} before offset {session.position} could be read: ask again")
 
 
 def request_of(asked: wire.StartReplayRequest) -> ReplayRequest:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.log import LogClosed, LogReader, NotALog, SegmentLog
-from pushrep.log.partition_metadata import read_partition_metadata
+from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, read_partition_metadata
 from pushrep.node.settings import ANYBODY
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol import replay_messages as wire
@@ -81,7 +81,7 @@ class Recordings:
             self._opened = Catalogue.open(self.store.data, self.store.filesystem)
             for entry in self._opened:
                 if entry.is_removing:  # the node was stopped while its files went
-                    self.remove(KeptRecording(entry, self.store.outbox(entry.outbox_id)))
+                    self._finish_removing(KeptRecording(entry, self.store.outbox(entry.outbox_id)))
             self.reconcile()
         return self._opened
 
@@ -162,6 +162,14 @@ class Recordings:
         self.catalogue.removed(recording.entry.recording_id)
         return freed
 
+    def _finish_removing(self, recording: KeptRecording) -> None:
+        replica = recording.kept.open_replica(recording.entry.tp)
+        if self.is_member(recording) or (replica is not None and replica.state().session != NO_SESSION):
+            # Its leader was here before us and counts on what lies here: that is another recording now.
+            self.catalogue.removed(recording.entry.recording_id)
+        else:
+            self.remove(recording)
+
     def described(self, asked: wire.DescribeRecordingsRequest, sender: str) -> wire.DescribeRecordingsResponse:
         """The answer. Raises CorruptCatalogue, OSError."""
         self.reconcile()
@@ -209,10 +217,15 @@ _ENTRIES_MAX = 1000
 
 
 def remove_files(filesystem: Filesystem, directory: Path) -> int:
-    """The segments, newest first, then the rest: what a crash leaves is a shorter log, marked as deleted. Bytes."""
+    """The segments, newest first, then the rest: what a crash leaves is a shorter log, marked as deleted. Bytes.
+
+    What says whose log it is goes last: without it another log could begin among these files.
+    """
     freed = 0
     names = filesystem.list(directory)
-    for name in sorted(names, key=lambda name: (not name.endswith(".log"), name), reverse=True):
+    for name in sorted(
+        names, key=lambda name: (name.endswith(".log"), name != PARTITION_METADATA_NAME, name), reverse=True
+    ):
         path = directory / name
         with closing(filesystem.open(path, writable=False)) as file:
             freed += file.size()

@@ -119,6 +119,12 @@ class ServedSession:
             self._server.ready(self)
         return effects
 
+    def never_opened(self) -> None:
+        """It was DONE before `open` was: what that took is given back."""
+        if self._lease is not None:
+            self._lease.release()
+        self.source.close()
+
     def node_stops(self) -> None:
         """Its subscriber is to come again when the node is back."""
         end = e.SendEnd(ReplayEndReason.STOPPED, self.session.position, ErrorCode.NODE_STOPPING, "the node stops")

@@ -70,6 +70,7 @@ class RemoteSession:
         self._heard_ms = self._lost_ms = self._retry_ms = clock.monotonic_ms()
         self._failures = 0
         self._bad_at = -1
+        self._is_short = False
         self._is_stopped = False
         self._using = threading.Lock()
         self._waiting = Waiting(settings.network)
@@ -202,7 +203,8 @@ class RemoteSession:
         self._blocks.append(ReplayedBlock(batches, data.start_offset, end))
 
     def _take_end(self, end: wire.ReplayEnd) -> None:
-        if end.error_code in _COMES_AGAIN and self._may_come_again():
+        is_short = self._is_short and end.reason is ReplayEndReason.LIMIT_REACHED
+        if (end.error_code in _COMES_AGAIN or is_short) and self._may_come_again():
             self._lost(end.error_message)
             return
         is_cut = end.reason is ReplayEndReason.TRUNCATED
@@ -266,6 +268,8 @@ class RemoteSession:
     def _started_again(self, connection: NodeConnection, request: ReplayRequest) -> int:
         asked = request_to_wire(self._recording_id, request)
         response = started(connection, asked)
+        # Of a node that crashed: its watermark is older, and TO_END ends below what it meant when it was asked first.
+        self._is_short = self._until is not None and response.end_offset < self._until
         return response.session_id
 
     def _rest_of_request(self) -> ReplayRequest | None:
@@ -290,6 +294,9 @@ class RemoteSession:
     def _refused(self, refused: ReplayRefused) -> None:
         start, end, at = refused.start, refused.end, self._received
         is_shorter = refused.code is ErrorCode.INVALID_POSITION and end is not None and at > end
+        is_at_end = refused.code is ErrorCode.EMPTY_RECORDING or (
+            refused.code is ErrorCode.INVALID_POSITION and start is not None and end is not None and start <= at <= end
+        )
         if refused.code is ErrorCode.TRUNCATED or is_shorter:
             cut = at if end is None else min(at, end)
             self._pending_end = e.SendEnd(
@@ -300,6 +307,10 @@ class RemoteSession:
         elif refused.code is ErrorCode.UNKNOWN_RECORDING:
             why = "the recording was deleted"
             self._pending_end = e.SendEnd(ReplayEndReason.RECORDING_DELETED, at, ErrorCode.RECORDING_DELETED, why)
+        elif is_at_end and self._left is not None:
+            self._pending_end = e.SendEnd(ReplayEndReason.LIMIT_REACHED, at)  # n records end at a stop
+        elif is_at_end and self._until is not None:
+            self._later(refused.why)
         else:
             self._fail(refused.code, refused.why)
 

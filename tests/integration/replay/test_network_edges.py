@@ -1,0 +1,129 @@
+"""Replays and deletions where two things meet: a deletion and a leader, a start and a cut, an end and a crash."""
+
+from contextlib import closing
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from pushrep.log.checkpoints import Checkpoint, encode_checkpoint, read_checkpoint
+from pushrep.log.partition_metadata import read_partition_metadata
+from pushrep.node.replay_recordings import remove_files
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.replay import TO_END, Catalogue, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
+from pushrep.replay import events as e
+from pushrep.replication.grants import Member
+from pushrep.seams.filesystem import RealFilesystem
+from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take
+
+
+@pytest.mark.parametrize("by", ["grant", "session"])
+def test_an_interrupted_deletion_is_not_finished_once_the_logs_leader_has_come_again(world, node, client, leader, by):
+    """Delete is refused for a log whose newest grant lists this node; so it is after a crash, however it was begun."""
+    leader.stop()
+    (one,) = client.recordings()
+    node.stop()
+    Catalogue.open(world.root / "node").deleted(one.recording_id)
+    node = world.node(port=node.address.port)
+    leader.come(node.address)
+    if by == "grant":
+        leader.grant(Member(0, "elsewhere:1"), Member(1, str(node.address)))
+    leader.fill(120)
+    if by == "grant":
+        leader.say(end_session_reason=0)
+    again = world.client(node)
+    (back,) = again.recordings()
+    assert back.recording_id > one.recording_id
+    assert offsets(again.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(120))
+    entry = Catalogue.open(world.root / "node").get(one.recording_id)
+    assert (entry.state, entry.is_removing) == (RecordingState.DELETED, False)
+
+
+class Crash(BaseException):
+    pass
+
+
+class CrashingAfter(RealFilesystem):
+    """Its process is killed once so many files are gone."""
+
+    def __init__(self, removals):
+        self.left = removals
+
+    def remove(self, path):
+        if self.left == 0:
+            raise Crash
+        self.left -= 1
+        super().remove(path)
+
+
+@pytest.mark.parametrize("removals", [1, 2])
+def test_no_other_log_begins_among_the_files_of_an_interrupted_deletion(world, node, client, leader, removals):
+    """What a crash leaves is a shorter log, and says whose it is until its last file has gone."""
+    leader.stop()
+    client.recordings()
+    node.stop()
+    place = world.root / "node" / str(leader.outbox) / "orders-0"
+    segments = sorted(path.name for path in place.glob("*.log"))
+    with pytest.raises(Crash):
+        remove_files(CrashingAfter(removals), place)
+    left = sorted(path.name for path in place.glob("*.log"))
+    assert left == segments[: len(segments) - removals]
+    assert read_partition_metadata(place) == leader.tp.topic_id
+    node = world.node(port=node.address.port)
+    asked = DescribeLogRequest(outbox_id=leader.outbox, create=True, partitions=(replace(leader.tp, topic_id=uuid4()),))
+    with closing(ReplicaClient(node.address)) as another:
+        assert another.ask(asked, DescribeLogResponse).logs[0].error_code is ErrorCode.INCONSISTENT_TOPIC_ID
+
+
+def test_to_end_asked_again_of_a_node_whose_watermark_fell_back_gives_all_that_was_recorded_then(world, node, leader):
+    """TO_END means the end when the request was handled first; a node that crashed may have an older watermark."""
+    client = world.client(node, replace(QUICK, credit_bytes=700))
+    replay = client.replay(ReplayRequest("orders-0", 0, TO_END))
+    batches = iter(replay.batches())
+    got = [record for _ in range(3) for record in next(batches).records()]
+    assert len(got) == 21
+    leader.close()
+    node.stop()
+    path = world.root / "node" / str(leader.outbox) / Checkpoint.HIGH_WATERMARK.value
+    assert read_checkpoint(path.parent, Checkpoint.HIGH_WATERMARK) == {"orders-0": 100}
+    path.write_bytes(encode_checkpoint({"orders-0": 63}))
+    for name in (".pushrep_published", ".pushrep_cleanshutdown"):  # its machine crashed
+        (path.parent / name).unlink()
+    node = world.node(port=node.address.port)
+    for batch in batches:
+        got += batch.records()
+        if got[-1].offset == 62:
+            leader.come(node.address)
+    assert offsets(got) == list(range(100))
+    assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
+
+
+def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node, client, leader):
+    """No silent stall: whoever asks for a replay hears of it, whatever ends the session before its log is open."""
+    leader.stop()
+    server = node._replays
+    keep = server.keep
+
+    def kept(served, recording):
+        keep(served, recording)
+        server.worker.do(lambda: server.tell_and_wait(recording, e.Truncated(10, 256)))
+
+    server.keep = kept
+    with pytest.raises(ReplayRefused) as refused:
+        world.client(node, replace(QUICK, request_timeout_ms=WAIT_S * 1000)).replay(ReplayRequest("orders-0", 50))
+    assert refused.value.code is ErrorCode.TRUNCATED
+    assert client.purge("orders-0", 95) > 50
+    assert node.replays().sessions_active == 0
+
+
+def test_n_records_end_at_a_stop_that_came_while_the_connection_was_broken(world, node, client, leader):
+    """n waits at a live tip and ends at a stop, however often it had to come again."""
+    replay = client.replay(ReplayRequest("orders-0", 90, 50))
+    got = take(replay, 10)
+    replay._feed._attached.connection.close()
+    leader.stop()
+    got += list(replay)
+    assert offsets(got) == list(range(90, 100))
+    assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
