@@ -13,6 +13,8 @@ from filtering import StreamMetadata, sqe_producer_id
 from filtering.consumers import MarksTooLarge
 from filtering.consumers.positions import decode
 from filtering.consumers.startpoints import Wish
+from pushrep.kafka import KafkaDestination
+from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, StartpointStore
 from tests.kafka.plain_client import consume as read_plainly
 from tests.kafka.plain_client import create_topic, plain_producer
 
@@ -378,3 +380,100 @@ def test_a_startpoint_sends_a_partition_back_once(broker, topic, reset_marks):
         again.subscribe([topic])
         fill(broker, topic, 0, range(43, 48))
         assert until(again, 3) == {0: [45, 46, 47]}, "applied once"
+
+
+@pytest.fixture(params=["directory", "topic"])
+def store(request, broker, tmp_path):
+    """A real store of startpoints."""
+    if request.param == "directory":
+        made = StartpointStore.open(tmp_path / "startpoints")
+    else:
+        from pushrep.kafka.startpoints import open_store
+
+        create_topic(broker.bootstrap_servers, name := f"{next(_names)}-startpoints", cleanup_policy="compact")
+        made = open_store(KafkaDestination(bootstrap_servers=broker.bootstrap_servers, topic=name))
+    with made:
+        yield made
+
+
+def events(store):
+    return [type(fact).__name__ for fact in store.history()]
+
+
+def test_a_group_obeys_the_store_and_a_killed_holder_starts_again_from_what_was_stored(broker, topic, store):
+    """Resolved once, stored before it is used, in the commit, consumed after it: rules 2 and 3 on Kafka."""
+    from confluent_kafka import TopicPartition
+
+    fill(broker, topic, 0, range(40))
+    with consumer(broker, topic, startpoints=GroupStartpoints(store)) as reader:
+        reader.subscribe([topic])
+        until(reader, 40)
+        reader.commit()
+    sequence = store.write(topic, topic, 0, Startpoint.relative(records=-15, reset_marks=True), "nonsense since 25")
+    with consumer(broker, topic, startpoints=GroupStartpoints(store)) as reader:
+        reader.subscribe([topic])
+        assert until(reader, 15) == {0: list(range(25, 40))}
+        # it ends here, between applied and commit
+    assert events(store) == ["Written", "Applied"]
+    fill(broker, topic, 0, range(40, 45))
+    with consumer(broker, topic, startpoints=GroupStartpoints(store)) as reader:
+        reader.subscribe([topic])
+        assert until(reader, 20) == {0: list(range(25, 45))}, "the stored offset, not 15 from somewhere else"
+        assert events(store) == ["Written", "Applied"]
+        reader.commit()
+        assert events(store) == ["Written", "Applied", "Consumed"]
+        [committed] = reader.client.committed([TopicPartition(topic, 0)], 30)
+        assert decode(committed.metadata).startpoint == sequence
+    with consumer(broker, topic, startpoints=GroupStartpoints(store)) as again:
+        again.subscribe([topic])
+        fill(broker, topic, 0, range(43, 48))
+        assert until(again, 3) == {0: [45, 46, 47]}, "applied once"
+
+
+def test_what_was_committed_and_not_said_is_said_by_the_next_holder(broker, topic, store):
+    class KilledAfterTheCommit(GroupStartpoints):
+        def consumed(self, consumer, topic, partition, sequence):
+            raise KeyboardInterrupt
+
+    fill(broker, topic, 0, range(10))
+    store.write(topic, topic, 0, Startpoint.specific(4), "the first ones are of a test")
+    with consumer(broker, topic, startpoints=KilledAfterTheCommit(store)) as reader:
+        reader.subscribe([topic])
+        assert until(reader, 6) == {0: list(range(4, 10))}
+        with pytest.raises(KeyboardInterrupt):
+            reader.commit()
+    assert events(store) == ["Written", "Applied"]
+    fill(broker, topic, 0, range(10, 12))
+    with consumer(broker, topic, startpoints=GroupStartpoints(store)) as again:
+        again.subscribe([topic])
+        assert until(again, 2) == {0: [10, 11]}
+    assert events(store) == ["Written", "Applied", "Consumed"]
+
+
+@pytest.mark.parametrize("wish", [Startpoint.specific(99), Startpoint.bootstrap()], ids=str)
+def test_a_startpoint_that_fails_stops_the_start_with_the_reason(broker, topic, tmp_path, wish):
+    store = StartpointStore.open(tmp_path)
+    fill(broker, topic, 0, range(3))
+    sequence = store.write(topic, topic, 0, wish, "a typo")
+    with consumer(broker, topic, startpoints=GroupStartpoints(store)) as reader:
+        reader.subscribe([topic])
+        with pytest.raises(StartpointFailed, match=r"beyond the end|take EARLIEST") as failed:
+            until(reader, 1)
+        assert failed.value.sequence == sequence
+    store.cancel(sequence, "it was one")
+    with consumer(broker, topic, startpoints=GroupStartpoints(store)) as again:
+        again.subscribe([topic])
+        assert until(again, 3) == {0: [0, 1, 2]}
+
+
+def test_a_time_is_looked_up_in_the_topic(broker, topic, tmp_path):
+    store = StartpointStore.open(tmp_path)
+    producer = plain_producer(broker.bootstrap_servers, enable_idempotence=True)
+    for offset in range(10):
+        key = StreamMetadata(PID, 0, offset).pack()
+        producer.produce(topic, key=key, partition=0, timestamp=1_000_000 + 1000 * offset)
+    assert producer.flush(30) == 0
+    store.write(topic, topic, None, Startpoint.timestamp(1_006_500, out_of_range="earliest"), "from there")
+    with consumer(broker, topic, startpoints=GroupStartpoints(store)) as reader:
+        reader.subscribe([topic])
+        assert until(reader, 3) == {0: [7, 8, 9]}
