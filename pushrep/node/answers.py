@@ -34,6 +34,8 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
 FETCH_BYTES_MAX = 8 << 20
+_DESCRIPTIONS_BYTES = 1 << 19  # of an answer's header; a log gets an epoch with every opening, so lists grow for years
+_LOG_BYTES, _EPOCH_BYTES = 128, 15  # at most, in Avro
 
 
 class Answers:
@@ -115,12 +117,18 @@ class Answers:
     def _descriptions(
         self, kept: KeptOutbox, tps: Iterable[TopicIdPartition], *, create: bool
     ) -> tuple[wire.LogDescription, ...]:
-        described = []
+        """Of the first of `tps`, as many as one answer has room for, one at least: who asks asks for the rest again."""
+        described: list[wire.LogDescription] = []
+        room = _DESCRIPTIONS_BYTES
         for tp in tps:
             try:
-                described.append(_description(self._store.describe(kept, tp, create=create)))
+                one = _description(self._store.describe(kept, tp, create=create))
             except Refusal as error:
-                described.append(wire.LogDescription(tp=tp, error_code=error.code))
+                one = wire.LogDescription(tp=tp, error_code=error.code)
+            room -= _LOG_BYTES + len(tp.topic) + _EPOCH_BYTES * len(one.leader_epochs)
+            if described and room < 0:
+                break
+            described.append(one)
         return tuple(described)
 
     def _index_in(self, kept: KeptOutbox) -> int:

@@ -85,19 +85,19 @@ class Asking:
 
     def __init__(self, outbox_id: UUID, member: int, logs: Mapping[int, SegmentLog], settings: PushSettings) -> None:
         self._outbox_id, self._member, self._settings = outbox_id, member, settings
-        tps = [tp_of(log) for log in logs.values()]
-        self._pages = [tuple(tps[at : at + _DESCRIBED_AT_ONCE]) for at in range(0, len(tps), _DESCRIBED_AT_ONCE)]
+        self._tps = [tp_of(log) for log in logs.values()]
 
     def look(self, index: int, address: Address) -> MemberAnswer:
         """What a member holds. Raises ReplicaUnreachable, ValueError."""
         with ReplicaClient(address, self._settings) as client:
-            first = self._describe(client, self._pages[0])
+            first = self._describe(client, 0)
             return self._whole(index, client, first)
 
     def offer(self, grant: Grant, index: int, address: Address) -> MemberAnswer:
         """What a member holds behind the grant that it stored; or which newer one it keeps. Raises as `look`."""
         with ReplicaClient(address, self._settings) as client:
-            request = GrantRequest(grant=grant_to_wire(grant), sender=self._member, partitions=self._pages[0])
+            page = tuple(self._tps[:_DESCRIBED_AT_ONCE])
+            request = GrantRequest(grant=grant_to_wire(grant), sender=self._member, partitions=page)
             first = client.ask(request, GrantResponse)
             if first.error_code is not ErrorCode.NONE and not first.grants:
                 raise ReplicaUnreachable(str(address), first.error_message or first.error_code.meaning)
@@ -127,8 +127,8 @@ class Asking:
 
     def _whole(self, index: int, client: ReplicaClient, first: DescribeLogResponse | GrantResponse) -> MemberAnswer:
         descriptions = list(first.logs)
-        for page in self._pages[1:]:
-            descriptions += self._describe(client, page).logs
+        while len(descriptions) < len(self._tps):  # an answer has as many as fit into a frame
+            descriptions += self._describe(client, len(descriptions)).logs
         if first.member not in {-1, index}:
             raise ReplicaUnreachable(str(client.address), f"it is member {first.member}, not {index}")
         try:
@@ -139,10 +139,12 @@ class Asking:
             index=index, grant=grant, highest_epoch=first.highest_epoch, logs=dict(_partition_logs(descriptions))
         )
 
-    def _describe(self, client: ReplicaClient, tps: Sequence[TopicIdPartition]) -> DescribeLogResponse:
-        request = DescribeLogRequest(outbox_id=self._outbox_id, member=self._member, partitions=tuple(tps))
+    def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:
+        """The logs from the `at`-th on, one at least."""
+        page = tuple(self._tps[at : at + _DESCRIBED_AT_ONCE])
+        request = DescribeLogRequest(outbox_id=self._outbox_id, member=self._member, partitions=page)
         answer = client.ask(request, DescribeLogResponse)
-        if answer.error_code is not ErrorCode.NONE:
+        if answer.error_code is not ErrorCode.NONE or not answer.logs:
             raise ReplicaUnreachable(str(client.address), answer.error_message or answer.error_code.meaning)
         return answer
 

@@ -120,7 +120,10 @@ class EpochStart(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeLogRequest(Struct):
-    """`partitions` empty: all of the outbox. `member`: the sender's index, -1 for one that only looks."""
+    """`partitions` empty: all of the outbox. `member`: the sender's index, -1 for one that only looks.
+
+    The answer has the first of them, in this order, as many as fit into a frame: ask again for the rest.
+    """
 
     outbox_id: UUID
     member: MemberIndexOrNone = -1

@@ -13,6 +13,7 @@ from tenacity import wait_random_exponential as random_exponential
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.client import Answer, ClientConnection, first_request
 from pushrep.protocol.errors import NoCommonVersion, ProtocolError
+from pushrep.protocol.frames import FrameLimits
 from pushrep.protocol.push_messages import ApiVersionsResponse
 from pushrep.protocol.values import Struct
 from pushrep.push.errors import ReplicaUnreachable
@@ -22,6 +23,7 @@ from pushrep.seams import Event
 
 T = TypeVar("T")
 _NAME = "pushrep"
+_LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # of those that we were told to ask: all that a header can have
 
 
 class OpenConnection(NamedTuple):
@@ -40,7 +42,8 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         if settings.tls is not None:
             assert isinstance(sock, socket.socket), "TLS runs on the system's own sockets"
             sock = settings.tls.wrap_socket(sock, server_hostname=address.host)
-        opened = OpenConnection(sock, ClientConnection(in_flight_max=settings.requests_in_flight_max + 1))
+        protocol = ClientConnection(in_flight_max=settings.requests_in_flight_max + 1, limits=_LIMITS)
+        opened = OpenConnection(sock, protocol)
         answer = call(opened, first_request(_NAME, version("pushrep")))
         assert isinstance(answer, ApiVersionsResponse), "the protocol takes no other answer"
         assert opened.protocol.versions is not None, "they were just agreed on"

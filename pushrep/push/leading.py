@@ -230,19 +230,21 @@ class _Driver:
             if self._stop.is_set():
                 return
             self._offer(client)
-            for at in range(0, len(wanted), _DESCRIBED_AT_ONCE):
+            left = list(wanted)
+            while left:
                 request = DescribeLogRequest(
                     outbox_id=self._leading.outbox_id,
                     member=self._leading.grant.leader,
                     create=True,
-                    partitions=tuple(wanted[at : at + _DESCRIBED_AT_ONCE]),
+                    partitions=tuple(left[:_DESCRIBED_AT_ONCE]),
                 )
                 answer = client.ask(request, DescribeLogResponse)
-                if answer.error_code is not ErrorCode.NONE:
+                if answer.error_code is not ErrorCode.NONE or not answer.logs:
                     raise ReplicaUnreachable(str(self.replica.address), answer.error_code.meaning)
                 self._leading.hear_of(answer.grants)
                 for description in answer.logs:
                     self._take(answer.replica_epoch, description)
+                left = left[len(answer.logs) :]  # it describes as many as fit into a frame
             self.trouble = None
 
     def _offer(self, client: ReplicaClient) -> None:

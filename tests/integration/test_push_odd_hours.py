@@ -1,16 +1,24 @@
 """What an operator meets at odd hours: nodes that come back under another index, retention, calls that cross."""
 
 from dataclasses import replace
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from pushrep import Acks, Outbox
 from pushrep.log import Durability, SegmentLog
+from pushrep.node import answers
+from pushrep.node.asking import tp_of
 from pushrep.node.promises import PromiseKeeper, find_promises
 from pushrep.node.store import Refusal
 from pushrep.outbox.member_changes import add_member, remove_member
-from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse, ListLogsRequest, ListLogsResponse
+from pushrep.protocol.push_messages import (
+    DescribeLogRequest,
+    DescribeLogResponse,
+    EpochStart,
+    ListLogsRequest,
+    ListLogsResponse,
+)
 from pushrep.push.errors import MayStillBeDelivered
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import Replica
@@ -167,3 +175,30 @@ def test_asking_for_outboxes_that_are_not_there_leaves_nothing_in_the_node(world
             assert asked.logs[0].error_code.name == "UNKNOWN_TOPIC_ID"
             assert client.ask(ListLogsRequest(outbox_id=stranger), ListLogsResponse).logs == ()
     assert world.nodes[1]._store.kept() == []
+
+
+# -- many openings -------------------------------------------------------------------------------------------------
+
+
+def test_logs_that_were_opened_for_years_are_described_in_several_answers(world, monkeypatch):
+    """Frame limits: a log gets an epoch with every opening, and a list of them that outgrew the frame ended all."""
+    epochs = tuple(EpochStart(epoch=256 * n + 2**30, start_offset=n + 2**40) for n in range(60_000))
+    world.node(1)
+    with open_outbox(world, 1, partitions=3) as outbox:
+        tps = tuple(tp_of(outbox.log(n)) for n in range(3))
+        described = answers._description
+        monkeypatch.setattr(answers, "_description", lambda one: replace(described(one), leader_epochs=epochs))
+        with ReplicaClient(world.nodes[1].address) as client:
+            asked = DescribeLogRequest(outbox_id=UUID(outbox.identity.outbox_id), partitions=tps)
+            answer = client.ask(asked, DescribeLogResponse)
+    assert [one.tp for one in answer.logs] == [tps[0]]
+
+
+def test_who_leads_and_who_wants_to_asks_for_the_logs_that_an_answer_left_out(world, monkeypatch):
+    monkeypatch.setattr(answers, "_DESCRIPTIONS_BYTES", 1)
+    world.node(1)
+    for _ in range(2):
+        with open_outbox(world, 1, partitions=4, min_insync_replicas=2) as outbox:
+            for partition in range(4):
+                outbox.append(partition, b"on both").result(WAIT_S)
+            wait_for_all(outbox)
