@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pushrep.errors import ForkedProcess
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogClosed
 from pushrep.metrics import Families
@@ -46,7 +47,7 @@ class OutboxCollector(Collector):
         for outbox in self._outboxes:
             try:
                 self._collect(families, outbox.facts)
-            except LogClosed:
+            except (LogClosed, ForkedProcess):  # a fork's copy: its owner is scraped
                 continue
         return families
 

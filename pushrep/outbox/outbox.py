@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Self, cast
 
 from filtering import StreamMetadata
 from pushrep.errors import ForkedProcess
@@ -40,7 +40,7 @@ from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.lane import Lane
 from pushrep.outbox.opening import Opened, ToOpen, open_all
 from pushrep.outbox.pending import decided_by, flush_lanes, pending_in, tell_failure
-from pushrep.outbox.refusing import RefusingLanes, refuse_in_forks
+from pushrep.outbox.refusing import Refusing, RefusingLanes, refuse_in_forks
 from pushrep.outbox.settings import (
     BATCH_BYTES,
     BUFFER_BYTES,
@@ -63,7 +63,7 @@ class Outbox:
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
 
     def __init__(self, directory: Path, opened: Opened, settings: OutboxSettings, *, clock: Clock) -> None:
-        identity, logs, self._replication = opened.identity, opened.logs, opened.replication
+        identity, logs, replication = opened.identity, opened.logs, opened.replication
         self.directory, self.identity = directory, identity
         self.pid = identity.pid
         """The PID of records appended without metadata."""
@@ -78,13 +78,13 @@ class Outbox:
         self._overhead = self._rules.overhead_bytes
         self._owner_pid = os.getpid()
         logs_at = {log.partition: log for log, _ in logs}
-        self.facts = Facts(directory, identity, settings, logs_at, opened.replication, self._budget, opened.shipping)
+        self.facts = Facts(directory, identity, settings, logs_at, replication, self._budget, opened.shipping)
         self._closing = threading.Lock()
         self._closed = False
         self._sealer.start()
         self._writers.start()
-        if self._replication is not None:
-            self._replication.watch(self._all_lanes)
+        if replication is not None:
+            replication.watch(self._all_lanes)
         refuse_in_forks(self)
 
     @classmethod
@@ -291,7 +291,7 @@ class Outbox:
 
     def lag(self) -> dict[str, ReplicaLag | DestinationLag]:
         """How far each replica is, by its address, and the Kafka topic, as `kafka:<topic>`."""
-        return {**({} if self._replication is None else self._replication.lag()), **self.facts.shipping.lag()}
+        return {**({} if (led := self.facts.replication) is None else led.lag()), **self.facts.shipping.lag()}
 
     def wait_shipped(self, timeout: float | None = None) -> None:
         """Flush, and return when the Kafka topic has acknowledged everything that was appended before.
@@ -338,8 +338,8 @@ class Outbox:
         self._sealer.stop()
         if not self._writers.stop(_GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
             # A writer hangs in the disk: closing its log would hang as well. The lock stays with this process.
-            if self._replication is not None:
-                self._replication.close()
+            if self.facts.replication is not None:
+                self.facts.replication.close()
             raise CloseTimedOut(self.directory, self._settings.close_timeout_s)
         try:
             self._resources.close()
@@ -348,7 +348,7 @@ class Outbox:
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
-        self._lanes = RefusingLanes(self._forked)
+        self._lanes, self.facts = RefusingLanes(self._forked), cast("Facts", Refusing(self._forked))
 
     def _forked(self) -> ForkedProcess:
         return ForkedProcess(f"the outbox in {self.directory}", owner_pid=self._owner_pid, pid=os.getpid())

@@ -34,6 +34,16 @@ class RefusingLanes(dict[int, Lane]):
         raise self._refusal()
 
 
+class Refusing:
+    """Every attribute is what `refusal()` makes, raised."""
+
+    def __init__(self, refusal: Callable[[], Exception]) -> None:
+        self._refusal = refusal
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._refusal()
+
+
 _OPEN: "weakref.WeakSet[Disownable]" = weakref.WeakSet()
 
 

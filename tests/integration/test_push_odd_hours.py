@@ -1,17 +1,22 @@
 """What an operator meets at odd hours: nodes that come back under another index, retention, calls that cross."""
 
+import os
+import signal
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
 
 from pushrep import Acks, Outbox
+from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, SegmentLog
 from pushrep.node import answers
 from pushrep.node.asking import tp_of
 from pushrep.node.promises import PromiseKeeper, find_promises
 from pushrep.node.store import Refusal
 from pushrep.outbox.member_changes import add_member, remove_member
+from pushrep.outbox.metrics import OutboxCollector
 from pushrep.protocol.push_messages import (
     DescribeLogRequest,
     DescribeLogResponse,
@@ -202,3 +207,25 @@ def test_who_leads_and_who_wants_to_asks_for_the_logs_that_an_answer_left_out(wo
             for partition in range(4):
                 outbox.append(partition, b"on both").result(WAIT_S)
             wait_for_all(outbox)
+
+
+# -- forks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("use", [Outbox.lag, Outbox.status, Outbox.wait_shipped])
+def test_in_a_fork_every_use_is_refused_before_it_takes_a_lock(world, use):
+    """In a forked child every use raises ForkedProcess: also while the parent holds a partition's lock."""
+    world.node(1)
+    with open_outbox(world, 1) as outbox, outbox.facts.replication.lanes[0].led.lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(WAIT_S)
+            with suppress(BaseException):
+                with pytest.raises(ForkedProcess):
+                    use(outbox)
+                list(OutboxCollector(outbox).collect())  # says nothing of it, and fails nobody's scrape
+                os._exit(0)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0

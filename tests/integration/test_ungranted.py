@@ -185,7 +185,7 @@ def test_members_change_beside_appends(members):
     members.world.node(3)
     with members.lead() as outbox:
         receipts = [outbox.append(0, b"%d" % number) for number in range(50)]
-        replication = outbox._replication
+        replication = outbox.facts.replication
         replication.push_to(3, str(members.address(3)))
         wait_until(lambda: replication.has_caught_up(3), "it holds everything")
         before = replication.grant
@@ -217,7 +217,7 @@ def test_a_change_that_finds_too_few_half_way_goes_on_without_a_grant_until_it_l
             return base.renewed(epoch, 0)
 
         with pytest.raises(TooFewMembers):
-            outbox._replication.change_members(change)
+            outbox.facts.replication.change_members(change)
         assert outbox.append(0, b"alone").result(WAIT_S) == 1
         kept = promised(members.world.root / "outbox")
         assert kept.ungranted["orders-0"].start_offset == 1
