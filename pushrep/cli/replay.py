@@ -43,6 +43,10 @@ class Until(NamedTuple):
             return False
         return self.timestamp_ms is None or record.timestamp_ms < self.timestamp_ms
 
+    def is_reached(self, position: int) -> bool:
+        """Whether nothing before it comes from `position` on, so that who follows need not wait for what is behind."""
+        return self.offset is not None and position >= self.offset
+
 
 @click.command()
 @click.argument("where", metavar="DIRECTORY|ADDRESS")
@@ -113,7 +117,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
                 raise
             click.echo(f"nothing to replay: {refused.why}", err=True)
             running = None
-        stream = opened.enter_context(out.open("wb")) if out is not None else sys.stdout.buffer
+        stream = opened.enter_context(out.open("wb" if force else "xb")) if out is not None else sys.stdout.buffer
         chosen = carrier or carrier_of(Path(where), topic)
         _run(running, stream, _Job(format_, partition, chosen, count, end, follow=follow, to_file=out is not None))
 
@@ -156,7 +160,7 @@ def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
 def _pieces(replay: Replay, job: _Job) -> Iterator[tuple[list[Record], int]]:
     """Records batch by batch, each with the offset behind it, up to the count and the end that were asked for."""
     left = job.limit
-    if left == 0:
+    if left == 0 or job.until.is_reached(replay.position):
         return
     for batch in replay.batches():
         records = batch.records()
@@ -167,7 +171,7 @@ def _pieces(replay: Replay, job: _Job) -> Iterator[tuple[list[Record], int]]:
         is_cut = len(before) < len(records)
         behind = before[-1].offset + 1 if before else max(batch.start, batch.batch.header.base_offset)
         yield before, behind if is_cut else replay.position
-        if is_cut or left == 0:
+        if is_cut or left == 0 or job.until.is_reached(replay.position):
             return
 
 

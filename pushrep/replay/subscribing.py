@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Record
-from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.errors import ReplayRefused, ReplayTruncated
 from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
 from pushrep.replay.recording_info import RecordingInfo
 from pushrep.replay.replay import Replay
@@ -44,6 +44,7 @@ class ReplayedLog:
         self._replay: Replay | None = None
         self._position = -1
         self._ahead: deque[Record] = deque()
+        self._cut: ReplayTruncated | None = None
 
     def bounds(self) -> tuple[int, int]:
         """Readable offsets [start, end), now. Raises ReplayRefused (UNKNOWN_RECORDING)."""
@@ -60,17 +61,29 @@ class ReplayedLog:
             return replay.position if replay.position < end else None
 
     def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
-        """At most `count` of the records that have come from `position` on, and the next position. Never waits."""
-        if self._replay is None or position != self._position:
+        """At most `count` of the records that have come from `position` on, and the next position. Never waits.
+
+        A replay that was ended, whoever did it, is begun anew. Raises ReplayTruncated as long as the position stays the
+        one that the log was cut below, ReplayFailed, ReplayRefused.
+        """
+        replay = self._replay
+        if replay is None or position != self._position or (replay.end_reason is not None and not self._ahead):
+            if self._cut is not None and position == self._position:
+                raise self._cut
             self.close()
-            self._replay = self._client.replay(ReplayRequest(self._name, position, length=FOLLOW))
+            replay = self._replay = self._client.replay(ReplayRequest(self._name, position, length=FOLLOW))
+            self._position, self._cut = position, None
         if len(self._ahead) < count:
-            self._ahead.extend(self._replay.poll())
+            try:
+                self._ahead.extend(replay.poll())
+            except ReplayTruncated as error:
+                self._cut = error
+                raise
         records = [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
         if self._ahead:
             self._position = records[-1].offset + 1 if records else position
         else:
-            self._position = max(position, self._replay.position)
+            self._position = max(position, replay.position)
         return records, self._position
 
     def close(self) -> None:

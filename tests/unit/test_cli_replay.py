@@ -73,6 +73,12 @@ def test_where_it_begins_and_ends(pushrep, logs, options, numbers):
     assert pushrep(logs, "orders-1", "--format", "raw", *options) == (0, lines(*numbers), "")
 
 
+@pytest.mark.parametrize("first", [0, 30])
+def test_until_an_offset_ends_a_following_one_before_anything_lies_behind(pushrep, logs, first):
+    options = ["--from", first, "--follow", "--until", 30, "--format", "raw"]
+    assert pushrep(logs, "orders-1", *options)[:2] == (0, lines(*range(first, 30)))
+
+
 def test_json_says_all_of_a_record(pushrep, logs):
     code, out, _ = pushrep(logs, "orders-1", "--from", "3", "--count", "1")
     assert code == 0

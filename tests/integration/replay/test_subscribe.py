@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import SegmentLog
-from pushrep.replay import ReplayClient, ReplayRefused
+from pushrep.replay import ReplayClient, ReplayRefused, ReplayTruncated
 from pushrep.startpoints import Consumed, PartitionLost, Startpoint, StartpointFailed, StartpointStore, StoreClosed
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.replay.conftest import until
@@ -155,3 +155,34 @@ def test_a_partition_that_is_not_there_is_refused(place, store):
         subscribe(place, store, partitions=[7])
     with pytest.raises(ReplayRefused, match="no recording other-0"):
         place.client().subscribe("other", consumer="billing", startpoints=store)
+
+
+def test_a_session_that_somebody_stopped_is_no_silent_stall(place, store):
+    """stop_all ends the sessions, not the consumers: these go on where they are."""
+    with place.client() as client, client.subscribe("orders", consumer="billing", startpoints=store) as consumer:
+        take(consumer, 2 * COUNT)
+        for partition in range(2):
+            assert client.stop_all(f"orders-{partition}") == 1
+        place.append(5)
+        assert take(consumer, 5) == {0: run(COUNT, COUNT + 5)}
+
+
+def test_a_consumer_above_a_cut_is_told_until_it_is_sent_elsewhere(world, store):
+    """No silent stall, and no other history read on as if it were the same."""
+    place = Node(world)
+    leader = place.leaders[0]
+    with subscribe(place, store, partitions=[0]) as consumer:
+        take(consumer, COUNT)
+        leader.stop()
+        assert place.client().truncate("orders-0", 49) == 49
+        with pytest.raises(ReplayTruncated):
+            until(consumer.poll)
+        leader.end = leader.start_offset = leader.watermark = 49
+        leader.epoch += 256
+        leader.come(place.node.address)
+        leader.append(*[b"y"] * COUNT)
+        for _ in range(3):
+            with pytest.raises(ReplayTruncated):
+                consumer.poll()
+        number = store.write("billing", "orders", 0, Startpoint.specific(49), "what was written anew")
+        assert take(consumer, 5) == {0: run(49, 54, number)}
