@@ -2,7 +2,9 @@
 
 import signal
 import sys
+import threading
 import time
+from contextlib import suppress
 from itertools import count
 
 import pytest
@@ -58,6 +60,38 @@ def test_a_log_under_interrupts(tmp_path, interrupts, torture):
     with SegmentLog.open(log.path) as opened:
         values = [record.value for record in opened.records(0)]
         assert opened.recovery.damaged_from is None
+    assert {offset: values[offset] for offset in acknowledged} == acknowledged
+
+
+def test_others_go_on_while_the_main_thread_is_interrupted(tmp_path, interrupts, torture):
+    """What they handed over is written, or refused because the log was poisoned: nobody waits for who is gone."""
+    log = SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=20_000, flush_ms=10))
+    acknowledged, over = {}, threading.Event()
+
+    def work(name):
+        with suppress(LogPoisoned):
+            for number in count():
+                value = b"%d %d" % (name, number)
+                acknowledged[log.append(value).base_offset] = value
+                if over.is_set():
+                    return
+
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    end_s = time.monotonic() + torture.count(1, 20)
+    while (time.monotonic() < end_s or not interrupts.count) and log._writer.is_writable:
+        with suppress(KeyboardInterrupt):
+            interrupts.armed = True
+            log.append(b"main")
+            interrupts.armed = False
+    over.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    log.close()
+    with SegmentLog.open(log.path) as opened:
+        values = [record.value for record in opened.records(0)]
     assert {offset: values[offset] for offset in acknowledged} == acknowledged
 
 
