@@ -18,7 +18,14 @@ from typing import Any, Literal, NamedTuple, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
-from tenacity import RetryCallState, Retrying, wait_random_exponential
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_fixed,
+    wait_random_exponential,
+)
 
 from filtering import METADATA_HEADER, StreamMetadata
 from partitioner.errors import (
@@ -70,8 +77,10 @@ _FINAL = frozenset(
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
 )
+_NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
 _MAX_BLOCK_MS = 60_000  # as Kafka's own producer waits for room
 _METADATA_TIMEOUT_S = 30
+_APPEARS_WITHIN_S = 3.0  # a topic that was just made is not known to every broker yet
 _DRAIN_S = 5.0
 _POLL_S = 0.05
 _PAUSE = wait_random_exponential(multiplier=0.05, max=5.0)
@@ -116,7 +125,7 @@ class SourcePartitionProducer:
         if carrier not in {"key", "header"}:
             raise BadPartitionerSetting("carrier", carrier, '"key" or "header"')
         self.topic, self._carrier, self._max_block_s = topic, carrier, max_block_ms / 1000
-        self._config = _held(config)
+        self._config = held_settings(config)
         self._books: Books[_Record] = Books()
         self._reports: deque[_Report] = deque()
         self._lock = threading.RLock()
@@ -307,15 +316,27 @@ class SourcePartitionProducer:
     def _pinned(self, wanted: int | None) -> int:
         if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
             raise BadPartitionerSetting("partition_count", wanted, "None or a whole number from 1 on")
+        for attempt in Retrying(
+            retry=retry_if_exception_type(NoSuchTopic),
+            stop=stop_after_delay(_APPEARS_WITHIN_S),
+            wait=wait_fixed(_POLL_S),
+            reraise=True,
+        ):
+            with attempt:
+                found = self._partitions()
+        if wanted is not None and found < wanted:
+            raise TopicShrunk(wanted, found)
+        refuse_compaction(self._config, self.topic)
+        return found if wanted is None else wanted
+
+    def _partitions(self) -> int:
+        """As the broker that is asked knows it. Raises NoSuchTopic, KafkaException."""
         found = self._client.list_topics(self.topic, timeout=_METADATA_TIMEOUT_S).topics[self.topic]
-        if found.error is not None:
-            if found.error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:  # noqa: SLF001
-                raise NoSuchTopic(self.topic)
+        if found.error is not None and found.error.code() not in _NOT_THERE:
             raise KafkaException(found.error)
-        if wanted is not None and len(found.partitions) < wanted:
-            raise TopicShrunk(wanted, len(found.partitions))
-        _refuse_compaction(self._config, self.topic)
-        return len(found.partitions) if wanted is None else wanted
+        if found.error is not None or not found.partitions:
+            raise NoSuchTopic(self.topic)
+        return len(found.partitions)
 
 
 def _serve(client: Producer, timeout_s: float) -> None:
@@ -327,7 +348,7 @@ def _serve(client: Producer, timeout_s: float) -> None:
             raise
 
 
-def _held(config: Mapping[str, Any]) -> dict[str, Any]:
+def held_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The user's settings and those that hold the prefix condition. Raises BreaksPrefixCondition."""
     for name, value in config.items():
         if name in _OURS:
@@ -339,7 +360,8 @@ def _held(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **{name: value for name, (value, _) in _HELD.items()}}
 
 
-def _refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
+def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
+    """Ask the broker for the topic's cleanup.policy. Raises TopicCompacted, KafkaException."""
     names = {name: value for name, value in config.items() if name not in _HELD}
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(names)  # held until it has answered

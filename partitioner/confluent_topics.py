@@ -1,0 +1,45 @@
+"""What a relay has to know of a topic before it sends: which topic this is, how many partitions, how long it keeps.
+
+A name says nothing about identity: a topic that is deleted and made anew counts its offsets from 0 again. So the
+incarnation, cluster id and topic id, is part of every PID.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from partitioner.errors import NoSuchTopic
+
+_TIMEOUT_S = 30
+_MASK = 2**64 - 1
+
+
+class TopicFacts(NamedTuple):
+    """`incarnation`: cluster id / topic id; `retention_ms`: None where nothing is deleted by age."""
+
+    incarnation: str
+    partitions: int
+    retention_ms: int | None
+
+
+def topic_facts(config: Mapping[str, Any], topic: str) -> TopicFacts:
+    """Ask the brokers; config: librdkafka's settings for servers and security. Raises NoSuchTopic, KafkaException."""
+    admin = AdminClient(dict(config))  # held until it has answered
+    cluster = admin.describe_cluster(request_timeout=_TIMEOUT_S)
+    described = admin.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)[topic]
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    settings = admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource]
+    try:
+        found = described.result(_TIMEOUT_S)
+        retention_ms = int(settings.result(_TIMEOUT_S)["retention.ms"].value)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise NoSuchTopic(topic) from error
+        raise
+    high, low = found.topic_id.get_most_significant_bits(), found.topic_id.get_least_significant_bits()
+    topic_id = UUID(int=(high & _MASK) << 64 | (low & _MASK))
+    incarnation = f"{cluster.result(_TIMEOUT_S).cluster_id}/{topic_id}"
+    return TopicFacts(incarnation, len(found.partitions), None if retention_ms < 0 else retention_ms)

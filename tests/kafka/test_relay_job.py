@@ -1,0 +1,201 @@
+"""The relay job on a real broker: topic with replays ─▶ Spark ─▶ second topic ─▶ plain consumer and replay filter.
+
+Contract "Spark", relay: inside foreachBatch, by (topic, partition) and in offset order, one task per source partition
+through SourcePartitionProducer; a batch that runs again sends again, and readers filter.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from filtering import StreamMetadata, producer_id
+from spark_jobs.demo.processes import processes
+from tests.kafka.plain_client import consume, create_topic, plain_producer
+from tests.kafka.topic_reader import read_filtered
+
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
+CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
+RECORDS, SOURCES, PID = 900, 3, 7
+DEADLINE_S = 240
+
+
+@pytest.fixture
+def jars(tool_or_skip):
+    pytest.importorskip("pyspark")
+    jars = sorted(LIBS.glob("*.jar"))
+    missing = [name for name in CONNECTOR if not any(jar.name.startswith(name) for jar in jars)]
+    tool_or_skip(f"Spark's Kafka connector lacks {', '.join(missing)}: run `make jars`" if missing else None)
+    return ",".join(map(str, jars))
+
+
+@pytest.fixture
+def topics(broker):
+    """A source of three partitions, in which every third stretch stands twice; a destination of two."""
+    tag = uuid.uuid4().hex[:8]
+    source, destination = f"relay-in-{tag}", f"relay-out-{tag}"
+    create_topic(broker.bootstrap_servers, source, partitions=SOURCES, retention_ms=-1)  # the records are old
+    create_topic(broker.bootstrap_servers, destination, partitions=2, retention_ms=-1)
+    producer = plain_producer(broker.bootstrap_servers)
+    for start in range(0, RECORDS, 100):
+        for again in range(1 + (start % 300 == 0)):
+            for partition in range(SOURCES):
+                for n in range(max(0, start - 40 * again), start + 100):
+                    producer.produce(
+                        source,
+                        key=StreamMetadata(PID, partition, n).pack(),
+                        value=b"%d" % n,
+                        partition=partition,
+                        timestamp=1_700_000_000_000 + n,
+                        headers=[("n", b"%d" % n)],
+                    )
+    assert producer.flush(60) == 0
+    return source, destination
+
+
+@pytest.fixture
+def relay(broker, topics, jars, tmp_path):
+    """Start the job in a process group of its own; at the end none is left."""
+    source, destination = topics
+    environment = os.environ | {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
+    }
+    quiet = (
+        "spark.ui.enabled=false",
+        "spark.sql.shuffle.partitions=2",
+        "spark.driver.host=127.0.0.1",
+        f"spark.jars={jars}",
+    )
+    started = []
+
+    def start(*arguments):
+        command = [
+            *(sys.executable, "-m", "spark_jobs.jobs.relay", "--source", "kafka", "--topic", source),
+            *("--source-option", f"kafka.bootstrap.servers={broker.bootstrap_servers}", "--to-topic", destination),
+            *("--checkpoint", str(tmp_path / "checkpoint"), "--max-records-per-trigger", "1500", "--json", "-"),
+            *("--application", "billing", "--to-option", "log_level=0"),
+            *(part for setting in quiet for part in ("--conf", setting)),
+            *arguments,
+        ]
+        errors = (tmp_path / f"errors-{len(started)}").open("w+")
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        process.errors = errors
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        kill_group(process)
+        process.stdout.close()
+        process.errors.close()
+
+
+def kill_group(process):
+    """kill -9 for Python, its JVM and the JVM's workers, and wait until all are gone."""
+    deadline = time.monotonic() + 30
+    while alive := [p for p in processes() if p.session == process.pid and p.alive]:
+        for member in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
+        process.poll()
+        assert time.monotonic() < deadline, f"alive after kill -9: {alive}"
+        time.sleep(0.01)
+    process.wait(timeout=30)
+
+
+def told(process):
+    process.errors.seek(0)
+    return process.errors.read()[-9000:]
+
+
+def finished(process):
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, told(process)
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def until_in_the_middle(process):
+    """Read events until a batch is done; others are still to come. The next one then runs."""
+    seen = []
+    for line in process.stdout:
+        event = json.loads(line)
+        seen.append(event)
+        assert event["event"] != "failed", f"{seen} {told(process)}"
+        if event["event"] == "batch" and event["kept"]:
+            return
+    raise AssertionError(f"{seen} {told(process)}")
+
+
+def relayed_pid(broker, tmp_path, source):
+    pin = json.loads((tmp_path / "checkpoint-relay" / "epoch-0.json").read_text())
+    assert (pin["partition_count"], pin["application"], pin["carrier"]) == (2, "billing", "key")
+    incarnation = pin["sources"][f"{source}-0"]
+    return producer_id(application="billing", stream=source, source=incarnation, destination=pin["destination"])
+
+
+def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, relay, tmp_path):
+    """Contract "Spark", relay: each record once behind a filter, order per source partition, over a kill -9."""
+    source, destination = topics
+    first = relay()
+    until_in_the_middle(first)
+    kill_group(first)
+    as_if_killed_a_moment_earlier(tmp_path)
+    before = sum(len(consume(broker.bootstrap_servers, destination, partition)) for partition in range(2))
+    assert 0 < before < RECORDS * SOURCES, "killed in the middle"
+    # n is pinned at the first use: partitions that come later are not used.
+    grow(broker, destination, 5)
+    events = finished(relay())
+    assert events[-1]["event"] == "stopped"
+
+    pid = relayed_pid(broker, tmp_path, source)
+    found = read_filtered(broker.bootstrap_servers, destination, 5)
+    assert set(found.visible) == {(pid, partition) for partition in range(SOURCES)}, "one PID, of this hop"
+    for partition in range(SOURCES):
+        seen = found.of(pid, partition)
+        assert [int(record.value) for record in seen] == list(range(RECORDS))
+        assert [record.timestamp_ms for record in seen] == [1_700_000_000_000 + n for n in range(RECORDS)]
+        assert all(record.headers == (("n", record.value),) for record in seen)
+        offsets = [StreamMetadata.unpack(record.key).offset for record in seen]
+        own = {record.offset: record.value for record in consume(broker.bootstrap_servers, source, partition)}
+        assert [own[offset] for offset in offsets] == [record.value for record in seen], "the record's own topic offset"
+    assert found.copies >= before, "what the killed job had sent was sent again"
+    assert all(consume(broker.bootstrap_servers, destination, partition) == [] for partition in range(2, 5))
+
+
+def grow(broker, topic, partitions):
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+
+
+def as_if_killed_a_moment_earlier(place):
+    """Batch 0 is in the topic; that it was done is not written down, neither as marks nor as a commit."""
+    shutil.rmtree(place / "checkpoint-marks")
+    for log, kept in (("offsets", "0"), ("commits", None)):
+        for path in (place / "checkpoint" / log).glob("*"):
+            if path.name != kept:
+                path.unlink()
