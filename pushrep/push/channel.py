@@ -357,7 +357,9 @@ class Channel:
                 raise ConnectionError("the replica closed the connection")
             for answer in protocol.buffer_updated(count):
                 if isinstance(answer, Answer) and isinstance(answer.message, AppendRecordsResponse):
-                    self._answered(self._in_flight.pop(answer.correlation_id), answer.message)
+                    # In flight until every part is done: if one raises, the others are given up with the connection.
+                    self._answered(self._in_flight[answer.correlation_id], answer.message)
+                    self._in_flight.pop(answer.correlation_id, None)
             if self._sock is not sock or not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
                 return
 

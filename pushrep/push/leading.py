@@ -171,7 +171,10 @@ class Leading:
     def _tick(self) -> None:
         while not self._stop.wait(self._lag_ms / 1000 / _TICKS_PER_LAG):
             for led in self.partitions.values():
-                led.on_tick(self._clock.monotonic_ms())
+                try:
+                    led.on_tick(self._clock.monotonic_ms())
+                except Exception:  # noqa: BLE001 - one log that fails keeps no other's replicas in sync
+                    _LOG.exception("%s: a look at who lags failed", led.tp)
 
 
 class _Driver:
@@ -223,6 +226,12 @@ class _Driver:
                 patiently(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._tell)  # type: ignore[misc]
             except PushError:  # stopped
                 return
+            except Exception as error:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
+                _LOG.exception("%s: sessions can't begin", self.replica)
+                self.trouble = f"{type(error).__name__}: {error}"
+                with self._changed:
+                    self._failures += 1
+                    self._wanted += wanted
 
     def _begin(self, wanted: Sequence[TopicIdPartition]) -> None:
         with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
@@ -263,10 +272,15 @@ class _Driver:
             _LOG.warning("%s refuses our grant: %s", self.replica, answer.error_code.meaning)
 
     def _take(self, replica_epoch: int, description: LogDescription) -> None:
+        why = description.error_code.meaning
         if description.error_code is ErrorCode.NONE:
-            self._leading.start_session(self.replica, replica_epoch, description)
-            return
-        _LOG.warning("%s: %s: %s", description.tp, self.replica, description.error_code.meaning)
+            try:
+                self._leading.start_session(self.replica, replica_epoch, description)
+            except ValueError as error:  # no log has such a list of epochs
+                why = str(error)
+            else:
+                return
+        _LOG.warning("%s: %s: %s", description.tp, self.replica, why)
         self.begin_anew(description.tp, is_first_success=False)
 
     def _tell(self, error: BaseException) -> None:

@@ -190,7 +190,7 @@ class LedPartition:
             if failure is None and self.leader.high_watermark < end_offset:
                 heapq.heappush(self._waiting, (end_offset, next(self._tickets), callback))
                 return
-        callback(failure if self.leader.high_watermark < end_offset else None)
+        self._tell(callback, failure if self.leader.high_watermark < end_offset else None)
 
     def close(self) -> None:
         """Nobody waits any more: what is not replicated may still be."""
@@ -218,7 +218,14 @@ class LedPartition:
                 done += [(callback, failure) for _, _, callback in sorted(self._waiting)]
                 self._waiting.clear()
         for callback, error in done:
+            self._tell(callback, error)
+
+    def _tell(self, callback: OnReplicated, error: BaseException | None) -> None:
+        """A fault of one who waited is logged: others wait behind it, and the answer that it came with is not over."""
+        try:
             callback(error)
+        except Exception:  # noqa: BLE001 - it is not ours
+            _LOG.exception("%s: who waited for replicas failed", self.tp)
 
     def _apply(self, effects: Sequence[LeaderEffect]) -> None:
         for effect in effects:

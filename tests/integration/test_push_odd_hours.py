@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID, uuid4
@@ -207,6 +208,74 @@ def test_who_leads_and_who_wants_to_asks_for_the_logs_that_an_answer_left_out(wo
             for partition in range(4):
                 outbox.append(partition, b"on both").result(WAIT_S)
             wait_for_all(outbox)
+
+
+# -- faults of others ----------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_described_nonsense_is_asked_again(world, monkeypatch):
+    """A session begins anew with backoff: the thread that begins them outlives a list of epochs that is none."""
+    world.node(1)
+    described, nonsense = (
+        answers._description,
+        [EpochStart(epoch=5, start_offset=7), EpochStart(epoch=4, start_offset=3)],
+    )
+    asked = []
+
+    def description(replica):
+        asked.append(replica)
+        return replace(described(replica), leader_epochs=nonsense if len(asked) == 1 else ())
+
+    with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
+        fill(outbox, 1)
+        wait_for_all(outbox)
+        world.nodes[1].stop()
+        monkeypatch.setattr(answers, "_description", description)
+        world.node(1)
+        fill(outbox, 1)
+        wait_for_all(outbox)
+    assert len(asked) > 1
+
+
+def test_one_who_waited_and_fails_takes_nobody_with_him(world):
+    """A receipt resolves once: also behind a callback that raises."""
+    service = world.service([world.node(1)], name="service")
+    service.start()
+    said, told = [], threading.Event()
+
+    def fails(error):
+        said.append(error)
+        raise RuntimeError
+
+    service.leading.when_replicated(0, 1, fails)
+    service.leading.when_replicated(0, 1, lambda error: (said.append(error), told.set()))
+    service.append(b"one")
+    assert told.wait(WAIT_S)
+    assert said == [None, None]
+
+
+def test_r2_parts_behind_one_that_fails_here_are_sent_again(world, monkeypatch):
+    """One request carries many partitions; a log of ours that fails over its answer leaves none hanging."""
+    settings = replace(QUICK, linger_ms=50)
+    service = world.service([world.node(1)], name="service", partitions=2, settings=settings)
+    service.start()
+    for partition in (0, 1):
+        service.append(b"one", partition=partition)
+        service.wait_for_all(partition)
+    rises, failed = SegmentLog.advance_high_watermark, []
+
+    def fails_once(log, offset):
+        if not failed:
+            failed.append(log)
+            raise OSError("the checkpoint's disk")
+        return rises(log, offset)
+
+    monkeypatch.setattr(SegmentLog, "advance_high_watermark", fails_once)
+    for partition in (0, 1):
+        service.append(b"two", partition=partition)
+    for partition in (0, 1):
+        service.wait_for_all(partition)
+    assert failed
 
 
 # -- forks ---------------------------------------------------------------------------------------------------------
