@@ -1,4 +1,4 @@
-"""The headers of AppendRecords and its answer, written without fastavro: the same bytes in half the time.
+"""The headers of AppendRecords, its answer and ReplayData, written without fastavro: the same bytes in half the time.
 
 Avro writes a record as its fields one after another, a number as a zigzag varint (as Kafka does), a string as its
 length and its bytes, an array as a count, the items and a zero. A session's first fields are written once and kept.
@@ -17,6 +17,7 @@ from pushrep.protocol.push_messages import (
     AppendRecordsResponse,
     AppendRecordsResult,
 )
+from pushrep.protocol.replay_messages import ReplayData
 from pushrep.protocol.structs import Bodies
 from pushrep.protocol.values import Struct, size_of
 from pushrep.records.varint import VARINTS
@@ -83,6 +84,14 @@ def write_response(response: AppendRecordsResponse, _bodies: Bodies) -> bytes | 
     return b"".join(out)
 
 
+def write_replay_data(data: ReplayData, bodies: Bodies) -> bytes:
+    """The header of a ReplayData; its records go to `bodies`."""
+    varints, records = VARINTS, data.records
+    bodies.append(records)
+    numbers = (data.session_id, data.start_offset, data.end_offset, data.tip_offset, size_of(records) if records else 0)
+    return b"".join([varints[number] for number in numbers])
+
+
 def _has_fields(struct: type[Any], names: str) -> bool:
     return [field.name for field in fields(struct)] == names.split()
 
@@ -99,8 +108,10 @@ assert _has_fields(
 )
 assert _has_fields(AppendRecordsRequest, "partitions")
 assert _has_fields(AppendRecordsResponse, "error_code results grants")
+assert _has_fields(ReplayData, "session_id start_offset end_offset tip_offset records")
 
 HOT_WRITERS: dict[type[Struct], HeaderWriter] = {
     AppendRecordsRequest: write_request,
     AppendRecordsResponse: write_response,
+    ReplayData: write_replay_data,
 }

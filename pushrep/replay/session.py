@@ -35,6 +35,7 @@ class ReplaySession:
         self.last_progress_ms = now_ms
         self._end, self._left = plan.end, plan.records
         self._settings, self._now_ms = settings, now_ms
+        self._beats_together_ms = max(1, settings.heartbeat_ms // 20)
         self._connect_by_ms = now_ms + settings.connect_timeout_ms
         self._is_opened = self._is_attached = False
         self._credit = 0
@@ -60,7 +61,10 @@ class ReplaySession:
 
     @property
     def next_turn_ms(self) -> int:
-        """Until then a turn would do nothing, unless something happens: an event, or news of the log."""
+        """Until then no turn is needed, unless something happens: an event, or news of the log.
+
+        Heartbeats are late by a twentieth at most, so that those of many sessions fall together and wake a node once.
+        """
         match self.state:
             case ReplayState.INIT:
                 return self._connect_by_ms
@@ -69,6 +73,7 @@ class ReplaySession:
                     since_ms = max(self.last_progress_ms, self._under_way_since_ms)
                     return since_ms + self._settings.liveness_timeout_ms
                 beat_ms = self._heard_ms + self._settings.heartbeat_ms
+                beat_ms += -beat_ms % self._beats_together_ms
                 return min(beat_ms, self._send_from_ms) if self._send_from_ms > self._now_ms else beat_ms
             case _:
                 return self._end_due_ms

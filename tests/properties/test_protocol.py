@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pushrep.protocol.calls import PLACE_OF
 from pushrep.protocol.frames import FrameLimits, FrameReader
 from pushrep.protocol.push_messages import AppendRecordsRequest, AppendRecordsResponse
+from pushrep.protocol.replay_messages import ReplayData
 from pushrep.protocol.structs import road_of
 from pushrep.protocol.values import Records, Within
 from pushrep.protocol.vocabulary import VOCABULARY
@@ -126,7 +127,7 @@ def test_the_road_by_hand_is_the_road_by_the_table(message):
     assert spoken.road.body_bytes(datum) == road.body_bytes(datum)
 
 
-@given(message=messages_of(AppendRecordsRequest) | messages_of(AppendRecordsResponse))
+@given(message=messages_of(AppendRecordsRequest) | messages_of(AppendRecordsResponse) | messages_of(ReplayData))
 def test_the_header_by_hand_is_fastavros(message):
     spoken = VOCABULARY._spoken[(*PLACE_OF[type(message)], newest(message))]
     bodies, by_hand = [], []
