@@ -337,3 +337,14 @@ def test_a_counter_lets_nothing_out_above_the_stable_offset():
     driver = Driver(bound="applied").started()
     facts = LogFacts(start=0, written=100, flushed=80, high_watermark=60)
     assert only(driver(e.Turn(facts, counter=1_000)), e.ReadBlock).limit == 60
+
+
+def test_heartbeats_of_many_sessions_fall_together_and_are_late_by_a_twentieth_at_most():
+    dues = set()
+    for begun in range(1_001, 1_050):
+        one = Driver(position=100)
+        one(e.Opened(), e.Attached(1), at=begun)
+        due = one.session.next_turn_ms
+        assert 0 <= due - begun - SETTINGS.heartbeat_ms < SETTINGS.heartbeat_ms // 20
+        dues.add(due)
+    assert len(dues) == 1
