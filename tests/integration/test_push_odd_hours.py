@@ -254,30 +254,6 @@ def test_one_who_waited_and_fails_takes_nobody_with_him(world):
     assert said == [None, None]
 
 
-def test_r2_parts_behind_one_that_fails_here_are_sent_again(world, monkeypatch):
-    """One request carries many partitions; a log of ours that fails over its answer leaves none hanging."""
-    settings = replace(QUICK, linger_ms=50)
-    service = world.service([world.node(1)], name="service", partitions=2, settings=settings)
-    service.start()
-    for partition in (0, 1):
-        service.append(b"one", partition=partition)
-        service.wait_for_all(partition)
-    rises, failed = SegmentLog.advance_high_watermark, []
-
-    def fails_once(log, offset):
-        if not failed:
-            failed.append(log)
-            raise OSError("the checkpoint's disk")
-        return rises(log, offset)
-
-    monkeypatch.setattr(SegmentLog, "advance_high_watermark", fails_once)
-    for partition in (0, 1):
-        service.append(b"two", partition=partition)
-    for partition in (0, 1):
-        service.wait_for_all(partition)
-    assert failed
-
-
 # -- forks ---------------------------------------------------------------------------------------------------------
 
 
