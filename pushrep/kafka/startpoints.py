@@ -13,6 +13,7 @@ Format: docs/formats/startpoints.md.
 """
 
 import json
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,8 +31,12 @@ from pushrep.startpoints.changing import View
 from pushrep.startpoints.errors import NotWritten, Overtaken
 from pushrep.startpoints.events import Applied, Consumed, Failed, Written, to_json
 
+_QUIET = logging.getLogger("pushrep.kafka.startpoints.librdkafka")
+_QUIET.propagate = False  # to be fenced is no news, and it would tell it as fatal; what matters is raised
+_QUIET.addHandler(logging.NullHandler())
 _FENCED = {
     KafkaError._FENCED,  # noqa: SLF001 - its only name
+    KafkaError._FATAL,  # noqa: SLF001 - fenced before this call
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
@@ -153,7 +158,7 @@ class TopicFacts:
             "transactional.id": f"pushrep-startpoints-{self._topic}",
             "transaction.timeout.ms": 60_000,
             "linger.ms": 0,
-            "log_level": 0,
+            "logger": _QUIET,
         }
         producer = Producer(settings)
         try:
@@ -169,7 +174,12 @@ class TopicFacts:
         reports: list[tuple[KafkaError | None, Message]] = []
         for key, value in records:
             producer.produce(self._topic, value, key, 0, on_delivery=lambda *report: reports.append(report))
-        producer.flush(self._timeout_s)
+        try:
+            producer.flush(self._timeout_s)
+        except SystemError as raised:  # how a fatal error comes out when a delivery is reported behind it
+            if isinstance(raised.__cause__, KafkaException):
+                raise raised.__cause__ from raised
+            raise
         for error, _ in reports:
             if error is not None:
                 raise KafkaException(error)
@@ -190,7 +200,7 @@ class TopicFacts:
         """This producer is done with; what it began is aborted by the next one, or by the brokers in a minute."""
         self._producer = None
         code = error.args[0]
-        if is_known and (code.code() in _FENCED or code.fatal()):
+        if is_known and code.code() in _FENCED:
             raise Overtaken(self.place) from error
         raise NotWritten(self.place, code.str(), is_known=is_known) from error
 

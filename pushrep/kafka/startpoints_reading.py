@@ -32,6 +32,7 @@ class TopicReading:
         own = {
             "group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True,
             "isolation.level": "read_committed", "auto.offset.reset": "error", "check.crcs": True, "log_level": 0,
+            "fetch.wait.max.ms": 10, "fetch.error.backoff.ms": 10,
         }  # fmt: skip
         self._consumer = Consumer({**settings, **own})
         self._lock = threading.Lock()

@@ -1,15 +1,31 @@
 """The store in a compacted topic, on a real broker: what the one in a directory is shown to do, and what is its own."""
 
+import inspect
 import itertools
+import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 
 from pushrep.kafka import KafkaDestination
-from pushrep.startpoints import Startpoint, StoreUnavailable
+from pushrep.startpoints import (
+    Applied,
+    CorruptStore,
+    LogFacts,
+    PartitionLost,
+    Startpoint,
+    State,
+    StoreClosed,
+    StoreUnavailable,
+)
 from pushrep.testing import SimulatedClock
-from tests.kafka.plain_client import consume, create_topic
+from tests.kafka.plain_client import consume, create_topic, plain_producer, send
+from tests.unit import test_startpoints_store as directory_store
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
+LOG = LogFacts(start=10, end=100, first_at=lambda ms: None, log_id="a")
 _names = (f"startpoints-{number}" for number in itertools.count())
 
 
@@ -55,3 +71,162 @@ def test_a_topic_that_would_forget_is_refused_by_name(broker, settings):
         opened(broker, name)
     with pytest.raises(StoreUnavailable, match="no such topic"):
         opened(broker, "startpoints-none")
+
+
+def of_any_store():
+    """The directory store's tests that look at no disk: here `store` is the one above."""
+    for name, test in vars(directory_store).items():
+        if name.startswith("test_"):
+            wanted = inspect.signature(test).parameters
+            if "store" in wanted and not {"disk", "real"} & set(wanted):
+                yield name, test
+
+
+SHARED = dict(of_any_store())
+globals().update(SHARED)
+
+
+def test_one_suite_is_for_both_stores():
+    assert len(SHARED) > 25
+    assert "test_who_lost_the_partition_can_do_nothing" in SHARED
+
+
+def test_compaction_takes_replaced_checkpoints_only(broker, topic, store):
+    claim = store.claim("billing", "orders", 0)
+    for offset in (60, 70):
+        store.commit(claim, offset)
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    store.start(claim, LOG)
+    store.start(claim, LOG)
+    store.commit(claim, 30, sequence=sequence)
+    store.consume(claim, sequence)
+    store.consume(claim, sequence)
+    keys = [seen.key.decode() for seen in consume(broker.bootstrap_servers, topic)]
+    facts = [key for key in keys if not key.startswith("checkpoint/")]
+    reader = "billing/orders/0/"
+    assert facts == [
+        "format",
+        f"written/{sequence}",
+        f"applied/{sequence}/{reader}",
+        f"consumed/{sequence}/{reader}",
+    ]
+    assert keys.count(f"checkpoint/{reader}") == 4
+
+
+def test_writers_that_take_turns_see_each_other(broker, topic):
+    """A writer reads up to its own record before it uses it; who was fenced does it again and loses nothing."""
+    with opened(broker, topic) as one, opened(broker, topic) as other:
+        written = [
+            store.write("billing", "orders", 0, Startpoint.specific(20 + number), "go")
+            for number, store in enumerate([one, other, one, other, one])
+        ]
+        assert written == sorted(set(written))
+        assert one.history() == other.history()
+        assert [fact.sequence for fact in one.history()] == written
+        old, new = one.claim("billing", "orders", 0), other.claim("billing", "orders", 0)
+        with pytest.raises(PartitionLost):
+            one.start(old, LOG)
+        assert other.start(new, LOG).offset == 24
+
+
+def test_the_first_applied_in_log_order_wins(broker, topic):
+    with opened(broker, topic) as writer:
+        sequence = writer.write("billing", "orders", 0, Startpoint.latest(), "go")
+        claim = writer.claim("billing", "orders", 0)
+    offsets = []
+
+    def apply(end):
+        with opened(broker, topic) as store:
+            log = LogFacts(start=10, end=end, first_at=lambda ms: None, log_id="a")
+            offsets.append(store.apply(claim, log).offset)
+
+    threads = [threading.Thread(target=apply, args=(end,)) for end in (100, 200, 300)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(offsets) == 3
+    assert len(set(offsets)) == 1, "resolved once, and all use that"
+    with opened(broker, topic) as store:
+        [applied] = [fact for fact in store.history() if isinstance(fact, Applied)]
+        assert (applied.sequence, applied.offset) == (sequence, offsets[0])
+
+
+WRITER = """
+import sys
+from pushrep.kafka import KafkaDestination
+from pushrep.kafka.startpoints import open_store
+from pushrep.startpoints import Startpoint
+
+servers, topic, consumer = sys.argv[1:]
+with open_store(KafkaDestination(bootstrap_servers=servers, topic=topic), lock_wait_s=120) as store:
+    for offset in range(5):
+        print(store.write(consumer, "orders", 0, Startpoint.specific(offset), "go"), flush=True)
+"""
+
+
+def test_writers_in_several_processes_lose_nothing(broker, topic):
+    """Concurrent writers: each sequence that was told is there, once, and is its writer's."""
+    consumers = ("billing", "audit", "report")
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, broker.bootstrap_servers, topic, name], stdout=subprocess.PIPE, text=True
+        )
+        for name in consumers
+    ]
+    told = [[int(line) for line in writer.communicate(timeout=200)[0].split()] for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    with opened(broker, topic) as store:
+        for name, sequences in zip(consumers, told, strict=True):
+            mine = [fact for fact in store.history() if fact.target.consumer == name]
+            assert [fact.sequence for fact in mine] == sequences
+            assert [fact.startpoint.value for fact in mine] == list(range(5))
+
+
+KILLED = """
+import os, signal, sys
+from pushrep.kafka import KafkaDestination
+from pushrep.kafka.startpoints import TopicFacts, open_store
+from pushrep.startpoints import Startpoint
+
+def killed(self, producer, records):
+    sent(self, producer, records)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+store = open_store(KafkaDestination(bootstrap_servers=sys.argv[1], topic=sys.argv[2]))
+sent, TopicFacts._sent = TopicFacts._sent, killed
+store.write("billing", "orders", 0, Startpoint.specific(30), "never told")
+"""
+
+
+def test_who_is_killed_within_a_change_leaves_nothing_and_holds_nobody(broker, topic, store):
+    first = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    killed = subprocess.run([sys.executable, "-c", KILLED, broker.bootstrap_servers, topic], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert store.read("billing", "orders", 0).sequence == first
+    second = store.write("billing", "orders", 0, Startpoint.specific(40), "go")
+    assert [fact.sequence for fact in store.history()] == [first, second]
+    assert store.read("billing", "orders", 0).state is State.PENDING
+
+
+def test_records_of_others_are_refused_by_name(broker, topic, store):
+    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    send(plain_producer(broker.bootstrap_servers), topic, [(b"written/7", b'{"event": "written"}')])
+    with pytest.raises(CorruptStore, match="take a topic of its own"):
+        store.read("billing", "orders", 0)
+    with pytest.raises(CorruptStore, match="take a topic of its own"):
+        store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+
+
+def test_after_close_everything_raises_here_too(store):
+    claim = store.claim("billing", "orders", 0)
+    store.close()
+    store.close()
+    for use in (
+        lambda: store.write("billing", "orders", 0, Startpoint.earliest(), "go"),
+        lambda: store.start(claim, LOG),
+        store.history,
+        store.size_bytes,
+    ):
+        with pytest.raises(StoreClosed):
+            use()

@@ -288,8 +288,10 @@ def test_a_store_elsewhere(run, out, tmp_path):
     assert set_(run, out, "--to", "1", "--store", tmp_path / "elsewhere")[0] == 0
     assert run("history", out)[1] == ""
     assert run("history", out, "--store", tmp_path / "elsewhere")[1] != ""
-    code, _, said = set_(run, out, "--to", "1", "--store", "kafka://localhost/startpoints")
-    assert (code, "open_store" in said) == (1, True)
+    code, _, said = set_(run, out, "--to", "1", "--store", "kafka:startpoints")
+    assert (code, "say where, --bootstrap-servers" in said) == (2, True)
+    code, _, said = set_(run, out, "--to", "1", "--bootstrap-servers", "localhost:9092")
+    assert (code, "are for --store kafka:TOPIC" in said) == (2, True)
 
 
 def test_as_a_process_of_its_own(out):

@@ -107,33 +107,32 @@ def test_the_stored_resolution_is_used_again_though_the_log_has_grown(store):
 
 
 def test_the_newest_wins_and_nothing_older_comes_back(store):
-    for offset in (20, 30):
-        store.write("billing", "orders", 0, Startpoint.specific(offset), "go")
+    _, newest = (store.write("billing", "orders", 0, Startpoint.specific(offset), "go") for offset in (20, 30))
     claim = store.claim("billing", "orders", 0)
     start = store.start(claim, LOG)
-    assert (start.offset, start.sequence) == (30, 2)
-    store.commit(claim, 31, sequence=2)
+    assert (start.offset, start.sequence) == (30, newest)
+    store.commit(claim, 31, sequence=newest)
     assert store.read("billing", "orders", 0) is None, "the older one is below the committed sequence"
-    store.consume(claim, 2)
-    assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [2], "only that sequence"
+    store.consume(claim, newest)
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [newest], "only that sequence"
 
 
 def test_one_written_while_the_older_was_applied_is_next(store):
     claim = store.claim("billing", "orders", 0)
-    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    older = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
     store.start(claim, LOG)
     store.write("billing", "orders", 0, Startpoint.specific(50), "no, there")
-    store.commit(claim, 22, sequence=1)
+    store.commit(claim, 22, sequence=older)
     assert store.start(claim, LOG, position=22).offset == 50
 
 
 @pytest.mark.parametrize("target", [("billing", "orders", None), (None, "orders", 0), (None, "orders", None)])
 def test_a_wide_startpoint_is_taken_by_each_reader_for_itself(store, target):
-    store.write(*target, Startpoint.specific(20), "all of you")
+    wide = store.write(*target, Startpoint.specific(20), "all of you")
     first = store.claim("billing", "orders", 0)
     assert store.start(first, LOG).offset == 20
-    store.commit(first, 30, sequence=1)
-    store.consume(first, 1)
+    store.commit(first, 30, sequence=wide)
+    store.consume(first, wide)
     other = ("billing", "orders", 1) if target[2] is None else ("audit", "orders", 0)
     assert store.read(*other).state is State.PENDING
     assert store.start(store.claim(*other), LOG).offset == 20
@@ -190,10 +189,10 @@ def test_a_stored_offset_that_the_log_lost_fails_and_is_not_resolved_anew(store,
 
 def test_a_relative_one_counts_from_where_the_consumer_stands(store):
     claim = store.claim("billing", "orders", 0)
-    store.write("billing", "orders", 0, Startpoint.relative(records=-15), "again")
+    first = store.write("billing", "orders", 0, Startpoint.relative(records=-15), "again")
     with pytest.raises(StartpointFailed, match="no checkpoint to count from"):
         store.start(claim, LOG)
-    store.cancel(1, "first let it run")
+    store.cancel(first, "first let it run")
     store.commit(claim, 60)
     store.write("billing", "orders", 0, Startpoint.relative(records=-15), "again")
     assert store.start(claim, LOG).offset == 45
@@ -209,55 +208,55 @@ def test_a_relative_time_counts_from_when_it_was_written(store, clock):
 
 
 def test_who_lost_the_partition_can_do_nothing(store):
-    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
     old = store.claim("billing", "orders", 0)
     store.start(old, LOG)
     new = store.claim("billing", "orders", 0)
     store.start(new, LOG)
-    store.commit(new, 30, sequence=1)
+    store.commit(new, 30, sequence=sequence)
     for use in (
         lambda: store.start(old, LOG),
         lambda: store.apply(old, LOG),
-        lambda: store.commit(old, 90, sequence=1),
-        lambda: store.consume(old, 1),
+        lambda: store.commit(old, 90, sequence=sequence),
+        lambda: store.consume(old, sequence),
     ):
         with pytest.raises(PartitionLost) as lost:
             use()
         assert (lost.value.held, lost.value.generation) == (1, 2)
     assert store.checkpoint(new.reader).offset == 30
     assert store.read("billing", "orders", 0) is None
-    store.consume(new, 1)
+    store.consume(new, sequence)
 
 
 def test_consumed_comes_after_the_commit_and_applied_before_it(store):
     claim = store.claim("billing", "orders", 0)
     with pytest.raises(NotApplied):
         store.consume(claim, 1)
-    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
     with pytest.raises(NotApplied):
-        store.commit(claim, 30, sequence=1)
+        store.commit(claim, 30, sequence=sequence)
     store.start(claim, LOG)
     with pytest.raises(NotCommitted):
-        store.consume(claim, 1)
-    store.commit(claim, 30, sequence=1)
-    store.consume(claim, 1)
-    store.consume(claim, 1)
+        store.consume(claim, sequence)
+    store.commit(claim, 30, sequence=sequence)
+    store.consume(claim, sequence)
+    store.consume(claim, sequence)
     assert names(store) == ["Written", "Applied", "Consumed"]
     with pytest.raises(BadArgument, match="sequence"):
         store.commit(claim, 40, sequence=0)
 
 
 def test_a_start_marks_what_was_committed_and_not_said(store):
-    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
     claim = store.claim("billing", "orders", 0)
     store.start(claim, LOG)
-    store.commit(claim, 30, sequence=1)
+    store.commit(claim, 30, sequence=sequence)
     assert store.start(store.claim("billing", "orders", 0), LOG).offset == 30
     assert names(store) == ["Written", "Applied", "Consumed"]
 
 
 def test_what_waited_too_long_is_marked(store, clock):
-    store.write("billing", "orders", None, Startpoint.specific(20), "go")
+    waiting = store.write("billing", "orders", None, Startpoint.specific(20), "go")
     store.write("billing", "orders", 1, Startpoint.specific(30), "go", ttl_s=None)
     applied = store.claim("billing", "orders", 0)
     store.start(applied, LOG)
@@ -265,7 +264,7 @@ def test_what_waited_too_long_is_marked(store, clock):
     assert store.sweep() == []
     clock.advance(1)
     assert store.read("billing", "orders", 2) is None
-    assert [fact.sequence for fact in store.history() if isinstance(fact, Expired)] == [1]
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Expired)] == [waiting]
     assert store.sweep() == []
     assert store.start(applied, LOG).offset == 20, "applied is applied"
     assert store.start(store.claim("billing", "orders", 1), LOG).offset == 30, "no ttl"
@@ -279,16 +278,16 @@ def test_every_change_sweeps(store, clock):
 
 
 def test_an_overdue_one_does_not_hide_an_older_one(store, clock):
-    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    older = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
     store.write("billing", "orders", 0, Startpoint.specific(30), "go", ttl_s=1)
     clock.advance(1000)
-    assert store.read("billing", "orders", 0).sequence == 1
+    assert store.read("billing", "orders", 0).sequence == older
 
 
 def test_read_with_remove_consumes_at_once(store):
     store.write("billing", "orders", 0, Startpoint.specific(20), "older")
-    store.write("billing", "orders", 0, Startpoint.specific(30), "newer")
-    assert store.read("billing", "orders", 0).sequence == 2
+    newer = store.write("billing", "orders", 0, Startpoint.specific(30), "newer")
+    assert store.read("billing", "orders", 0).sequence == newer
     assert store.read("billing", "orders", 0, remove=True).written.startpoint == Startpoint.specific(30)
     assert store.read("billing", "orders", 0, remove=True) is None, "the older one does not come back"
 
@@ -312,33 +311,36 @@ def test_cancel_and_delete(store):
 
 
 def test_a_consumed_one_can_not_be_cancelled(store):
-    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
     store.read("billing", "orders", 0, remove=True)
     with pytest.raises(NotCancellable, match="consumed"):
-        store.cancel(1, "too late")
+        store.cancel(sequence, "too late")
 
 
 def test_cancelling_an_applied_one_gives_the_checkpoint_back(store):
     claim = store.claim("billing", "orders", 0)
     store.commit(claim, 60)
-    store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    sequence = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
     store.start(claim, LOG)
-    store.cancel(1, "not that far")
+    store.cancel(sequence, "not that far")
     assert store.start(store.claim("billing", "orders", 0), LOG).offset == 60
 
 
 def test_fan_out_gives_each_task_its_own(store):
-    store.write("billing", "orders", None, Startpoint.specific(20), "go")
+    wide = store.write("billing", "orders", None, Startpoint.specific(20), "go")
     own = store.write("billing", "orders", 0, Startpoint.specific(30), "only here", task="b")
     copies = store.fan_out("billing", "orders", {"a": [0, 1], "b": [0]})
-    assert copies == {("a", 0): 3, ("a", 1): 4}
+    first, second = copies["a", 0], copies["a", 1]
+    assert copies == {("a", 0): first, ("a", 1): second}
+    assert own < first < second
     assert store.read("billing", "orders", 0, task="b").sequence == own, "newer of its own"
     assert store.fan_out("billing", "orders", {"a": [0, 1], "b": [0]}) == {}, "once"
-    assert store.fan_out("billing", "orders", {"a": [0], "c": [2]}) == {("c", 2): 5}, "who came later"
+    later = store.fan_out("billing", "orders", {"a": [0], "c": [2]})
+    assert later.keys() == {("c", 2)}, "who came later"
     copy = store.history()[2]
-    assert (copy.origin, copy.startpoint, copy.reason) == (1, Startpoint.specific(20), "go")
+    assert (copy.origin, copy.startpoint, copy.reason) == (wide, Startpoint.specific(20), "go")
     claim = store.claim("billing", "orders", 0, task="a")
-    assert store.start(claim, LOG).sequence == 3
+    assert store.start(claim, LOG).sequence == first
     assert store.read("billing", "orders", 1, task="a").state is State.PENDING
     with pytest.raises(BadArgument, match="task"):
         store.fan_out("billing", "orders", {"": [0]})
@@ -367,12 +369,12 @@ def test_a_default_that_does_not_fit_is_refused(store):
 
 
 def test_a_bootstrap_interrupted_after_a_commit_goes_on_as_one(store):
-    store.write("billing", "orders", 0, Startpoint.bootstrap(), "read the table first")
+    sequence = store.write("billing", "orders", 0, Startpoint.bootstrap(), "read the table first")
     claim = store.claim("billing", "orders", 0)
     assert (store.start(claim, LOG).offset, store.start(claim, facts_of(end=300)).until) == (10, 100)
-    store.commit(claim, 99, sequence=1)
+    store.commit(claim, 99, sequence=sequence)
     assert store.start(claim, facts_of(end=300)).until == 100
-    store.commit(claim, 100, sequence=1)
+    store.commit(claim, 100, sequence=sequence)
     assert store.start(claim, facts_of(end=300)).until is None
 
 

@@ -9,17 +9,30 @@ from typing import Any, TypeVar
 import click
 
 from pushrep.cli.startpoint.preview import partitions_of
-from pushrep.startpoints import STORE_NAME, StartpointStore
+from pushrep.kafka.properties import destination_of
+from pushrep.startpoints import STORE_NAME, StartpointStore, StoreUnavailable
+
+BOOTSTRAP_SERVERS, KAFKA_CONFIG = "--bootstrap-servers", "--kafka-config"
+_KAFKA = "kafka:"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def with_store(command: _Command) -> _Command:
-    """The argument DIRECTORY and the option --store."""
-    option = click.option(
-        "--store", metavar="PLACE", help="Where the startpoints lie.  [default: DIRECTORY/startpoints]"
+    """The argument DIRECTORY and the options --store, and what a store in a topic needs to be reached."""
+    words = "Where the startpoints lie: a directory, or kafka:TOPIC.  [default: DIRECTORY/startpoints]"
+    option = click.option("--store", metavar="PLACE", help=words)
+    servers = click.option(
+        BOOTSTRAP_SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help="Of --store kafka:TOPIC."
     )
-    return click.argument("directory", type=click.Path(path_type=Path))(option(command))
+    config = click.option(
+        KAFKA_CONFIG,
+        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        expose_value=False,
+        callback=_noted,
+        help="Properties of its client, as librdkafka spells them.",
+    )
+    return click.argument("directory", type=click.Path(path_type=Path))(option(servers(config(command))))
 
 
 def with_json(command: _Command) -> _Command:
@@ -43,8 +56,27 @@ def _asked(context: click.Context, _parameter: click.Parameter, reason: str | No
 
 
 def store_of(directory: Path, store: str | None) -> StartpointStore:
-    """The store that the options name. Raises StoreUnavailable for one of another kind."""
-    return StartpointStore.open(store if store is not None else directory / STORE_NAME)
+    """The store that the options name, closed with the command. Raises StoreUnavailable, BadArgument."""
+    context = click.get_current_context()
+    servers, config = context.meta.get(BOOTSTRAP_SERVERS), context.meta.get(KAFKA_CONFIG)
+    if store is None or not store.startswith(_KAFKA):
+        if servers is not None or config is not None:
+            raise click.UsageError(f"{BOOTSTRAP_SERVERS} and {KAFKA_CONFIG} are for --store kafka:TOPIC")
+        return StartpointStore.open(store if store is not None else directory / STORE_NAME)
+    if servers is None:
+        raise click.UsageError(f"--store {store}: say where, {BOOTSTRAP_SERVERS} HOST:PORT")
+    try:
+        from pushrep.kafka.startpoints import open_store  # noqa: PLC0415 - needs a Kafka client
+    except ModuleNotFoundError as error:
+        why = f"it needs the Python package {error.name!r}: pip install 'pushrep[kafka]'"
+        raise StoreUnavailable(store, why) from error
+    opened = open_store(destination_of(servers, store.removeprefix(_KAFKA), config))
+    context.call_on_close(opened.close)
+    return opened
+
+
+def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    context.meta[parameter.opts[0]] = value
 
 
 def topic_and_partition(directory: Path, text: str) -> tuple[str, int | None]:
