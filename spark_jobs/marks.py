@@ -219,6 +219,8 @@ class LocalMarks:
     def _drop(self, query_id: str, batch_id: int) -> None:
         for key in [key for key in self._places if key[0] == query_id and key[1] >= batch_id]:
             del self._places[key]
+        newest = max(self._places.items(), key=lambda item: item[1].start, default=None)
+        self._owner = None if newest is None else newest[0][0]
         latest = self._latest
         if latest is not None and latest.query_id == query_id and latest.batch_id >= batch_id:
             self._latest = None

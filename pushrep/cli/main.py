@@ -25,6 +25,7 @@ _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
     "demo": "Watch real records go through crashes and replays and come out once each.",
     "log": "Look into the files of logs, check and mend them.",
+    "marks": "What a Spark query remembers for its replay filter: show, export, import, reset.",
     "promote": "Make a replica the leader of its outbox: when the leader is lost.",
     "outbox": "Change where an outbox's records go: skip one, use more partitions, drop a topic.",
     "read": "Show what lies in a log, beside a running writer.",

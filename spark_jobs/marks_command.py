@@ -1,0 +1,214 @@
+"""`pushrep marks`: what a foreachBatch query remembers, looked at, taken out, put in and forgotten.
+
+    a directory                 LocalMarks   (holds marks-<generation>)
+    another, or a URL of one    FileMarks    (holds *.marks; starts Spark for its file systems)
+    postgresql://..., sqlite:   SqlTable     with --table
+
+A store is its query's own: stop the query first. An export is one batch's bytes (docs/formats/batch-marks.md).
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pushrep.errors import PushrepError
+from spark_jobs.batch_marks import BatchMarks
+from spark_jobs.errors import SparkJobError
+from spark_jobs.marks import LocalMarks, MarksStore
+from spark_jobs.marks_stores import NoSuchMarks, opened
+
+_STORE = click.argument("store")
+_TABLE = click.option("--table", help="The table of the rows, for a database's URL.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+_KEEP_ALL = 1 << 30
+
+
+@click.group()
+def marks() -> None:
+    """Marks of a Spark query: show, export, import, reset.
+
+    STORE is the directory of the marks (a job's --marks), or postgresql://HOST/DATABASE, sqlite:PATH with --table.
+    Stop the query before: the marks are its own while it runs.
+    """
+
+
+@marks.command()
+@_STORE
+@_TABLE
+@_JSON
+def show(store: str, table: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's form
+    r"""Whose the marks are, which batches there are, and what the last one holds.
+
+    \b
+    pushrep marks show orders-checkpoint-marks
+    pushrep marks show postgresql://db/shop --table orders --json
+    """
+    with _store(store, table) as found:
+        location, query_id = found.location, _owner(found)
+        batches = found.batches(query_id)
+        last = _told(_read(found, query_id, batches[-1])) if batches else None
+    if as_json:
+        click.echo(json.dumps({"location": location, "query": query_id, "batches": batches, "last": last}))
+        return
+    click.echo(f"{store}: query {query_id}, batches {_range(batches)}")
+    for line in _lines(last):
+        click.echo(line)
+
+
+@marks.command()
+@_STORE
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@_TABLE
+@click.option("--batch", type=int, help="Which batch.  [default: the last]")
+@_JSON
+def export(store: str, file: Path, table: str | None, batch: int | None, as_json: bool) -> None:  # noqa: FBT001
+    r"""Write a batch's marks into FILE, which must be new.
+
+    \b
+    pushrep marks export orders-checkpoint-marks orders.marks
+    """
+    with _store(store, table) as found:
+        query_id = _owner(found)
+        wanted = _read(found, query_id, _last(found, query_id) if batch is None else batch)
+    _write_new(file, wanted)
+    told = {"file": str(file), "query": query_id, "batch": wanted.batch_id, "marks": _count(wanted)}
+    text = f"batch {wanted.batch_id} of query {query_id}: {_count(wanted)} marks written to {file}"
+    click.echo(json.dumps(told) if as_json else text)
+
+
+@marks.command("import")
+@_STORE
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_JSON
+def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
+    r"""Put an export into an empty STORE, a directory: a fresh checkpoint takes it over by --adopt.
+
+    \b
+    pushrep marks import new-checkpoint-marks orders.marks
+    """
+    with _errors():
+        told = BatchMarks.from_bytes(file.read_bytes())
+    with _errors(), LocalMarks(_local(store)) as found:
+        if (owner := found.owner()) is not None:
+            raise click.ClickException(f"{store} has marks of query {owner}: name an empty directory, or reset it")
+        found.write(told, keep=_KEEP_ALL)
+    adopt = f"{told.query_id}:{told.batch_id}"
+    text = f"{_count(told)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}"
+    click.echo(json.dumps({"store": store, "adopt": adopt, "marks": _count(told)}) if as_json else text)
+
+
+@marks.command()
+@_STORE
+@_TABLE
+@click.option("--export", "export_to", required=True, type=click.Path(dir_okay=False, path_type=Path),
+              help="A new file for the last batch's marks, written before they go.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@_JSON
+def reset(store: str, table: str | None, export_to: Path, yes: bool, as_json: bool) -> None:  # noqa: FBT001
+    r"""Forget all batches' marks of the store's query, exporting the last first. Of a database's table rows go too.
+
+    The query's checkpoint can't go on without its marks: begin a fresh one, which lets everything through once
+    more, or adopts an imported export.
+
+    \b
+    pushrep marks reset orders-checkpoint-marks --export orders.marks
+    """
+    with _store(store, table) as found:
+        query_id = _owner(found)
+        batches = found.batches(query_id)
+        last = _read(found, query_id, _last(found, query_id))
+        if not yes:
+            rows = " and their rows" if table else ""
+            click.confirm(f"forget batches {_range(batches)} of query {query_id}{rows}?", abort=True, err=True)
+        _write_new(export_to, last)
+        while (owner := found.owner()) is not None:  # what one that it adopted left, too
+            found.drop_from(owner, found.batches(owner)[0])
+    told = {"query": query_id, "batches": batches, "exported": str(export_to)}
+    text = f"query {query_id}: batches {_range(batches)} forgotten; the last one's marks are in {export_to}"
+    click.echo(json.dumps(told) if as_json else text)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """What a store refuses, as the command line's one line."""
+    try:
+        yield
+    except (SparkJobError, PushrepError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def _store(store: str, table: str | None) -> Iterator[MarksStore]:
+    with _errors(), opened(store, table) as found:
+        yield found
+
+
+def _owner(store: MarksStore) -> str:
+    query_id = store.owner()
+    if query_id is None:
+        raise NoSuchMarks(store.location, "it holds no marks")
+    return query_id
+
+
+def _last(store: MarksStore, query_id: str) -> int:
+    batches = store.batches(query_id)
+    if not batches:
+        raise NoSuchMarks(store.location, f"it holds no batch of query {query_id} any more")
+    return batches[-1]
+
+
+def _read(store: MarksStore, query_id: str, batch_id: int) -> BatchMarks:
+    found = store.read(query_id, batch_id)
+    if found is None:
+        raise NoSuchMarks(store.location, f"batch {batch_id} is not there, {_range(store.batches(query_id))} are")
+    return found
+
+
+def _write_new(file: Path, marks_: BatchMarks) -> None:
+    try:
+        with file.open("xb") as out:
+            out.write(marks_.to_bytes())
+    except OSError as error:
+        raise click.ClickException(f"{file} can't be written: {error.strerror}; name a new file") from error
+
+
+def _local(store: str) -> Path:
+    if ":" in store.partition("/")[0]:
+        raise click.ClickException(f"{store}: marks are imported into a directory of this machine; name one")
+    return Path(store)
+
+
+def _count(batch: BatchMarks) -> int:
+    return sum(map(len, batch.marks.values()))
+
+
+def _range(batches: list[int]) -> str:
+    return f"{batches[0]} to {batches[-1]}" if batches else "none"
+
+
+def _told(batch: BatchMarks) -> dict[str, Any]:
+    pairs = [
+        {
+            "topic": key.topic,
+            "startpoint_epoch": key.startpoint_epoch,
+            "pid": pid,
+            "partition": partition,
+            "offset": entry.offset,
+        }
+        for key, marks_ in sorted(batch.marks.items())
+        for (pid, partition), entry in marks_.items()
+    ]
+    return {"batch": batch.batch_id, "ranges": [r._asdict() for r in batch.ranges], "marks": pairs}
+
+
+def _lines(last: dict[str, Any] | None) -> Iterator[str]:
+    if last is None:
+        return
+    for r in last["ranges"]:
+        yield f"  batch {last['batch']} read {r['topic']}-{r['partition']} [{r['start']}, {r['end']})"
+    for mark in last["marks"]:
+        yield f"  {mark['topic']} pid {mark['pid']} partition {mark['partition']}: offset {mark['offset']}"

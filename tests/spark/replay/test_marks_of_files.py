@@ -1,0 +1,28 @@
+"""`pushrep marks` over marks that lie as files on Spark's own file system."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from filtering.highwater import HighwaterMarks
+from spark_jobs.batch_marks import BatchMarks, MarksKey
+from spark_jobs.file_marks import FileMarks
+from spark_jobs.marks_command import marks
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_files_are_shown_exported_and_reset(spark, tmp_path, scheme):
+    place = f"{scheme}{tmp_path / 'marks'}"
+    store = FileMarks(place, spark)
+    held = [BatchMarks("q", n, (), {MarksKey("orders"): HighwaterMarks.from_columns([7], [1], [n])}) for n in range(2)]
+    for batch in held:
+        store.write(batch, keep=9)
+    told = CliRunner().invoke(marks, ["show", place, "--json"])
+    assert json.loads(told.output)["batches"] == [0, 1]
+    done = CliRunner().invoke(marks, ["reset", place, "--export", str(tmp_path / "out"), "--yes"])
+    assert done.exit_code == 0, done.output
+    assert BatchMarks.from_bytes((tmp_path / "out").read_bytes()) == held[1]
+    assert store.owner() is None

@@ -1,0 +1,126 @@
+"""`pushrep marks` over each kind of store: show, export, import, reset."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from click.testing import CliRunner
+
+from filtering.highwater import HighwaterMarks
+from pushrep.log import SegmentLog
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.marks import LocalMarks
+from spark_jobs.marks_command import marks
+from spark_jobs.sql.table import SqlTable
+
+
+def batch(number, offset, query="q"):
+    held = HighwaterMarks.from_columns([7], [1], [offset])
+    return BatchMarks(query, number, (LogRange("orders", 0, 0, offset + 1),), {MarksKey("orders"): held})
+
+
+def run(*arguments, code=0, given=None):
+    answer = CliRunner().invoke(marks, list(map(str, arguments)), input=given)
+    assert answer.exit_code == code, answer.output
+    return answer.output
+
+
+@pytest.fixture
+def local(tmp_path):
+    with LocalMarks(tmp_path / "marks") as store:
+        store.write(batch(0, 4), keep=9)
+        store.write(batch(1, 9), keep=9)
+    return tmp_path / "marks"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """As ReplayFilteredBatches leaves it, but for the rows."""
+    url = f"sqlite:{tmp_path / 'shop.db'}"
+    store = SqlTable(url, "orders")
+    store._ready()
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        for number, offset in ((0, 4), (1, 9)):
+            row = ("q", number, batch(number, offset).to_bytes())
+            connection.execute("INSERT INTO orders_marks (query_id, batch_id, marks) VALUES (?, ?, ?)", row)
+        connection.commit()
+    return (url, "--table", "orders")
+
+
+@pytest.fixture(params=["local", "table"])
+def place(request):
+    found = request.getfixturevalue(request.param)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def test_show(place):
+    told = json.loads(run("show", *place, "--json"))
+    assert (told["query"], told["batches"], told["last"]["batch"]) == ("q", [0, 1], 1)
+    assert told["last"]["marks"] == [
+        {"topic": "orders", "startpoint_epoch": 0, "pid": 7, "partition": 1, "offset": 9},
+    ]
+    text = run("show", *place)
+    assert "query q, batches 0 to 1" in text
+    assert "batch 1 read orders-0 [0, 10)" in text
+    assert "orders pid 7 partition 1: offset 9" in text
+
+
+def test_an_export_is_imported_and_adopted(place, tmp_path):
+    run("export", *place, tmp_path / "old", "--batch", "0")
+    assert BatchMarks.from_bytes((tmp_path / "old").read_bytes()) == batch(0, 4)
+    run("export", *place, tmp_path / "out")
+    told = json.loads(run("import", tmp_path / "fresh", tmp_path / "out", "--json"))
+    assert told["adopt"] == "q:1"
+    with LocalMarks(tmp_path / "fresh") as store:
+        assert store.owner() == "q"
+        assert store.read("q", 1) == batch(1, 9)
+    assert "has marks of query q" in run("import", tmp_path / "fresh", tmp_path / "out", code=1)
+    assert "name a new file" in run("export", *place, tmp_path / "out", code=1)
+
+
+def test_reset_asks_and_exports_before(place, tmp_path):
+    assert "forget batches 0 to 1 of query q" in run("reset", *place, "--export", tmp_path / "no", code=1, given="n\n")
+    assert not (tmp_path / "no").exists()
+    assert json.loads(run("show", *place, "--json"))["batches"] == [0, 1]
+    run("reset", *place, "--export", tmp_path / "out", "--yes")
+    assert BatchMarks.from_bytes((tmp_path / "out").read_bytes()) == batch(1, 9)
+    assert "it holds no marks" in run("show", *place, code=1)
+
+
+def test_a_reset_store_is_anybodys(local, tmp_path):
+    run("reset", local, "--export", tmp_path / "out", "--yes")
+    with LocalMarks(local) as store:
+        assert (store.owner(), store.batches("q")) == (None, [])
+
+
+def test_a_running_query_keeps_its_marks(local):
+    with LocalMarks(local) as store:
+        store.owner()
+        assert "is being written by process" in run("show", local, code=1)
+
+
+def test_places_without_marks_are_refused_and_none_are_made(tmp_path):
+    with SegmentLog.open(tmp_path / "logs" / "orders-0"):
+        pass
+    for arguments in (
+        (tmp_path / "none",),
+        (tmp_path / "logs",),
+        (f"sqlite:{tmp_path / 'none.db'}", "--table", "t"),
+        (f"sqlite:{tmp_path / 'none.db'}",),
+        (tmp_path / "none", "--table", "t"),
+    ):
+        assert run("show", *arguments, code=1).startswith("Error: marks at")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]
+
+
+def test_a_damaged_export_is_refused(local, tmp_path):
+    run("export", local, tmp_path / "out")
+    data = bytearray((tmp_path / "out").read_bytes())
+    data[20] ^= 1
+    (tmp_path / "out").write_bytes(data)
+    assert "corrupt" in run("import", tmp_path / "fresh", tmp_path / "out", code=1)
+    assert not (tmp_path / "fresh").exists()
