@@ -175,27 +175,36 @@ def _with_loss(candidacy: Candidacy, last_contact_ms: int, *, catch_up: bool, ti
     # Offsets that the others gave out, and readers may have seen, are given out again: under another PID.
     pid_epoch = base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP)
     grant = replace(base.renewed(epoch, candidacy.index), accepted_loss=accepted, pid_epoch=pid_epoch)
-    fetches = _fetches(own, found, catch_up=catch_up)
+    is_anothers = max(shown, key=lambda grant: grant.epoch).leader != own.index
+    fetches = _fetches(own, found, catch_up=catch_up, is_anothers=is_anothers)
+    for fetch in fetches:
+        if fetch.member == own.index:  # a cut: while the other's grant stands here, which is the reason for it
+            candidacy.fetch(fetch, grant)
     candidacy.store(grant)
     for answer in candidacy.offer(grant, timeout_s).values():
         if answer.grant is not None and answer.grant != grant and answer.grant.epoch >= epoch:
             raise NotLeader(answer.grant.leader, answer.grant.epoch)
     for fetch in fetches:
-        candidacy.fetch(fetch, grant)
+        if fetch.member != own.index:
+            candidacy.fetch(fetch, grant)
     _LOG.error("%s leads without %s", candidacy.keeper.directory, accepted)
     return grant
 
 
-def _fetches(own: MemberAnswer, found: Mapping[int, MemberAnswer], *, catch_up: bool) -> list[Fetch]:
+def _fetches(own: MemberAnswer, found: Mapping[int, MemberAnswer], *, catch_up: bool, is_anothers: bool) -> list[Fetch]:
+    """What has to be cut and fetched. is_anothers: another led since, so what was ungranted here is set aside."""
     fetches = []
     for partition, log in own.logs.items():
         held = [(one.logs[partition], index) for index, one in found.items() if one.counts and partition in one.logs]
         theirs, index = max(held, key=lambda pair: pair[0].granted, default=(log, own.index))
+        kept = without_ungranted(log.log, log.ungranted)
         if theirs.granted <= log.granted:
+            if is_anothers and log.ungranted is not None:
+                fetches.append(Fetch(partition, own.index, kept.log_end_offset, log.granted))
             continue
         if not catch_up:
             raise NotAhead(partition=partition, own=log.granted, member=index, theirs=theirs.granted)
-        at = common_end(without_ungranted(log.log, log.ungranted), without_ungranted(theirs.log, theirs.ungranted))
+        at = common_end(kept, without_ungranted(theirs.log, theirs.ungranted))
         if at < max(log.high_watermark, theirs.log.log_start_offset):
             raise LogNotFit(partition, f"it agrees with member {index} only up to {at}: promote that one")
         fetches.append(Fetch(partition, index, at, theirs.granted))

@@ -5,9 +5,11 @@ import pytest
 from pushrep import Acks
 from pushrep.log import SegmentLog
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
+from pushrep.outbox.promotion import promote
 from pushrep.replication.errors import NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import Member, owner_of
 from tests.integration.test_failover import (
+    QUICK,
     SMALL,
     WAIT_S,
     Members,
@@ -112,6 +114,23 @@ def test_another_grant_that_came_first_cuts_it_aside(members, caplog):
     (kept,) = (adopted / "orders-0").glob("*.cut")
     assert kept.read_bytes().count(b"alone") == 5
     assert "5 records from offset 3 on were appended without a grant" in caplog.text
+
+
+def test_another_grant_cuts_it_aside_also_where_a_loss_is_accepted(members):
+    """A grant for another cuts them aside first: the others are lost for good, and this member leads alone again."""
+    lead_once(members)
+    with members.lead(**LOCAL) as outbox:
+        outbox.append(0, b"alone").result(WAIT_S)
+    start_nodes(members)
+    members.promote(1)
+    with pytest.raises(NotLeader):
+        members.lead(**LOCAL)
+    stop_nodes(members)
+    done = promote(members.world.root / "outbox", accept_loss=True, push=QUICK, timeout_s=1)
+    assert done.partitions[0].log_end_offset == 3
+    assert values(members.world.root / "outbox" / "orders-0") == [b"0", b"1", b"2"]
+    (kept,) = (members.world.root / "outbox" / "orders-0").glob("*.cut")
+    assert kept.read_bytes().count(b"alone") == 1
 
 
 def test_while_it_is_open_another_grant_ends_its_appends(members):
