@@ -60,7 +60,7 @@ class RemoteSession:
         self._address, self._recording_id, self._request = address, recording_id, request
         self._settings, self._clock = settings, clock
         self._attached: Attached | None = None
-        self._session_id = self._start = self._given = self._received = self._tip = 0
+        self._session_id = self._given = self._received = self._tip = 0
         self._until: int | None = None
         self._left = request.length if request is not None and isinstance(request.length, int) else None
         self._epoch = request.epoch_before if request is not None else None
@@ -106,7 +106,7 @@ class RemoteSession:
 
     def start(self, connection: NodeConnection, response: wire.StartReplayResponse) -> None:
         """Become the subscriber of the session that `response` tells of. Raises ReplayRefused, NodeUnreachable."""
-        self._start = self._given = self._received = response.start_offset
+        self._given = self._received = response.start_offset
         self._tip = max(0, response.end_offset)
         if self._request is not None and self._request.length is TO_END:
             self._until = response.end_offset
@@ -173,10 +173,16 @@ class RemoteSession:
         if isinstance(message, wire.ReplayData):
             self._failures = 0
             self._tip = message.tip_offset
+            self._begins_at(message.start_offset)
             if message.records:
                 self._take_block(message)
         elif isinstance(message, wire.ReplayEnd):
             self._take_end(message)
+
+    def _begins_at(self, offset: int) -> None:
+        """Where a session begins that is known by its id alone is told with the first that comes of it."""
+        if self._request is None and not self._received:
+            self._given = self._received = offset
 
     def _take_block(self, data: wire.ReplayData) -> None:
         view = data.records[0]
@@ -191,8 +197,6 @@ class RemoteSession:
                 self._bad_at = self._received
                 self._lost(str(error))
             return
-        if self._request is None and not self._start:
-            self._start = self._given = self._received = data.start_offset
         if data.start_offset < self._received:
             self._fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"offset {data.start_offset} came after {self._received}")
             return
@@ -208,6 +212,8 @@ class RemoteSession:
             self._lost(end.error_message)
             return
         is_cut = end.reason is ReplayEndReason.TRUNCATED
+        if not is_cut:
+            self._begins_at(end.offset)
         self._pending_end = e.SendEnd(
             end.reason,
             self._received if is_cut else max(end.offset, self._received),

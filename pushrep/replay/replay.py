@@ -113,7 +113,7 @@ class Replay:
             self._next_records()
             found += self._records
         self._raise_if_failed()
-        self._position = self._block_end if found and not self._batches else self._position
+        self._position = self._position if self._batches else self._block_end
         return found
 
     def pause(self) -> None:
@@ -176,6 +176,7 @@ class Replay:
         with self._one_at_a_time():
             while not self._step():
                 if self._is_over():
+                    self._position = self._block_end
                     return False
                 self._feed.wait(wait_s)
                 wait_s = min(wait_s * 2, _WAIT_MAX_S)
@@ -187,6 +188,7 @@ class Replay:
         with self._one_at_a_time():
             while not await asyncio.to_thread(self._step):
                 if self._is_over():
+                    self._position = self._block_end
                     return False
                 await self._feed.wait_async(wait_s)
                 wait_s = min(wait_s * 2, _WAIT_MAX_S)
@@ -203,6 +205,8 @@ class Replay:
         if block is not None and not self._feed.is_over:
             self._batches.extend(ReplayedBatch(batch, block.start, block.end) for batch in block.batches)
             self._block_end = block.end
+        elif not self._batches:
+            self._block_end = max(self._block_end, self._feed.position)
 
     def _is_over(self) -> bool:
         self._raise_if_failed()

@@ -21,6 +21,7 @@ from pushrep.protocol.replay_messages import LengthKind, PositionKind, StartRepl
 from pushrep.protocol.values import Part, Struct
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
+from pushrep.replay.plan import RATE_MAX
 from pushrep.seams import REAL_NETWORK, Network
 from pushrep.seams.network import HostPort
 
@@ -190,7 +191,10 @@ def _version() -> str:
 
 
 def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayRequest:
-    """What is asked for, as it is sent. Raises BadArgument for numbers that can't be."""
+    """What is asked for, as it is sent. Raises BadArgument for numbers that can't be, ReplayRefused for a rate."""
+    rate = request.max_bytes_per_s
+    if rate is not None and not 1 <= rate <= RATE_MAX:  # 0 is "no limit" to the node
+        raise ReplayRefused(ErrorCode.INVALID_REQUEST, f"max_bytes_per_s {rate} is no rate: give 1 or more, or None")
     position, length = request.position, request.length
     kind, at = PositionKind.OFFSET, position
     if position is None:
@@ -208,7 +212,7 @@ def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayReq
         length_kind=length_kind,
         length=length if isinstance(length, int) else 0,
         bound=request.bound,
-        max_bytes_per_s=request.max_bytes_per_s or 0,
+        max_bytes_per_s=rate or 0,
         epoch_before=-1 if request.epoch_before is None else request.epoch_before,
     )
 

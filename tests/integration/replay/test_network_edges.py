@@ -16,7 +16,7 @@ from pushrep.replay import TO_END, Catalogue, RecordingState, ReplayEndReason, R
 from pushrep.replay import events as e
 from pushrep.replication.grants import Member
 from pushrep.seams.filesystem import RealFilesystem
-from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take
+from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take, until
 
 
 @pytest.mark.parametrize("by", ["grant", "session"])
@@ -127,3 +127,21 @@ def test_n_records_end_at_a_stop_that_came_while_the_connection_was_broken(world
     got += list(replay)
     assert offsets(got) == list(range(90, 100))
     assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
+
+
+def test_who_attaches_by_the_id_alone_is_where_the_session_is(world, client, node):
+    """`position` is where another replay would go on, records or not."""
+    other = world.client(node)
+    ended = other.attach(client.start_replay(ReplayRequest("orders-0", 53, 0)))
+    assert (list(ended), ended.position) == ([], 53)
+    following = other.attach(client.start_replay(ReplayRequest("orders-0", 100)))
+    until(lambda: following.poll() == [] and following.position == 100)
+    part = other.attach(client.start_replay(ReplayRequest("orders-0", 53, 20)))
+    assert (offsets(part), part.position) == (list(range(53, 73)), 73)
+
+
+@pytest.mark.parametrize("rate", [0, -1])
+def test_a_bad_rate_is_refused_by_a_node_as_by_a_directory(client, rate):
+    with pytest.raises(ReplayRefused) as refused:
+        client.replay(ReplayRequest("orders-0", max_bytes_per_s=rate))
+    assert refused.value.code is ErrorCode.INVALID_REQUEST
