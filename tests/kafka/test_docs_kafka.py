@@ -11,7 +11,10 @@ from tests.kafka.plain_client import create_topic
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 DOCS = Path(__file__).parents[2] / "docs"
-TOPICS = {"kafka.md": {"orders": {"partitions": 4, "retention_ms": -1}}, "clients.md": {"payments": {"partitions": 4}}}
+TOPICS = {
+    "kafka.md": {"orders": {"partitions": 4, "retention_ms": -1}},
+    "clients.md": {"payments": {"partitions": 4}, "startpoints": {"cleanup_policy": "compact"}},
+}
 """What the examples of a page expect to be there."""
 
 
