@@ -97,6 +97,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
         last_contact_ms = max(last_contact_ms, stack.enter_context(borrowed(directory, outbox_id)))
         stack.callback(_take(directory, filesystem, clock).release)
         keeper = PromiseKeeper(directory, outbox_id, filesystem)
+        stack.callback(_forget_member, keeper, keeper.kept)
         kept = _settle_member(keeper, directory, member)
         logs = _open_logs(stack, directory, kept, log_config, filesystem, clock)
         candidacy = Candidacy(keeper, logs, push or PushSettings(), clock=clock)
@@ -135,6 +136,12 @@ def _settle_member(keeper: PromiseKeeper, directory: Path, member: int | None) -
     if kept.member == NO_MEMBER and member is not None:
         keeper.keep(replace(kept, member=member))
     return keeper.kept
+
+
+def _forget_member(keeper: PromiseKeeper, before: Promises) -> None:
+    """An index that was said, and that nothing was promised under, may be said otherwise the next time."""
+    if keeper.kept == replace(before, member=keeper.kept.member):
+        keeper.keep(before)
 
 
 def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on

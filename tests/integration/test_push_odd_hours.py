@@ -18,6 +18,7 @@ from pushrep.node.promises import PromiseKeeper, find_promises
 from pushrep.node.store import Refusal
 from pushrep.outbox.member_changes import add_member, remove_member
 from pushrep.outbox.metrics import OutboxCollector
+from pushrep.outbox.promotion import promote
 from pushrep.protocol.push_messages import (
     DescribeLogRequest,
     DescribeLogResponse,
@@ -30,6 +31,7 @@ from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import Replica
 from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
+from pushrep.replication.errors import TooFewMembers
 from pushrep.seams import REAL_FILESYSTEM
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.conftest import SMALL, Service
@@ -99,6 +101,23 @@ def test_a_node_that_was_removed_and_added_again_counts_for_leading_under_its_ne
         fill(outbox, 1)
     kept = find_promises(world.root / "node-1" / outbox.identity.outbox_id, REAL_FILESYSTEM)[1]
     assert kept.member == 3
+
+
+def test_a_wrong_index_that_led_to_nothing_can_be_said_right(world):
+    """`pushrep promote --member`, for a node that is reached under another address than the one it listens on."""
+    for index in (1, 2):
+        world.node(index)
+    replicas = [f"localhost:{world.nodes[index].address.port}" for index in (1, 2)]
+    with Outbox.open(
+        world.root / "outbox", "orders", 1, "billing", replicas=replicas, push=QUICK, log_config=SMALL
+    ) as outbox:
+        fill(outbox, 1)
+        outbox_id = UUID(outbox.identity.outbox_id)
+    with world.nodes[1].let_go(outbox_id):
+        directory = world.root / "node-1" / str(outbox_id)
+        with pytest.raises(TooFewMembers):
+            promote(directory, member=2, push=QUICK)
+        assert promote(directory, member=1, catch_up=True, push=QUICK).grant.leader == 1
 
 
 def test_two_addresses_of_one_node_are_not_two_members(world):
