@@ -51,7 +51,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
     except ssl.SSLCertVerificationError as error:
         _close(sock)
         raise ReplicaUnreachable(str(address), f"its certificate is refused: {error.verify_message}") from error
-    except (OSError, ProtocolError, NoCommonVersion) as error:
+    except (OSError, ProtocolError, NoCommonVersion, UnicodeError) as error:  # the last: a host that no name can be
         _close(sock)
         raise ReplicaUnreachable(str(address), _why(error, sock, settings)) from error
     except BaseException:

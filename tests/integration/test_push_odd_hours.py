@@ -26,7 +26,7 @@ from pushrep.protocol.push_messages import (
     ListLogsRequest,
     ListLogsResponse,
 )
-from pushrep.push.errors import MayStillBeDelivered
+from pushrep.push.errors import MayStillBeDelivered, ReplicaUnreachable
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import Replica
 from pushrep.push.sockets import Address
@@ -254,6 +254,11 @@ def test_a_replica_that_described_nonsense_is_asked_again(world, monkeypatch):
         fill(outbox, 1)
         wait_for_all(outbox)
     assert len(asked) > 1
+
+
+def test_a_host_that_no_name_can_be_is_unreachable_like_any_other():
+    with pytest.raises(ReplicaUnreachable, match="label"):
+        ReplicaClient(Address("a" * 64, 7400))
 
 
 def test_one_who_waited_and_fails_takes_nobody_with_him(world):
