@@ -430,6 +430,7 @@ def test_a_group_obeys_the_store_and_a_killed_holder_starts_again_from_what_was_
         assert until(again, 3) == {0: [45, 46, 47]}, "applied once"
 
 
+@pytest.mark.parametrize("store", ["directory"], indirect=True)
 def test_what_was_committed_and_not_said_is_said_by_the_next_holder(broker, topic, store):
     class KilledAfterTheCommit(GroupStartpoints):
         def consumed(self, consumer, topic, partition, sequence):
