@@ -85,9 +85,10 @@ def crc32c(data):
 
 
 def documented_fields():
-    """{event: field names in their order}, from the page's table."""
+    """{event: field names in their order}, from the table of the journal's section."""
+    section = DOC.read_text(encoding="utf-8").split("## startpoints.journal")[1].split("\n## ")[0]
     found = {}
-    for event, cell in re.findall(r"^\| `(\w+)` \| (.*) \|$", DOC.read_text(encoding="utf-8"), re.MULTILINE):
+    for event, cell in re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE):
         names = re.findall(r"(?:^|· |then )`(\w+)`", cell.replace("as `consumed`", ""))
         found[event] = (found["consumed"] if cell.startswith("as `consumed`") else []) + names
     return found
