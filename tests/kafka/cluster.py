@@ -55,7 +55,7 @@ class KafkaCluster:
         ports = free_ports(2 * nodes)
         self._ports = dict(zip(self.nodes, ports[:nodes], strict=True))
         self._controllers = dict(zip(self.nodes, ports[nodes:], strict=True))
-        self.cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self.cluster_id = new_cluster_id()
 
     @property
     def pids(self) -> list[int]:
@@ -185,6 +185,13 @@ def java(*options: str) -> list[str]:
     if why := missing():
         raise RuntimeError(why)
     return [shutil.which("java") or "java", *options, "-cp", f"{JARS}{os.sep}*"]
+
+
+def new_cluster_id() -> str:
+    """A random id, never with a dash in front, which Kafka's tools would take for an option; nor does Kafka make such."""
+    while (made := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return made
 
 
 def free_ports(count: int) -> list[int]:
