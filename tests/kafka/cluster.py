@@ -188,7 +188,7 @@ def java(*options: str) -> list[str]:
 
 
 def new_cluster_id() -> str:
-    """A random id, never with a dash in front, which Kafka's tools would take for an option; nor does Kafka make such."""
+    """A random id without a dash in front, which Kafka's tools would take for an option; Kafka makes none such."""
     while (made := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return made
