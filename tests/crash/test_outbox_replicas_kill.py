@@ -74,7 +74,8 @@ class Process:
     def _read(self):
         for line in self.process.stdout:
             with self._changed:
-                self.lines.append(line.split())
+                if line.endswith("\n"):  # a kill may cut the last one short
+                    self.lines.append(line.split())
                 self._changed.notify_all()
         with self._changed:
             self.is_over = True
