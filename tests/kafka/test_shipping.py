@@ -36,7 +36,7 @@ from pushrep.outbox import Outbox, begin_pid_epoch
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.records import Codec, encode_batch
 from pushrep.seams import REAL_FILESYSTEM
-from tests.kafka.cluster import QUICK_START, free_ports, java
+from tests.kafka.cluster import free_ports
 from tests.kafka.dump_tool import dump_segments
 from tests.kafka.plain_client import consume, create_topic
 from tests.kafka.topic_reader import read_filtered, same
@@ -111,17 +111,6 @@ def test_sealed_batches_are_what_every_consumer_reads(broker, topic, opened, tmp
     assert not dump.objections
     assert all(batch["isvalid"] for batch in dump.batches)
     assert {batch["compresscodec"] for batch in dump.batches} == {codec.name.lower() for codec in Codec}
-
-
-def test_the_console_consumer_reads_them(broker, topic, opened):
-    create_topic(broker.bootstrap_servers, topic)
-    with opened(1, codec=Codec.ZSTD) as outbox:
-        outbox.append_many(0, [b"line %d" % n for n in range(100)])
-        outbox.wait_shipped(WAIT_S)
-    command = [*java("-Xmx256m", *QUICK_START), "org.apache.kafka.tools.consumer.ConsoleConsumer", "--bootstrap-server"]
-    options = [broker.bootstrap_servers, "--topic", topic, "--from-beginning", "--max-messages", "100"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == [f"line {n}" for n in range(100)], done.stderr[-2000:]
 
 
 def test_a_restart_goes_on_where_the_checkpoint_says(broker, topic, opened, tmp_path):
