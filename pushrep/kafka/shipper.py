@@ -126,6 +126,14 @@ class Shipper:
         source.skipped = shipment.progress.skipped_of(skip.partition)
         source.stopped, source.stopped_until_ms = None, 0
 
+    def forget(self, topic: str) -> None:
+        """Write down nothing of another destination any more. Raises OSError."""
+        assert topic != self.topic, "what is shipped to is not forgotten"
+        with self._writing:
+            kept = {name: progress for name, progress in self._all_progress.items() if name != topic}
+            write_progress(self._shipped.filesystem, self._shipped.directory, kept)
+            self._all_progress = kept
+
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:

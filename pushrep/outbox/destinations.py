@@ -6,7 +6,7 @@ drop_destination   nothing is kept for a topic any more
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ def skip_record(  # noqa: PLR0913 - what is skipped, and where the outbox stands
     """
     with _locked(Path(directory), filesystem, clock) as (path, identity):
         known = read_progress(filesystem, path)
-        name = _destination(known, topic)
+        name = destination_of(known, topic)
         if not 0 <= partition < identity.partitions:
             raise BadArgument("partition", f"{partition} is not one of the {identity.partitions}, counted from 0")
         with _opened(path, identity, partition, filesystem, clock) as log:
@@ -80,7 +80,7 @@ def repartition(
     """
     with _locked(Path(directory), filesystem, clock) as (path, identity):
         known = read_progress(filesystem, path)
-        name = _destination(known, topic)
+        name = destination_of(known, topic)
         ends = {}
         for partition in range(identity.partitions):
             with _opened(path, identity, partition, filesystem, clock) as log:
@@ -98,7 +98,7 @@ def drop_destination(
     """Forget how far a topic is; the logs keep nothing for it any more. Raises as `skip_record`."""
     with _locked(Path(directory), filesystem, clock) as (path, _):
         known = read_progress(filesystem, path)
-        del known[_destination(known, topic)]
+        del known[destination_of(known, topic)]
         write_progress(filesystem, path, known)
 
 
@@ -131,10 +131,11 @@ def _opened(
         yield log
 
 
-def _destination(known: dict[str, Progress], topic: str | None) -> str:
+def destination_of(known: Mapping[str, Progress], topic: object) -> str:
+    """The one that is meant; None: there is one only. Raises BadArgument."""
     if topic is None and len(known) == 1:
         return next(iter(known))
-    if topic is None or topic not in known:
+    if not isinstance(topic, str) or topic not in known:
         there = ", ".join(sorted(known)) or "none"
         raise BadArgument("topic", f"name a destination that the outbox has shipped to; there are: {there}")
     return topic

@@ -2,7 +2,7 @@
 
 SettingRefused, OutboxDiffers   fix the argument of `open`     RecordRefused and below   fix the record
 CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull                append again, later
-NoOutbox                        mind the path
+NoOutbox                        mind the path                  OutboxInUse               stop the service first
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
 PartitionStopped, OutboxClosed, CloseTimedOut                  open again
 NotEnoughReplicas               append again, when replicas are back          CantChangeMembers         another way
@@ -51,6 +51,17 @@ class NoOutbox(PushrepError):
     def __init__(self, directory: Path) -> None:
         super().__init__(f"there is no outbox in {directory}: look at the path, or open it with create=True")
         self.directory = directory
+
+
+class OutboxInUse(PushrepError):
+    """A service has the outbox open, and its PID lasts from an open to a close: stop the service, then say it again."""
+
+    def __init__(self, directory: Path, pid: int) -> None:
+        super().__init__(
+            f"process {pid} has {directory} open, and goes on under its PID until it closes it: stop the service, "
+            "say it again, start the service"
+        )
+        self.directory, self.pid = directory, pid
 
 
 class LogsMissing(PushrepError):

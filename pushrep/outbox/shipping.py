@@ -4,21 +4,23 @@ A destination that was used once holds its unsent records in the logs, whether t
 until it is dropped by name. Kafka's clients are loaded when there is a destination, and not before.
 """
 
+import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.progress import Skip, read_progress
+from pushrep.kafka.progress import Skip, read_progress, write_progress
 from pushrep.log import SegmentLog
-from pushrep.outbox.destinations import checked_skip
+from pushrep.outbox.destinations import checked_skip, destination_of
 from pushrep.outbox.epoch import LATER_EPOCHS
-from pushrep.outbox.errors import SettingRefused
+from pushrep.outbox.errors import OutboxInUse, SettingRefused
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.seams import Clock, Filesystem
 
@@ -49,8 +51,10 @@ def check_destination(kafka: object) -> KafkaDestination | None:
 class Shipping:
     """The destinations of an open outbox; made by `start_shipping`."""
 
-    def __init__(self, logs: Sequence[SegmentLog], shipper: "Shipper | None", clock: Clock) -> None:
-        self._logs, self.shipper, self._clock = logs, shipper, clock
+    def __init__(self, to_ship: ToShip, shipper: "Shipper | None") -> None:
+        self._to_ship, self.shipper = to_ship, shipper
+        self._logs, self._clock = to_ship.logs, to_ship.clock
+        self._dropping = threading.Lock()
 
     def lag(self) -> "dict[str, DestinationLag]":
         """By `kafka:<topic>`; empty without a destination."""
@@ -64,10 +68,12 @@ class Shipping:
         flush(timeout)
         self.shipper.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
 
-    def skip(self, partition: object, offset: object, reason: object) -> None:
+    def skip(self, partition: object, offset: object, reason: object, topic: object = None) -> None:
         """As `pushrep outbox skip`, asked of the open outbox. Raises SettingRefused, BadArgument, OSError."""
         if self.shipper is None:
             raise SettingRefused("kafka", "the outbox was opened without a destination: there is nothing to skip for")
+        if topic not in {None, self.shipper.topic}:
+            raise BadArgument("topic", f"the service that has the outbox open ships to {self.shipper.topic}")
         if not isinstance(partition, int) or not isinstance(offset, int) or not isinstance(reason, str):
             raise BadArgument("skip", "give partition and offset as numbers, and a reason")
         ends = {log.partition: log.log_end_offset for log in self._logs}
@@ -75,6 +81,32 @@ class Shipping:
             raise BadArgument("partition", f"{partition} is not one of the {len(ends)}, counted from 0")
         skip = Skip(partition, offset, reason, self._clock.wall_ms())
         self.shipper.skip(checked_skip(skip, self.shipper.needed_from(partition), ends[partition]))
+
+    def drop(self, topic: object) -> None:
+        """As `pushrep outbox drop-destination`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
+        OSError.
+        """
+        shipper = self.shipper
+        if shipper is not None and topic == shipper.topic:
+            raise BadArgument(
+                "topic",
+                f"{topic} is what the service ships to (process {os.getpid()}), and would from the logs' start at its "
+                "next open: open the outbox without it, then drop it",
+            )
+        with self._dropping:
+            filesystem, directory = self._to_ship.filesystem, self._to_ship.directory
+            known = read_progress(filesystem, directory)
+            name = destination_of(known, topic)
+            if shipper is not None:
+                shipper.forget(name)
+            else:
+                write_progress(filesystem, directory, {one: at for one, at in known.items() if one != name})
+            for log in self._logs:
+                log.drop_holder(holder_name(name))
+
+    def repartition(self) -> NoReturn:
+        """Raises OutboxInUse: a PID lasts from an open to a close."""
+        raise OutboxInUse(self._to_ship.directory, os.getpid())
 
 
 def holder_name(topic: str) -> str:
@@ -98,7 +130,7 @@ def start_shipping(
     if shipper is not None:
         resources.callback(shipper.close)
         shipper.start(timeout_s)
-    return Shipping(to_ship.logs, shipper, to_ship.clock)
+    return Shipping(to_ship, shipper)
 
 
 def _hold(to_ship: ToShip, shipper: "Shipper | None") -> None:

@@ -33,7 +33,7 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     arguments: dict[str, Any] = {"partition": partition, "offset": offset, "reason": reason}
     try:
-        ask(directory, "skip", arguments)
+        ask(directory, "skip", arguments | ({} if topic is None else {"topic": topic}))
     except NobodyAnswers:
         skip_record(directory, partition, offset, reason, topic=topic)
     if as_json:
@@ -53,7 +53,10 @@ def repartition_command(directory: Path, topic: str | None, as_json: bool) -> No
     in the log and not shipped yet goes to the partitions that were used so far. A service that appends with the
     metadata of its own sources has to take new PIDs for them, too.
     """
-    identity = repartition(directory, topic=topic)
+    try:
+        ask(directory, "repartition")  # a service that has it open says why not
+    except NobodyAnswers:
+        identity = repartition(directory, topic=topic)
     if as_json:
         show_json({"pid": identity.pid, "pid_epoch": identity.pid_epoch})
     else:
@@ -66,7 +69,11 @@ def repartition_command(directory: Path, topic: str | None, as_json: bool) -> No
 def drop(directory: Path, topic: str) -> None:
     """Keep nothing in the logs of DIRECTORY for TOPIC any more, and forget how far it is.
 
-    Shipped to again, it gets everything from the logs' start.
+    Shipped to again, it gets everything from the logs' start. A service that has the outbox open lets go of it at once;
+    one that ships to it now refuses.
     """
-    drop_destination(directory, topic)
+    try:
+        ask(directory, "drop-destination", {"topic": topic})
+    except NobodyAnswers:
+        drop_destination(directory, topic)
     click.echo(f"nothing is kept for topic {topic} any more")

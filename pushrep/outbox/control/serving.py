@@ -4,6 +4,8 @@
     partitions   {"first": 0, "count": 1000}         PartitionStatus.as_dict() of each, 1,000 at a time
     add-member, remove-member                        one step of the change, member_changes.py
     skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
+    drop-destination  {"topic"}                      true: nothing is kept for it; not the one that is shipped to
+    repartition  {}                                  refused: it begins a PID, which lasts from an open to a close
 
 An outbox whose disk takes no socket (a network share, say), or that stands on a simulated disk, goes on without one:
 the service is there for its records.
@@ -45,11 +47,19 @@ def calls_of(facts: Facts) -> Calls:
         "partitions": lambda arguments: _partitions(facts, arguments),
         **change_calls(facts),
         "skip": lambda arguments: _skip(facts, arguments),
+        "drop-destination": lambda arguments: _drop(facts, arguments),
+        "repartition": lambda _: facts.shipping.repartition(),
     }
 
 
 def _skip(facts: Facts, arguments: Mapping[str, Any]) -> bool:
-    facts.shipping.skip(arguments.get("partition"), arguments.get("offset"), arguments.get("reason"))
+    wanted = (arguments.get(name) for name in ("partition", "offset", "reason", "topic"))
+    facts.shipping.skip(*wanted)
+    return True
+
+
+def _drop(facts: Facts, arguments: Mapping[str, Any]) -> bool:
+    facts.shipping.drop(arguments.get("topic"))
     return True
 
 

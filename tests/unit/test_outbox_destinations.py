@@ -1,0 +1,81 @@
+"""What an operator says about destinations while a service has the outbox open: done, or refused by name.
+
+Contract: "An open outbox answers status, member changes, skip, repartition and the dropping of a destination".
+"""
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from pushrep import KafkaDestination, LogConfig, Outbox
+from pushrep.cli.main import run
+from pushrep.kafka.progress import EpochPartitions, PartitionProgress, Progress, read_progress, write_progress
+from pushrep.log import StillNeeded
+from pushrep.outbox.destinations import repartition
+from pushrep.outbox.identity import read_identity
+from pushrep.seams import REAL_FILESYSTEM
+from tests.kafka.cluster import free_ports
+
+SMALL = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
+BEFORE = Progress(
+    topic_id=UUID(int=7), epochs=(EpochPartitions(0, 3),), partitions={0: PartitionProgress(5, 5, 4711)}
+)  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """An outbox of 40 records, of which a topic that was shipped to once has five."""
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "test", log_config=SMALL, batch_bytes=1_000) as outbox:
+        outbox.append_many(0, [bytes(400)] * 40)
+    write_progress(REAL_FILESYSTEM, tmp_path / "outbox", {"old": BEFORE, "older": replace(BEFORE, partitions={})})
+    return tmp_path / "outbox"
+
+
+@pytest.fixture(params=[False, True], ids=["without a destination", "with another one"])
+def kafka(request):
+    """Where the service ships to: nowhere, or to brokers that are away."""
+    (port,) = free_ports(1)
+    return KafkaDestination(bootstrap_servers=f"127.0.0.1:{port}", request_timeout_ms=500) if request.param else None
+
+
+def opened(directory, kafka):
+    settings = {"log_config": SMALL, "batch_bytes": 1_000, "open_timeout_s": 0.0}
+    return Outbox.open(directory, "orders", 1, "test", kafka=kafka, **settings)
+
+
+def test_a_destination_is_dropped_while_the_outbox_is_open(directory, kafka):
+    with opened(directory, kafka) as outbox:
+        with pytest.raises(StillNeeded, match="kafka:old"):
+            outbox.log(0).purge(20)
+        assert run(["outbox", "drop-destination", str(directory), "older"]) == 0
+        assert run(["outbox", "drop-destination", str(directory), "old"]) == 0
+        assert run(["outbox", "drop-destination", str(directory), "old"]) == 1, "it is not there any more"
+        if kafka is None:
+            assert outbox.log(0).purge(20) > 0
+    assert not read_progress(REAL_FILESYSTEM, directory).keys() & {"old", "older"}, "nor did the close bring it back"
+
+
+@pytest.mark.parametrize("kafka", [True], indirect=True, ids=[""])
+def test_what_the_service_ships_to_is_not_dropped_under_its_feet(directory, kafka, capsys):
+    with opened(directory, kafka):
+        assert run(["outbox", "drop-destination", str(directory), "orders"]) == 1
+        assert "open the outbox without it" in capsys.readouterr().err
+        where = ["--directory", str(directory), "--reason", "a test"]
+        assert run(["outbox", "skip", "7", "--topic", "old", *where]) == 1
+        assert "ships to orders" in capsys.readouterr().err
+        assert run(["outbox", "skip", "7", "--topic", "orders", *where]) == 0
+
+
+def test_repartition_waits_for_the_service_to_stop(directory, kafka, capsys):
+    """A PID lasts from an open to a close: `pushrep outbox repartition` says so, and changes nothing."""
+    before = read_identity(REAL_FILESYSTEM, directory)
+    with opened(directory, kafka):
+        assert run(["outbox", "repartition", str(directory), "--topic", "old"]) == 1
+        assert "stop the service, say it again" in capsys.readouterr().err
+    assert read_identity(REAL_FILESYSTEM, directory) == before
+    assert read_progress(REAL_FILESYSTEM, directory)["old"].epochs == BEFORE.epochs
+    raised = repartition(directory, topic="old")
+    assert raised.pid != before.pid
+    [_, new] = read_progress(REAL_FILESYSTEM, directory)["old"].epochs
+    assert (new.pid_epoch, new.starts) == (raised.pid_epoch, {0: 40})
