@@ -2,6 +2,7 @@
 
     assign (loaded) ─▶ admit, batch by batch ─▶ due: (offset, marks) of each partition that moved ─▶ committed
          seek ─▶ the marks of that very position if it was just loaded, else none            drop on revocation
+         move ─▶ a startpoint's: the marks go along or begin anew; due once records were read behind it
 
 One filter for each topic, so that a pair in two partitions is noticed. Pure: knows no client and no clock.
 """
@@ -86,6 +87,17 @@ class Reading:
         committed = None if is_new_startpoint else offset
         self._partitions[partition] = _Partition(offset, offset, committed, startpoint, is_new_startpoint)
 
+    def move(self, partition: TopicPartition, offset: int, startpoint: int, *, reset_marks: bool) -> None:
+        """A startpoint sends it elsewhere while it is read; with its marks, or with none. Raises PositionUnknown."""
+        self._of(partition)
+        marks = NO_MARKS if reset_marks else _only(self._filters[partition[0]].marks(), {partition[1]})
+        self.assign(partition, offset, marks, startpoint=startpoint, is_new_startpoint=True)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Go on elsewhere without marks; the run still descends from its startpoint. Raises PositionUnknown."""
+        state = self._of(partition)
+        self.assign(partition, offset, startpoint=state.startpoint, is_new_startpoint=state.has_new_startpoint)
+
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget these; nothing of them is committed any more."""
         gone: dict[str, set[int]] = {}
@@ -131,11 +143,15 @@ class Reading:
         return self._of(partition).startpoint
 
     def due(self, now_ms: int) -> list[Due]:
-        """What a commit would say now, of each partition that moved since the last one."""
+        """What a commit would say now, of each partition that moved since the last one.
+
+        A start alone uses no startpoint up: it is due once something behind it was read.
+        """
         moved = [
             (partition, state, state.offset)
             for partition, state in self._partitions.items()
-            if state.offset is not None and state.offset != state.committed
+            if state.offset is not None
+            and state.offset != (state.began if state.has_new_startpoint else state.committed)
         ]
         marks = {topic: self._filters[topic].marks(now_ms) for topic in {partition[0] for partition, _, _ in moved}}
         return [

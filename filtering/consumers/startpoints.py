@@ -1,4 +1,9 @@
-"""What a consumer asks of startpoints: a Protocol, so that consumers depend on nobody who keeps them."""
+"""What a consumer asks of startpoints: a Protocol, so that consumers depend on nobody who keeps them.
+
+a partition comes   pending ─▶ Wish: begin there │ Refusal: do not begin │ None: at the committed position
+it runs             version changed? moved ─▶ Wish: go there, between two reads │ Refusal: stop │ None: go on
+it was committed    consumed
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -8,7 +13,8 @@ class PartitionFacts(NamedTuple):
     """One partition of a topic, and how to look at its log.
 
     bounds(topic, partition): (log start, log end). first_at(topic, partition, timestamp_ms): the first offset of a
-    record at or after that time, None if there is none. position: the committed offset, None if there is none.
+    record at or after that time, None if there is none. position: where it stands, committed when it comes, the next
+    offset to read while it runs; None if that is not known. The functions may block.
     """
 
     topic: str
@@ -26,11 +32,32 @@ class Wish(NamedTuple):
     reset_marks: bool
 
 
-class Startpoints(Protocol):
-    """Where an operator may send a group's partitions."""
+class Refusal(NamedTuple):
+    """A startpoint that can't be applied: the partition is not read. `error` is raised to the caller, once for it."""
 
-    def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Wish | None:
-        """Apply the newest startpoint above the committed one, once; None if there is none. Raises if it fails."""
+    sequence: int
+    error: Exception
+
+
+Answer = Wish | Refusal | None
+
+
+class Startpoints(Protocol):
+    """Where an operator may send a group's partitions. Calls may block, and come from one thread at a time."""
+
+    look_every_s: float
+    """How often a running consumer asks whether there is something new."""
+
+    def version(self) -> int:
+        """A number that changes whenever there may be something new for anyone."""
+        ...
+
+    def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Answer:
+        """The partition comes: apply the newest startpoint above the committed one, once; None if there is none."""
+        ...
+
+    def moved(self, consumer: str, facts: PartitionFacts, running_sequence: int) -> Answer:
+        """The partition runs from startpoint `running_sequence` (0: none): apply a newer one, once; None: go on."""
         ...
 
     def consumed(self, consumer: str, topic: str, partition: int, sequence: int) -> None:
