@@ -25,10 +25,13 @@ from aiokafka.errors import (
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
+    for_code,
 )
 from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
+from filtering.consumers.aiokafka_asking import failure_of
+from filtering.consumers.asking import ask_async
 from partitioner.errors import (
     BadPartitionerSetting,
     BreaksPrefixCondition,
@@ -315,13 +318,23 @@ class SourcePartitionProducer:
         admin = AIOKafkaAdminClient(**shared)
         await admin.start()
         try:
-            resource = ConfigResource(ConfigResourceType.TOPIC, self.topic, configs={"cleanup.policy": None})
-            [answer] = await admin.describe_configs([resource])
-            policy = next(entry[1] for found in answer.resources for entry in found[4] if entry[0] == "cleanup.policy")
+            policy = await ask_async(lambda: _cleanup_policy(admin, self.topic), failure_of)
+        except UnknownTopicOrPartitionError:
+            raise NoSuchTopic(self.topic) from None
         finally:
             await admin.close()
         if "compact" in policy:
             raise TopicCompacted(self.topic, policy)
+
+
+async def _cleanup_policy(admin: AIOKafkaAdminClient, topic: str) -> str:
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={"cleanup.policy": None})
+    [answer] = await admin.describe_configs([resource])
+    [[code, why, _, _, entries]] = answer.resources
+    if code:
+        raise for_code(code)(why)
+    policy: str = next(entry[1] for entry in entries if entry[0] == "cleanup.policy")
+    return policy
 
 
 async def _hang_up(producer: AIOKafkaProducer) -> None:

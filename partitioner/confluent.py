@@ -18,16 +18,10 @@ from typing import Any, Literal, NamedTuple, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_fixed,
-    wait_random_exponential,
-)
+from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
+from filtering.consumers.confluent_asking import ask_brokers
 from partitioner.errors import (
     BadPartitionerSetting,
     BreaksPrefixCondition,
@@ -79,8 +73,6 @@ _FINAL = frozenset(
 )
 _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
 _MAX_BLOCK_MS = 60_000  # as Kafka's own producer waits for room
-_METADATA_TIMEOUT_S = 30
-_APPEARS_WITHIN_S = 3.0  # a topic that was just made is not known to every broker yet
 _DRAIN_S = 5.0
 _POLL_S = 0.05
 _PAUSE = wait_random_exponential(multiplier=0.05, max=5.0)
@@ -316,27 +308,27 @@ class SourcePartitionProducer:
     def _pinned(self, wanted: int | None) -> int:
         if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
             raise BadPartitionerSetting("partition_count", wanted, "None or a whole number from 1 on")
-        for attempt in Retrying(
-            retry=retry_if_exception_type(NoSuchTopic),
-            stop=stop_after_delay(_APPEARS_WITHIN_S),
-            wait=wait_fixed(_POLL_S),
-            reraise=True,
-        ):
-            with attempt:
-                found = self._partitions()
+        found = self._partitions()
         if wanted is not None and found < wanted:
             raise TopicShrunk(wanted, found)
         refuse_compaction(self._config, self.topic)
         return found if wanted is None else wanted
 
     def _partitions(self) -> int:
-        """As the broker that is asked knows it. Raises NoSuchTopic, KafkaException."""
-        found = self._client.list_topics(self.topic, timeout=_METADATA_TIMEOUT_S).topics[self.topic]
-        if found.error is not None and found.error.code() not in _NOT_THERE:
-            raise KafkaException(found.error)
-        if found.error is not None or not found.partitions:
-            raise NoSuchTopic(self.topic)
-        return len(found.partitions)
+        """How many the topic has. Raises NoSuchTopic, KafkaException."""
+
+        def question(left_s: float) -> int:
+            found = self._client.list_topics(self.topic, timeout=left_s).topics[self.topic]
+            if found.error is not None or not found.partitions:
+                raise KafkaException(found.error or KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+            return len(found.partitions)
+
+        try:
+            return ask_brokers(question)
+        except KafkaException as error:
+            if error.args[0].code() in _NOT_THERE:
+                raise NoSuchTopic(self.topic) from None
+            raise
 
 
 def _serve(client: Producer, timeout_s: float) -> None:
@@ -365,8 +357,10 @@ def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
     names = {name: value for name, value in config.items() if name not in _HELD}
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(names)  # held until it has answered
-    described = admin.describe_configs([resource], request_timeout=_METADATA_TIMEOUT_S)[resource]
-    policy = described.result(_METADATA_TIMEOUT_S)["cleanup.policy"].value
+    described = ask_brokers(
+        lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
+    )
+    policy = described["cleanup.policy"].value
     if "compact" in policy:
         raise TopicCompacted(topic, policy)
 

@@ -11,9 +11,9 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
+from filtering.consumers.confluent_asking import ask_brokers
 from partitioner.errors import NoSuchTopic
 
-_TIMEOUT_S = 30
 _MASK = 2**64 - 1
 
 
@@ -28,18 +28,22 @@ class TopicFacts(NamedTuple):
 def topic_facts(config: Mapping[str, Any], topic: str) -> TopicFacts:
     """Ask the brokers; config: librdkafka's settings for servers and security. Raises NoSuchTopic, KafkaException."""
     admin = AdminClient(dict(config))  # held until it has answered
-    cluster = admin.describe_cluster(request_timeout=_TIMEOUT_S)
-    described = admin.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)[topic]
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    settings = admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource]
+
+    def question(left_s: float) -> tuple[Any, Any, Any]:
+        cluster = admin.describe_cluster(request_timeout=left_s)
+        described = admin.describe_topics(TopicCollection([topic]), request_timeout=left_s)[topic]
+        settings = admin.describe_configs([resource], request_timeout=left_s)[resource]
+        return cluster.result(left_s), described.result(left_s), settings.result(left_s)
+
     try:
-        found = described.result(_TIMEOUT_S)
-        retention_ms = int(settings.result(_TIMEOUT_S)["retention.ms"].value)
+        cluster, found, settings = ask_brokers(question)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise NoSuchTopic(topic) from error
         raise
     high, low = found.topic_id.get_most_significant_bits(), found.topic_id.get_least_significant_bits()
     topic_id = UUID(int=(high & _MASK) << 64 | (low & _MASK))
-    incarnation = f"{cluster.result(_TIMEOUT_S).cluster_id}/{topic_id}"
+    retention_ms = int(settings["retention.ms"].value)
+    incarnation = f"{cluster.cluster_id}/{topic_id}"
     return TopicFacts(incarnation, len(found.partitions), None if retention_ms < 0 else retention_ms)

@@ -16,8 +16,9 @@ from typing import Any, Literal, Self
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.structs import ConsumerRecord
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
+from filtering.consumers.aiokafka_asking import ask_committed
 from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, decode, encode
 from filtering.consumers.reading import NO_MARKS, FilterSettings, Reading
@@ -145,9 +146,8 @@ class ReplayFilteredConsumer:
         """Go on at `offset`. The committed position brings its marks; any other begins with none."""
         async with self._moving:
             self._failure = None
-            found = await self._committed([partition])
-            committed = found.get(partition)
-            if committed is not None and committed.offset == offset:
+            committed = (await self._committed([partition]))[partition]
+            if committed.offset == offset:
                 self._begin(partition, committed.offset, committed.metadata)
             else:
                 _LOG.warning(
@@ -201,13 +201,16 @@ class ReplayFilteredConsumer:
         """The client's call: the committed position of each comes with its marks."""
         async with self._moving:
             self._reading.drop([(one.topic, one.partition) for one in partitions])
-            found = await self._committed(sorted(partitions))
-            for partition in sorted(partitions):
-                committed = found.get(partition)
-                if committed is not None and committed.offset >= 0:
-                    self._begin(partition, committed.offset, committed.metadata)
-                else:
-                    self._begin(partition, None, None)
+            self._failure = None  # the client begins again at the committed positions
+            try:
+                for partition, committed in sorted((await self._committed(sorted(partitions))).items()):
+                    if committed.offset >= 0:
+                        self._begin(partition, committed.offset, committed.metadata)
+                    else:
+                        self._begin(partition, None, None)
+            except Exception as error:
+                self._failure = error  # the client logs it and goes on, with records that nobody has marks for
+                raise
         if self._on_assign is not None:
             await self._on_assign(self, partitions)
 
@@ -227,12 +230,9 @@ class ReplayFilteredConsumer:
             _LOG.warning("%s-%d starts at %d, committed without marks: it begins with empty ones", *name, offset)
         self._reading.assign(name, offset, position.marks or NO_MARKS, startpoint=position.startpoint)
 
-    async def _committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Any]:
+    async def _committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         assert self._admin is not None, "it lives as long as the client"
-        found: Mapping[TopicPartition, Any] = await self._admin.list_consumer_group_offsets(
-            self._group, partitions=list(partitions)
-        )
-        return found
+        return await ask_committed(self._admin, self._group, partitions)
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

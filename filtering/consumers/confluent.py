@@ -16,11 +16,12 @@ from typing import Any, Literal, Self
 from confluent_kafka import (
     OFFSET_INVALID,
     Consumer,
-    KafkaException,
     Message,
     TopicPartition,
 )
 
+from filtering.consumers.asking import ask
+from filtering.consumers.confluent_asking import ask_bounds, ask_partitions, failure_of_transaction
 from filtering.consumers.confluent_marks import ConfluentMarksTopic
 from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, Stored, decode, encode
@@ -32,7 +33,6 @@ from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import METADATA_HEADER
 
 _LOG = logging.getLogger(__name__)
-_TIMEOUT_S = 30.0
 
 OnPartitions = Callable[["ReplayFilteredConsumer", list[TopicPartition]], None]
 
@@ -173,14 +173,13 @@ class ReplayFilteredConsumer:
         """Store, for every partition, the position behind what was yielded, with its marks.
 
         Raises MarksTooLarge, KafkaException: then nothing of it counts, what follows the last commit comes again.
+        A coordinator that moves, or isn't there yet, is asked again for 30 s.
         """
         due = self._reading.due(_now_ms())
         if not due:
             return
         positions, written = self._positions(due)
-        for done in self._client.commit(offsets=positions, asynchronous=False) or ():
-            if done.error is not None:
-                raise KafkaException(done.error)
+        ask_partitions(lambda _: self._client.commit(offsets=positions, asynchronous=False))
         self._settle(due, written)
 
     def send_to_transaction(self, producer: Any) -> None:
@@ -192,7 +191,8 @@ class ReplayFilteredConsumer:
         due = self._reading.due(_now_ms())
         positions, written = self._positions(due)
         self._in_transaction = (due, written)
-        producer.send_offsets_to_transaction(positions, self._client.consumer_group_metadata())
+        group = self._client.consumer_group_metadata()
+        ask(lambda left_s: producer.send_offsets_to_transaction(positions, group, left_s), failure_of_transaction)
 
     def transaction_committed(self) -> None:
         """The producer's transaction that had our positions is committed."""
@@ -213,7 +213,7 @@ class ReplayFilteredConsumer:
     def seek(self, partition: TopicPartition) -> None:
         """Go on at `partition.offset`. The committed position brings its marks; any other begins with none."""
         self._failure = None
-        [committed] = self._client.committed([TopicPartition(partition.topic, partition.partition)], _TIMEOUT_S)
+        [committed] = self._committed([partition])
         if committed.offset == partition.offset:
             [start] = self._load([TopicPartition(partition.topic, partition.partition)])
             self._client.seek(start)
@@ -270,12 +270,7 @@ class ReplayFilteredConsumer:
 
     def _load(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """The committed position of each with its marks, and where the client is to begin. All, or none of them."""
-        plain = [TopicPartition(one.topic, one.partition) for one in partitions]
-        found = []
-        for committed in self._client.committed(plain, _TIMEOUT_S):
-            if committed.error is not None:
-                raise KafkaException(committed.error)
-            found.append((committed, self._start(committed)))
+        found = [(committed, self._start(committed)) for committed in self._committed(partitions)]
         for committed, (offset, marks, startpoint, is_new) in found:
             partition = (committed.topic, committed.partition)
             self._reading.assign(partition, offset, marks, startpoint=startpoint, is_new_startpoint=is_new)
@@ -283,6 +278,10 @@ class ReplayFilteredConsumer:
             TopicPartition(one.topic, one.partition, OFFSET_INVALID if offset is None else offset)
             for one, (offset, *_) in found
         ]
+
+    def _committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        plain = [TopicPartition(one.topic, one.partition) for one in partitions]
+        return ask_partitions(lambda left_s: self._client.committed(plain, left_s))
 
     def _start(self, committed: TopicPartition) -> tuple[int | None, HighwaterMarks, int, bool]:
         partition = (committed.topic, committed.partition)
@@ -303,11 +302,11 @@ class ReplayFilteredConsumer:
         return offset, marks if marks is not None else NO_MARKS, position.startpoint, False
 
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        low, high = self._client.get_watermark_offsets(TopicPartition(topic, partition), _TIMEOUT_S)
-        return low, high
+        return ask_bounds(self._client, topic, partition)
 
     def _first_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
-        [found] = self._client.offsets_for_times([TopicPartition(topic, partition, timestamp_ms)], _TIMEOUT_S)
+        asked = [TopicPartition(topic, partition, timestamp_ms)]
+        [found] = ask_partitions(lambda left_s: self._client.offsets_for_times(asked, left_s))
         return found.offset if found.offset >= 0 else None
 
     def _marks_of(self, partition: tuple[str, int], stored: Stored) -> HighwaterMarks:

@@ -4,6 +4,7 @@ write: key = group/topic/partition/version, value = the marks' bytes ─▶ (par
 read:  the record at that very offset; its key must be the one        delete: a tombstone, once another is committed
 """
 
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
+from filtering.consumers.asking import Failure
+from filtering.consumers.confluent_asking import ask_brokers, failure_of_code
 from filtering.consumers.errors import MarksLost
 from filtering.consumers.positions import Stored, pack_marks, unpack_marks
 from filtering.errors import BadFilterSetting
@@ -18,6 +21,10 @@ from filtering.highwater import HighwaterMarks
 
 _TIMEOUT_S = 30.0
 _CONNECTION = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.id", "log_level", "broker.address.family")
+
+
+_LATE = KafkaError(KafkaError._TIMED_OUT, "the marks topic does not answer")  # noqa: SLF001 - the client's own names
+_BEYOND = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
 
 
 class ConfluentMarksTopic:
@@ -40,14 +47,29 @@ class ConfluentMarksTopic:
     def read(self, partition: tuple[str, int], stored: Stored) -> HighwaterMarks:
         """The marks of a version. Raises MarksLost, CorruptPosition."""
         self._reader.assign([TopicPartition(self._topic, stored.partition, stored.offset)])
-        message = self._reader.poll(_TIMEOUT_S)
-        self._reader.unassign()
-        error = None if message is None else message.error()
-        if error is not None and error.code() not in {KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001
-            raise KafkaException(error)
-        if message is None or error is not None or message.key() != stored.version.encode() or not message.value():
+        try:
+            message = self._first()
+        finally:
+            self._reader.unassign()
+        if message is None or message.key() != stored.version.encode() or not message.value():
             raise MarksLost(*partition, self._topic, stored.version)
         return unpack_marks(bytes(message.value() or b""))
+
+    def _first(self) -> Message | None:
+        """The first record from there on, None if there is none. Raises KafkaException."""
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            message = self._reader.poll(left_s)
+            if message is None:
+                break
+            error = message.error()
+            if error is None:
+                return message
+            if error.code() in _BEYOND:
+                return None
+            if failure_of_code(error) is not Failure.PASSES:
+                raise KafkaException(error)
+        raise KafkaException(_LATE)
 
     def delete(self, stored: Stored) -> None:
         """No commit names this version any more."""
@@ -67,12 +89,14 @@ class ConfluentMarksTopic:
             if error is not None:
                 raise KafkaException(error)
             return message
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the marks topic does not answer"))  # noqa: SLF001
+        raise KafkaException(_LATE)
 
 
 def _refuse_uncompacted(config: Mapping[str, Any], topic: str) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(dict(config))  # held until it has answered
-    described = admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S)
+    described = ask_brokers(
+        lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
+    )
     if (policy := described["cleanup.policy"].value) != "compact":
         raise BadFilterSetting("marks_topic", topic, f"a topic with cleanup.policy=compact, this has {policy}")

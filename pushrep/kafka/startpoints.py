@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from filtering.consumers.asking import Failure, ask
+from filtering.consumers.confluent_asking import failure_of_transaction
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing
 from pushrep.kafka.startpoints_reading import CHECKPOINT, FORMAT, HEAD, TopicReading, reader_words
@@ -56,7 +58,7 @@ def open_store(
     topic = destination.topic or ""
     place = f"kafka:{topic}"
     try:
-        found = look_at_topic(destination, topic)
+        found = ask(lambda _: look_at_topic(destination, topic), _failure_of, destination.request_timeout_ms / 1000)
     except TopicMissing as error:
         raise StoreUnavailable(place, "there is no such topic: make it, 1 partition, cleanup.policy=compact") from error
     except KafkaUnreachable as error:
@@ -133,12 +135,12 @@ class TopicFacts:
         try:
             producer.begin_transaction()
             if self._sent(producer, records) != list(range(at, end)):
-                producer.abort_transaction(self._timeout_s)
+                ask(producer.abort_transaction, failure_of_transaction, self._timeout_s)
                 raise Overtaken(self.place)
         except KafkaException as error:
             self._failed(error, is_known=True)
         try:
-            producer.commit_transaction(self._timeout_s)
+            ask(producer.commit_transaction, failure_of_transaction, self._timeout_s)
         except KafkaException as error:
             if not self._is_stored(end - 1, records[-1][0]):
                 self._failed(error, is_known=self._reading.position >= end)
@@ -162,7 +164,7 @@ class TopicFacts:
         }
         producer = Producer(settings)
         try:
-            producer.init_transactions(self._timeout_s)
+            ask(producer.init_transactions, failure_of_transaction, self._timeout_s)
         except KafkaException as error:
             if error.args[0].code() in _FENCED:
                 raise Overtaken(self.place) from error
@@ -228,6 +230,13 @@ class TopicCheckpoints:
     def all(self) -> list[Checkpoint]:
         """Every reader's, sorted."""
         return sorted(self._facts.checkpoints().values(), key=lambda checkpoint: checkpoint.reader)
+
+
+def _failure_of(error: BaseException) -> Failure:
+    """A topic that has just been made is not known to every broker yet."""
+    if isinstance(error, TopicMissing):
+        return Failure.NOT_THERE
+    return Failure.PASSES if isinstance(error, KafkaUnreachable) else Failure.STAYS
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

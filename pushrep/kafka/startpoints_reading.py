@@ -11,6 +11,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from filtering.consumers.asking import Failure
+from filtering.consumers.confluent_asking import ask_bounds, failure_of_code
 from pushrep.startpoints import Checkpoint, CorruptStore, Fact, Reader, StoreUnavailable
 from pushrep.startpoints.changing import View
 from pushrep.startpoints.events import from_json
@@ -68,8 +70,7 @@ class TopicReading:
             self._consumer.close()
 
     def _end(self) -> int:
-        _, end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, 0), self._timeout_s)
-        return end
+        return ask_bounds(self._consumer, self._topic, 0, self._timeout_s)[1]
 
     def _read(self, end: int, deadline_s: float) -> None:
         self._consumer.assign([TopicPartition(self._topic, 0, self.position)])
@@ -87,9 +88,10 @@ class TopicReading:
         offset = message.offset() or 0
         error = message.error()
         if error is not None:
-            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
+            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
+                self.position = max(self.position, offset)  # behind the mark that ends a transaction
+            elif failure_of_code(error) is not Failure.PASSES:
                 raise KafkaException(error)
-            self.position = max(self.position, offset)  # behind the mark that ends a transaction
             return
         try:
             key, fields = (message.key() or b"").decode(), json.loads(message.value() or b"null")

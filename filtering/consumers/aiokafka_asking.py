@@ -1,0 +1,42 @@
+"""Which of aiokafka's failures pass, and the committed positions of a group, every one that was asked for."""
+
+from collections.abc import Mapping, Sequence
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError, NoError, UnknownTopicOrPartitionError
+from aiokafka.structs import OffsetAndMetadata
+
+from filtering.consumers.asking import TIMEOUT_S, Failure, ask_async
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The judge of aiokafka's KafkaError for `asking.ask_async`."""
+    if isinstance(error, UnknownTopicOrPartitionError):
+        return Failure.NOT_THERE
+    # NoError: how the client raises what a broker says of one partition, beside a whole that is well.
+    if isinstance(error, NoError | TimeoutError) or (isinstance(error, KafkaError) and error.retriable):
+        return Failure.PASSES
+    return Failure.STAYS
+
+
+async def ask_committed(
+    admin: AIOKafkaAdminClient, group: str, partitions: Sequence[TopicPartition], timeout_s: float = TIMEOUT_S
+) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    """The committed position of each, offset -1 where there is none. Raises the client's KafkaError.
+
+    The client takes no notice of an answer that is refused as a whole, by a broker that isn't the group's coordinator
+    any more: it hands over an empty one, which reads as "nothing was ever committed".
+    """
+    if not partitions:
+        return {}
+
+    async def question() -> Mapping[TopicPartition, OffsetAndMetadata]:
+        found: Mapping[TopicPartition, OffsetAndMetadata] = await admin.list_consumer_group_offsets(
+            group, partitions=list(partitions)
+        )
+        if missing := [one for one in partitions if one not in found]:
+            raise GroupCoordinatorNotAvailableError(f"the committed positions of {missing} are not in the answer")
+        return found
+
+    return await ask_async(question, failure_of, timeout_s)

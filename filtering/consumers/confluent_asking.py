@@ -1,0 +1,106 @@
+"""Which of confluent-kafka's failures pass. `KafkaError.retriable()` speaks of transactions only."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from filtering.consumers.asking import TIMEOUT_S, Failure, ask
+
+_Answer = TypeVar("_Answer")
+
+_PASSES = frozenset(
+    {
+        # The group's or the transaction's coordinator: not made yet, moving, loading.
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        # The partition's leader, or the controller.
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        KafkaError.LISTENER_NOT_FOUND,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        # The way there.
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - the client's own names of its local errors
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._WAIT_COORD,  # noqa: SLF001
+        KafkaError._WAIT_CACHE,  # noqa: SLF001
+        KafkaError._RETRY,  # noqa: SLF001
+    }
+)
+_NOT_THERE = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The judge of KafkaException for `asking.ask`; an admin client's future that is late counts as late brokers."""
+    if isinstance(error, TimeoutError):
+        return Failure.PASSES
+    if not isinstance(error, KafkaException):
+        return Failure.STAYS
+    return failure_of_code(error.args[0])
+
+
+def failure_of_code(error: KafkaError) -> Failure:
+    """The same for an error inside an answer, or an event."""
+    if error.fatal() or error.txn_requires_abort():
+        return Failure.STAYS
+    if error.code() in _NOT_THERE:
+        return Failure.NOT_THERE
+    return Failure.PASSES if error.retriable() or error.code() in _PASSES else Failure.STAYS
+
+
+def failure_of_transaction(error: BaseException) -> Failure:
+    """The same for a step of a transaction, which may be called again only where the client says so."""
+    again = isinstance(error, KafkaException) and error.args[0].retriable()
+    return Failure.PASSES if again else Failure.STAYS
+
+
+def ask_brokers(question: Callable[[float], _Answer], timeout_s: float = TIMEOUT_S) -> _Answer:
+    """What a call answers, asked again while it fails for a moment. Raises KafkaException, TimeoutError: its last."""
+    return ask(question, failure_of, timeout_s)
+
+
+def ask_partitions(
+    question: Callable[[float], list[TopicPartition] | None], timeout_s: float = TIMEOUT_S
+) -> list[TopicPartition]:
+    """The same for a call that tells of each partition whether it failed."""
+
+    def answered(left_s: float) -> list[TopicPartition]:
+        partitions = question(left_s) or []
+        for one in partitions:
+            if one.error is not None:
+                raise KafkaException(one.error)
+        return partitions
+
+    return ask_brokers(answered, timeout_s)
+
+
+def ask_bounds(client: Consumer, topic: str, partition: int, timeout_s: float = TIMEOUT_S) -> tuple[int, int]:
+    """Where a partition begins and ends. Raises as `ask_brokers`."""
+
+    def bounds(left_s: float) -> tuple[int, int]:
+        found: tuple[int, int] | None = client.get_watermark_offsets(TopicPartition(topic, partition), left_s)
+        if found is None:  # how this call says that its time is over
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
+        return found
+
+    return ask_brokers(bounds, timeout_s)

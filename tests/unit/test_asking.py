@@ -1,0 +1,186 @@
+"""Brokers are asked again while coordinators and leaders move, and no longer than the caller waits."""
+
+import asyncio
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("confluent_kafka")
+pytest.importorskip("aiokafka")
+
+from aiokafka import TopicPartition as AioPartition
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    GroupCoordinatorNotAvailableError,
+    NotCoordinatorForGroupError,
+)
+from aiokafka.structs import OffsetAndMetadata
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+
+from filtering.consumers import asking
+from filtering.consumers.aiokafka_asking import ask_committed
+from filtering.consumers.confluent import ReplayFilteredConsumer
+from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of, failure_of_transaction
+
+PASSING = [
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+]
+
+
+class Refusing:
+    """A client whose calls fail with these first, each of them once; then the real one's answer, or `answer`."""
+
+    def __init__(self, *failures, answer=None):
+        self.failures, self.answer, self.calls = list(failures), answer, 0
+
+    def __call__(self, *_, **__):
+        self.calls += 1
+        if self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, BaseException):
+                raise failure
+            return failure
+        return self.answer
+
+
+@pytest.mark.parametrize("code", PASSING, ids=lambda code: KafkaError(code).name())
+def test_a_passing_failure_is_asked_again(code):
+    call = Refusing(KafkaException(KafkaError(code)), KafkaException(KafkaError(code)), answer="here")
+    assert ask_brokers(call) == "here"
+    assert call.calls == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)),
+        KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION)),
+        KafkaException(KafkaError(KafkaError._TRANSPORT, "", True)),
+        ValueError("a typo"),
+    ],
+    ids=["not allowed", "another generation", "fatal", "no answer of a broker"],
+)
+def test_any_other_failure_is_raised_at_once(error):
+    call = Refusing(error, answer="here")
+    with pytest.raises(type(error)) as raised:
+        ask_brokers(call)
+    assert raised.value is error
+    assert call.calls == 1
+
+
+def test_what_never_passes_ends_with_the_last_failure():
+    code = KafkaError.NOT_COORDINATOR
+    call = Refusing(*[KafkaException(KafkaError(code)) for _ in range(10_000)])
+    with pytest.raises(KafkaException, match="coordinator"):
+        ask_brokers(call, timeout_s=0.2)
+    assert call.calls > 1
+
+
+def test_a_topic_that_is_not_there_is_waited_for_a_little(monkeypatch):
+    """Not every broker knows a topic that was just made."""
+    missing = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    assert ask_brokers(Refusing(missing, answer=2)) == 2
+    monkeypatch.setattr(asking, "APPEARS_WITHIN_S", 0.1)
+    call = Refusing(*[missing] * 10_000)
+    with pytest.raises(KafkaException, match="topic"):
+        ask_brokers(call, timeout_s=3600)
+
+
+def test_the_time_that_is_left_is_the_calls():
+    left = []
+
+    def question(left_s):
+        left.append(left_s)
+        if len(left) < 3:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    ask_brokers(question, 30)
+    assert 30 >= left[0] > left[1] > left[2] > 0
+
+
+def test_bounds_without_an_answer_are_asked_for_again():
+    client = type("Client", (), {"get_watermark_offsets": Refusing(None, answer=(3, 9))})()
+    assert ask_bounds(client, "orders", 0) == (3, 9)
+
+
+def test_a_step_of_a_transaction_is_repeated_only_where_the_client_says_so():
+    retriable = KafkaException(KafkaError(KafkaError._TIMED_OUT, "", False, True))
+    abortable = KafkaException(KafkaError(KafkaError._TIMED_OUT, "", False, False, True))
+    plain = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    found = [failure_of_transaction(one).name for one in (retriable, abortable, plain)]
+    assert found == ["PASSES", "STAYS", "STAYS"]
+    assert failure_of(abortable).name == "STAYS"
+
+
+@pytest.fixture
+def reader():
+    config = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", "log_level": 0}  # nobody listens, nobody is asked
+    with ReplayFilteredConsumer(config) as made:
+        yield made
+
+
+class Client:
+    """What a shell asks of its client, with the answers of a coordinator that moves."""
+
+    def __init__(self, real, **calls):
+        self.real, self.assigned = real, []
+        for name, call in calls.items():
+            setattr(self, name, call)
+
+    def assign(self, partitions):
+        self.assigned = partitions
+
+    def close(self):
+        self.real.close()
+
+
+class Answered(NamedTuple):
+    """A partition in an answer, as the client tells of one that failed."""
+
+    topic: str
+    partition: int
+    error: KafkaError
+
+
+def test_a_consumer_is_assigned_and_commits_while_its_coordinator_moves(reader):
+    moved = KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
+    inside = [Answered("orders", 0, KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))]
+    committed = Refusing(moved, inside, answer=[TopicPartition("orders", 0, OFFSET_INVALID)])
+    commit = Refusing(moved, inside, answer=[TopicPartition("orders", 0, 1)])
+    reader._client = client = Client(reader._client, committed=committed, commit=commit)
+    reader.assign([TopicPartition("orders", 0)])
+    assert [(one.topic, one.partition, one.offset) for one in client.assigned] == [("orders", 0, OFFSET_INVALID)]
+    assert committed.calls == 3
+    reader._reading.admit(("orders", 0), 0, b"\0" * 20)
+    reader.commit()
+    assert commit.calls == 3
+
+
+class Admin:
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    async def list_consumer_group_offsets(self, group, partitions):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_aiokafkas_answer_without_what_was_asked_for_is_no_answer():
+    """The client hands over an empty one for "not coordinator": taken as "nothing committed" it replays everything."""
+    place = AioPartition("orders", 0)
+    whole = {place: OffsetAndMetadata(7, "")}
+    admin = Admin(NotCoordinatorForGroupError(), {}, GroupCoordinatorNotAvailableError(), whole)
+    assert asyncio.run(ask_committed(admin, "g", [place])) == whole
+    assert admin.answers == []
+    with pytest.raises(GroupCoordinatorNotAvailableError, match="orders"):
+        asyncio.run(ask_committed(Admin(*[{}] * 10_000), "g", [place], 0.2))
+    with pytest.raises(GroupAuthorizationFailedError):
+        asyncio.run(ask_committed(Admin(GroupAuthorizationFailedError()), "g", [place]))
+    assert asyncio.run(ask_committed(Admin(), "g", [])) == {}
