@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Self
 from uuid import UUID, uuid4
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from pushrep.log import Durability, SegmentLog
 from pushrep.push.leading import Leading
@@ -24,6 +23,7 @@ from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
 from pushrep.replication.grants import Grant, Member
 from tests.kafka.cluster import KafkaCluster
+from tests.kafka.plain_client import create_topic
 
 BROKER_JVM = ("-XX:+UseG1GC",)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -122,10 +122,7 @@ def brokers(root: Path, count: int) -> KafkaCluster:
 
 def topic(cluster: KafkaCluster, name: str, partitions: int, config: Mapping[str, str] | None = None) -> str:
     """Make a topic that every broker has a copy of; its name."""
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    new = NewTopic(name, num_partitions=partitions, replication_factor=len(cluster.nodes), config=dict(config or {}))
-    for created in admin.create_topics([new]).values():
-        created.result()
+    create_topic(cluster.bootstrap_servers, name, partitions, len(cluster.nodes), **(config or {}))
     return name
 
 

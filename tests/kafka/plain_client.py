@@ -3,11 +3,16 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop_after_delay, wait_fixed
 
 _QUIET = {"log_level": 0}
-_TIMEOUT_S = 30
+_TIMEOUT_S = 60
+
+
+class NotKnown(Exception):
+    """A broker does not know a new topic, or who leads its partitions."""
 
 
 class Seen(NamedTuple):
@@ -22,10 +27,39 @@ class Seen(NamedTuple):
 
 
 def create_topic(servers: str, topic: str, partitions: int = 1, copies: int = -1, **settings: object) -> None:
-    """Make a topic; `copies` -1: as many as the brokers' default; `settings` are its own, `_` for `.`."""
+    """Make a topic that every broker knows when this returns; one of this name that was just deleted is waited for.
+
+    `copies` -1: as many as the brokers' default; `settings` are its own, `_` for `.`.
+    """
     config = {name.replace("_", "."): str(value) for name, value in settings.items()}
     admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
-    admin.create_topics([NewTopic(topic, partitions, copies, config=config)])[topic].result(_TIMEOUT_S)
+    wanted = NewTopic(topic, partitions, copies, config=config)
+    again = Retrying(
+        retry=retry_if_exception(_is_deleting), stop=stop_after_delay(_TIMEOUT_S), wait=wait_fixed(0.1), reraise=True
+    )
+    again(lambda: admin.create_topics([wanted])[topic].result(_TIMEOUT_S))
+    for server in servers.split(","):
+        wait_known(server, topic, partitions)
+
+
+def wait_known(server: str, topic: str, partitions: int) -> None:
+    """Return when this broker names a leader for each partition. Raises NotKnown, KafkaException."""
+    for attempt in Retrying(
+        retry=retry_if_exception_type((NotKnown, KafkaException)),
+        stop=stop_after_delay(_TIMEOUT_S),
+        wait=wait_fixed(0.05),
+        reraise=True,
+    ):
+        with attempt:
+            # A client knows one broker when it is new: it asks that one.
+            found = AdminClient({"bootstrap.servers": server, **_QUIET}).list_topics(topic, timeout=10).topics[topic]
+            led = [one for one in found.partitions.values() if one.error is None and one.leader >= 0]
+            if found.error is not None or len(led) < partitions:
+                raise NotKnown(f"{server} knows {len(led)} of {partitions} leaders of {topic}: {found.error}")
+
+
+def _is_deleting(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
 
 
 def plain_producer(servers: str, **settings: object) -> Producer:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -333,10 +332,7 @@ def test_a_topic_made_again_is_shipped_to_from_the_logs_start(broker, topic, ope
         outbox.append_many(1, [b"one"] * 100)
         outbox.wait_shipped(WAIT_S)
         admin.delete_topics([topic])[topic].result(WAIT_S)
-        for _ in range(200):  # the name is free a little later
-            with suppress(Exception):
-                create_topic(broker.bootstrap_servers, topic, 2)
-                break
+        create_topic(broker.bootstrap_servers, topic, 2)
         outbox.append_many(0, [b"two"] * 100)
         outbox.wait_shipped(WAIT_S)
         outbox.append_many(1, [b"three"] * 10)

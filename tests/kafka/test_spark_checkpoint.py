@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kafka.plain_client import create_topic, plain_producer
+
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
@@ -29,15 +31,8 @@ def connector():
 @pytest.fixture
 def topic(broker):
     """Two partitions of ten records each."""
-    from confluent_kafka import Producer
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    name = f"checkpoint-{uuid.uuid4().hex[:8]}"
-    servers = {"bootstrap.servers": broker.bootstrap_servers, "log_level": 0}
-    admin = AdminClient(servers)
-    for made in admin.create_topics([NewTopic(name, 2, 1)]).values():
-        made.result(60)
-    producer = Producer(servers)
+    create_topic(broker.bootstrap_servers, name := f"checkpoint-{uuid.uuid4().hex[:8]}", partitions=2)
+    producer = plain_producer(broker.bootstrap_servers)
     for partition in range(2):
         for n in range(10):
             producer.produce(name, b"%d" % n, partition=partition)
