@@ -1,15 +1,13 @@
 """`pushrep promote`: a replica becomes the leader of its outbox. pushrep.outbox.promotion does the work."""
 
 import logging
-import ssl
 from pathlib import Path
 
 import click
 
+from pushrep.cli.replica.certificates import client_tls, tls_options
 from pushrep.outbox.promotion import Promotion, promote
 from pushrep.push.settings import PushSettings
-
-_PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("promote")
@@ -20,9 +18,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--member", type=click.IntRange(0, 255), help="Its index, if the node listens under another address.")
 @click.option("--timeout-s", type=click.FloatRange(0), default=5.0, show_default=True, help="For the others to answer.")
-@click.option("--cert", type=_PATH, help="This member's certificate (PEM), with --key and --ca: mutual TLS.")
-@click.option("--key", type=_PATH, help="Its private key (PEM).")
-@click.option("--ca", type=_PATH, help="Who signs the certificates of nodes (PEM).")
+@tls_options
 def promote_command(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
     member: int | None,
@@ -46,7 +42,7 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
     a node, where it follows (docs/replication.md).
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    push = PushSettings(tls=_client_tls(cert, key, ca))
+    push = PushSettings(tls=client_tls(cert, key, ca))
     _tell(promote(directory, catch_up=catch_up, accept_loss=accept_loss, member=member, push=push, timeout_s=timeout_s))
 
 
@@ -62,18 +58,3 @@ def _tell(done: Promotion) -> None:
         click.echo(f"accepted loss: without {done.accepted_loss}")
     listed = ", ".join(f'"{address}"' for address in done.replicas)
     click.echo(f"open the service's Outbox on {done.directory} with replicas=[{listed}]")
-
-
-def _client_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
-    """Mutual TLS: nodes show a certificate of `ca`, too."""
-    given = [path for path in (cert, key, ca) if path is not None]
-    if not given:
-        return None
-    if cert is None or key is None or ca is None:
-        raise click.UsageError("give --cert, --key and --ca, all three or none")
-    try:
-        context = ssl.create_default_context(cafile=ca)
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise click.UsageError(f"the certificates can't be used: {error}") from error
-    return context

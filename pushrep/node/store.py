@@ -79,6 +79,7 @@ class KeptOutbox:
             yield
             return
         with self._visiting:
+            self._check_not_let_go()  # while we waited
             held = self._acquire()
             try:
                 self._keeper.read_again()
@@ -99,7 +100,8 @@ class KeptOutbox:
         with self._lock, self._keeper.lock:  # a grant that was let in before is on disk now, or is refused
             self._borrowers += 1
         try:
-            self.close()
+            with self._visiting:  # a call that is answered right now has the directory
+                self.close()
             yield self.directory
         finally:
             self._keeper.read_again()

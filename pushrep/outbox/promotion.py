@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogLocked
@@ -35,6 +37,7 @@ from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 _LOG = logging.getLogger("pushrep.outbox")
 _PID_LEAP = 1 << 24
 _TOLD_PARTITIONS = 16
+_TAKE_S = 2.0  # a process that was killed keeps its locks until it has ended, a tool a little longer
 
 
 class PartitionEnds(NamedTuple):
@@ -95,7 +98,13 @@ def promote(  # noqa: PLR0913 - an operator's choices
     outbox_id = found[0]
     with ExitStack() as stack:
         last_contact_ms = max(last_contact_ms, stack.enter_context(borrowed(directory, outbox_id)))
-        stack.callback(_take(directory, filesystem, clock).release)
+        taking = Retrying(
+            retry=retry_if_exception_type(CantPromote),
+            stop=stop_after_delay(min(_TAKE_S, timeout_s)),
+            wait=wait_fixed(0.05),
+            reraise=True,
+        )
+        stack.callback(taking(_take, directory, filesystem, clock).release)
         keeper = PromiseKeeper(directory, outbox_id, filesystem)
         stack.callback(_forget_member, keeper, keeper.kept)
         kept = _settle_member(keeper, directory, member)

@@ -1,17 +1,18 @@
 """Who leads: grants on members' disks, promotion, the old leader that comes back. Nodes and outboxes of one process."""
 
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pushrep import Acks, Durability, Outbox
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.node.promises import PromiseKeeper, find_promises
-from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, read_identity
+from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
 from pushrep.outbox.adoption import adopt
 from pushrep.outbox.errors import CantAdopt, CantPromote
 from pushrep.outbox.promotion import promote
@@ -173,9 +174,7 @@ def test_another_that_holds_more_is_not_passed_over(members):
     assert "at 6 in epoch" in str(refused.value)
     with pytest.raises(NotLeader):  # the grant was written first: the old one is fenced, whoever is promoted next
         members.lead()
-    # A node that answers what it was just asked has its directory for a moment: who promotes asks again.
-    again = Retrying(retry=retry_if_exception_type(CantPromote), stop=stop_after_delay(WAIT_S), wait=wait_fixed(0.1))
-    done = again(members.promote, 2, catch_up=True)
+    done = members.promote(2, catch_up=True)
     assert done.partitions[0].log_end_offset == 6
     with open_outbox(members.directory(2), [members.address(1)]) as promoted:
         assert [record.value for record in promoted.log(0).records(0)] == [b"%d" % n for n in range(6)]
@@ -240,11 +239,40 @@ def test_the_node_stays_away_from_a_directory_that_its_service_has_open(members)
             members.promote(2)
         wait_until(lambda: caught_up(promoted, members.address(2)), "it follows on")
         with pytest.raises(CantPromote, match="has it open"):
-            members.promote(1)
+            members.promote(1, timeout_s=0)  # nobody ends: waiting for it is the next tests' business
         assert promoted.append(0, b"2").result(WAIT_S) == 2
     assert members.promote(2, catch_up=True).partitions[0].log_end_offset == 3
     with pytest.raises(NotLeader):
         open_outbox(members.directory(1), [members.address(2)])
+
+
+def test_letting_go_waits_for_the_look_that_is_being_answered(members):
+    """A node that was promoted has its directory while it answers; who is let in finds it free."""
+    with members.lead() as outbox:
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
+    members.promote(1)
+    kept = members.world.nodes[1]._store.outbox(UUID(members.outbox_id))
+    done = []
+    with kept.at_home():
+        promoting = threading.Thread(target=lambda: done.append(members.promote(1)))
+        promoting.start()
+        wait_until(lambda: kept._borrowers, "it is asked to let go")
+        promoting.join(0.5)
+        assert not done, "not while a look is answered"
+    promoting.join(WAIT_S)
+    assert done[0].grant.leader == 1
+
+
+def test_who_promotes_waits_for_a_process_that_is_just_ending(members, monkeypatch):
+    monkeypatch.setattr(promotion, "_TAKE_S", WAIT_S)
+    with members.lead() as outbox:
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
+    with members.let_go(1) as (directory, _):
+        holder = "from pushrep.log.directory_lock import take_lock; from pushrep.seams import REAL_FILESYSTEM as r; \
+import sys, time, pathlib; kept = take_lock(pathlib.Path(sys.argv[1]), r); print('held', flush=True); time.sleep(0.3)"
+        with subprocess.Popen([sys.executable, "-c", holder, str(directory)], stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"held\n"
+            assert promote(directory, push=QUICK, timeout_s=WAIT_S).grant.leader == 1
 
 
 def test_a_running_leader_that_is_replaced_takes_nothing_more(members):
