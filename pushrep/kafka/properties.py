@@ -1,10 +1,12 @@
 """A client's properties file as a destination: lines `name=value`, as kcat -F and librdkafka's tools read them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
 
+_SERVERS = "bootstrap.servers"
 _FIELDS = {
     "client.id": "client_id",
     "security.protocol": "security_protocol",
@@ -28,7 +30,12 @@ def destination_of(bootstrap_servers: str, topic: str | None, file: Path | None)
 
     Raises BadArgument, which names the setting; values are not shown. OSError.
     """
-    settings: dict[str, str | int] = {}
+    return destination_by({**read_properties(file), _SERVERS: bootstrap_servers}, topic)
+
+
+def read_properties(file: Path | None) -> dict[str, str]:
+    """What the file says, by its own names; nothing if there is none. Raises BadArgument, OSError."""
+    settings: dict[str, str] = {}
     for number, line in enumerate([] if file is None else file.read_text().splitlines(), start=1):
         text = line.strip()
         if not text or text.startswith(("#", "!")):
@@ -36,8 +43,21 @@ def destination_of(bootstrap_servers: str, topic: str | None, file: Path | None)
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or name not in _FIELDS:
             raise BadArgument(name if equals else "config", f"line {number}: known are {', '.join(_FIELDS)}")
+        settings[name] = value
+    return settings
+
+
+def destination_by(settings: Mapping[str, str], topic: str | None) -> KafkaDestination:
+    """The destination that settings name, bootstrap.servers among them. Raises BadArgument, which names the setting."""
+    fields: dict[str, str | int] = {}
+    for name, value in settings.items():
+        if name == _SERVERS:
+            continue
+        if name not in _FIELDS:
+            raise BadArgument(name, f"there is no such setting: known are {_SERVERS}, {', '.join(_FIELDS)}")
         field = _FIELDS[name]
         if field in _NUMBERS and not (value.isascii() and value.isdigit()):
-            raise BadArgument(name, f"line {number}: give a number of milliseconds")
-        settings[field] = int(value) if field in _NUMBERS else value
-    return KafkaDestination(bootstrap_servers=bootstrap_servers, topic=topic, **settings)  # type: ignore[arg-type]
+            raise BadArgument(name, "give a number of milliseconds")
+        fields[field] = int(value) if field in _NUMBERS else value
+    servers = settings.get(_SERVERS, "")
+    return KafkaDestination(bootstrap_servers=servers, topic=topic, **fields)  # type: ignore[arg-type]

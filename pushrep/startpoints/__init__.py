@@ -1,6 +1,7 @@
 """Startpoints: "where should this consumer's partition start next", written out of band, applied once, kept as history.
 
 StartpointStore.open(directory)      write, cancel, history for operators; claim, start, commit, consume for readers
+store_at(place, settings)            the same by its place: a directory, or kafka:TOPIC
 LogConsumer.open(logs, topic, name)  a plain loop over local logs that starts where the store says
 GroupStartpoints(store)              the same for consumers that keep their positions in Kafka (filtering.consumers)
 Startpoint.timestamp(ms)             what can be wished: see `model`
@@ -28,6 +29,7 @@ from pushrep.startpoints.group import GroupStartpoints
 from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import Kind, OutOfRange, Reader, Startpoint, Target
 from pushrep.startpoints.partition_log import LocalLog, PartitionLog, facts_of
+from pushrep.startpoints.places import StorePlace, store_at
 from pushrep.startpoints.resolve import LogFacts, Resolved, Unresolved, resolve
 from pushrep.startpoints.starting import BootstrapGate, Origin, Start
 from pushrep.startpoints.states import State
@@ -74,10 +76,12 @@ __all__ = [
     "State",
     "StoreBusy",
     "StoreClosed",
+    "StorePlace",
     "StoreUnavailable",
     "Target",
     "Unresolved",
     "Written",
     "facts_of",
     "resolve",
+    "store_at",
 ]

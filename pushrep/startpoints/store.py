@@ -67,7 +67,7 @@ class StartpointStore(BaseStore):
         Raises StoreUnavailable for a location that names another kind of store.
         """
         if "://" in str(location) or str(location).startswith("kafka:"):
-            why = "name a directory; one in a Kafka topic is opened by pushrep.kafka.startpoints.open_store"
+            why = "name a directory; one in a Kafka topic is opened by pushrep.startpoints.store_at"
             raise StoreUnavailable(location, why)
         directory = Path(location)
         journal = Journal(directory, filesystem, lock_wait_s=lock_wait_s)

@@ -180,6 +180,8 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         self._logs.close()
+        if self._startpoints is not None:
+            self._startpoints.close()
 
     def _extents(self) -> Mapping[int, Extent]:
         """What the logs hold; with AvailableNow no more than they held when the run began."""

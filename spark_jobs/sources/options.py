@@ -10,7 +10,8 @@
     maxRecordsPerTrigger  -          streams only: at most so many records a batch, shared among partitions
     maxBytesPerTrigger    -          streams only: about so many log bytes a batch, a record batch each at least
     startingStartpoint    -          streams only: the consumer whose startpoints are followed while the stream runs
-    startpoints           <path>/startpoints   the store that holds them
+    startpoints           <path>/startpoints   the store that holds them: a directory, or kafka:TOPIC
+    startpoints.NAME      -          of kafka:TOPIC: settings of its client, as startpoints.bootstrap.servers
     failOnDataLoss        true       false: go on behind what is gone, with a warning
     includeHeaders        false      adds the column headers
     splitBytes            64m        a partition's range is read by several tasks, each about so many log bytes
@@ -27,6 +28,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from pushrep.errors import BadArgument
+from pushrep.startpoints import StorePlace, StoreUnavailable
 from spark_jobs.errors import SparkJobError
 
 SPLIT_BYTES = 64 << 20
@@ -84,7 +87,7 @@ class SourceOptions:
     split_bytes: int
     min_partitions: int | None
     startpoint_consumer: str | None
-    startpoints: str | None
+    startpoints: StorePlace | None
     given: Mapping[str, str]
 
     @classmethod
@@ -114,7 +117,7 @@ class SourceOptions:
             split_bytes=_optional(given, "splitBytes", _size) or SPLIT_BYTES,
             min_partitions=_optional(given, "minPartitions", _positive),
             startpoint_consumer=_optional(given, "startingStartpoint", _named),
-            startpoints=_optional(given, "startpoints", _named),
+            startpoints=_store(given),
             given=given,
         )
 
@@ -152,15 +155,32 @@ _OPTIONS = (
     "startpoints",
 )
 _NAMES = {name.lower(): name for name in _OPTIONS}
+_STORE_SETTINGS = "startpoints."
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
     given = {}
     for option, text in options.items():
-        if option.lower() not in _NAMES:
+        name = option.lower()
+        if name not in _NAMES and not name.startswith(_STORE_SETTINGS):
             raise BadOption(option, text, f"there is no such option; known are {', '.join(_OPTIONS)}")
-        given[_NAMES[option.lower()]] = text
+        given[_NAMES.get(name, name)] = text
     return given
+
+
+def _store(given: Mapping[str, str]) -> StorePlace | None:
+    settings = {name.removeprefix(_STORE_SETTINGS): given[name] for name in given if name.startswith(_STORE_SETTINGS)}
+    if "startpoints" not in given and not settings:
+        return None
+    if "startpoints" not in given:
+        raise BadOption(min(_STORE_SETTINGS + name for name in settings), None, "say of which: startpoints=kafka:TOPIC")
+    text = _named("startpoints", given["startpoints"])
+    try:
+        return StorePlace.parse(text, settings)
+    except BadArgument as error:
+        raise BadOption(_STORE_SETTINGS + error.argument, None, error.why) from error  # the value may be a secret
+    except StoreUnavailable as error:
+        raise BadOption("startpoints", text, error.why) from error
 
 
 def _required(given: Mapping[str, str], option: str, what_to_do: str) -> str:

@@ -17,7 +17,17 @@ from functools import partial
 from pathlib import Path
 
 from pushrep.seams import SYSTEM_CLOCK, Clock
-from pushrep.startpoints import STORE_NAME, Applied, BootstrapGate, Claim, LogFacts, Standing, StartpointStore, State
+from pushrep.startpoints import (
+    STORE_NAME,
+    Applied,
+    BootstrapGate,
+    Claim,
+    LogFacts,
+    Standing,
+    StartpointStore,
+    State,
+    StorePlace,
+)
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions
 from spark_jobs.sources.planning import Extent
@@ -32,7 +42,8 @@ class StreamStartpoints:
     """The startpoints of one consumer, for one stream; it claims each partition that it meets."""
 
     def __init__(self, options: SourceOptions, logs: TopicLogs, consumer: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._place = options.startpoints if options.startpoints is not None else Path(options.path) / STORE_NAME
+        beside = StorePlace.parse(Path(options.path) / STORE_NAME)
+        self._place = options.startpoints if options.startpoints is not None else beside
         self._opened: StartpointStore | None = None
         self._consumer, self._topic, self._logs, self._clock = consumer, options.topic, logs, clock
         self._claims: dict[int, Claim] = {}
@@ -82,8 +93,14 @@ class StreamStartpoints:
     def _store(self) -> StartpointStore:
         # Not before the first use: Spark sends a fresh reader to its executors, and a store can't travel.
         if self._opened is None:
-            self._opened = StartpointStore.open(self._place)
+            self._opened = self._place.open()
         return self._opened
+
+    def close(self) -> None:
+        """Let the store go; the stream has stopped."""
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            opened.close()
 
     def _applied(self, partition: int, position: Position | None, extent: Extent) -> Applied | None:
         pending = self._store.read(self._consumer, self._topic, partition)

@@ -223,6 +223,25 @@ def test_a_store_elsewhere_and_one_that_was_replaced(directory, tmp_path):
         engine.plan()
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"startpoints": "kafka:startpoints"}, r"startpoints\.bootstrap\.servers: .*HOST:PORT"),
+        ({"startpoints": "kafka://broker/startpoints"}, "kafka:TOPIC"),
+        (
+            {"startpoints": "elsewhere", "startpoints.sasl.password": "hush"},
+            r"startpoints\.sasl\.password: .*kafka:TOPIC",
+        ),
+        ({"startpoints.bootstrap.servers": "broker:9092"}, "say of which"),
+        ({"startpoints": " "}, "it is empty"),
+    ],
+)
+def test_places_that_are_no_store_are_refused_by_option(directory, options, named):
+    with pytest.raises(BadOption, match=named) as refused:
+        Engine(directory, **options)
+    assert "hush" not in str(refused.value)
+
+
 def test_batch_reads_and_empty_names_are_refused(directory):
     source = PushrepDataSource({"path": str(directory), "topic": "orders", "startingStartpoint": "billing"})
     with pytest.raises(BadOption, match="only readStream"):

@@ -403,7 +403,7 @@ def test_after_close_everything_raises(real):
 
 @pytest.mark.parametrize("location", ["kafka://localhost:9092/startpoints", "kafka:startpoints"])
 def test_a_store_in_a_topic_is_refused_by_name(location):
-    with pytest.raises(StoreUnavailable, match=r"pushrep\.kafka\.startpoints\.open_store"):
+    with pytest.raises(StoreUnavailable, match=r"pushrep\.startpoints\.store_at"):
         StartpointStore.open(location)
 
 

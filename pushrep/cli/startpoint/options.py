@@ -9,18 +9,24 @@ from typing import Any, TypeVar
 import click
 
 from pushrep.cli.startpoint.preview import partitions_of
-from pushrep.kafka.properties import destination_of
-from pushrep.startpoints import STORE_NAME, StartpointStore, StoreUnavailable
+from pushrep.kafka.properties import read_properties
+from pushrep.startpoints import STORE_NAME, StartpointStore, places, store_at
+from pushrep.startpoints.places import KAFKA, kind_of
 
 BOOTSTRAP_SERVERS, KAFKA_CONFIG = "--bootstrap-servers", "--kafka-config"
-_KAFKA = "kafka:"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def with_store(command: _Command) -> _Command:
     """The argument DIRECTORY and the options --store, and what a store in a topic needs to be reached."""
-    words = "Where the startpoints lie: a directory, or kafka:TOPIC.  [default: DIRECTORY/startpoints]"
+    argument = click.argument("directory", type=click.Path(path_type=Path))
+    return argument(with_place("DIRECTORY/startpoints")(command))
+
+
+def with_place(default: str) -> Callable[[_Command], _Command]:
+    """The options --store, and what a store in a topic needs to be reached; `default` as people read it."""
+    words = f"Where the startpoints lie: a directory, or kafka:TOPIC.  [default: {default}]"
     option = click.option("--store", metavar="PLACE", help=words)
     servers = click.option(
         BOOTSTRAP_SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help="Of --store kafka:TOPIC."
@@ -32,7 +38,7 @@ def with_store(command: _Command) -> _Command:
         callback=_noted,
         help="Properties of its client, as librdkafka spells them.",
     )
-    return click.argument("directory", type=click.Path(path_type=Path))(option(servers(config(command))))
+    return lambda command: option(servers(config(command)))
 
 
 def with_json(command: _Command) -> _Command:
@@ -57,20 +63,20 @@ def _asked(context: click.Context, _parameter: click.Parameter, reason: str | No
 
 def store_of(directory: Path, store: str | None) -> StartpointStore:
     """The store that the options name, closed with the command. Raises StoreUnavailable, BadArgument."""
+    return store_or(store, directory / STORE_NAME)
+
+
+def store_or(store: str | None, default: Path) -> StartpointStore:
+    """As `store_of`, by any default."""
     context = click.get_current_context()
     servers, config = context.meta.get(BOOTSTRAP_SERVERS), context.meta.get(KAFKA_CONFIG)
-    if store is None or not store.startswith(_KAFKA):
-        if servers is not None or config is not None:
-            raise click.UsageError(f"{BOOTSTRAP_SERVERS} and {KAFKA_CONFIG} are for --store kafka:TOPIC")
-        return StartpointStore.open(store if store is not None else directory / STORE_NAME)
-    if servers is None:
-        raise click.UsageError(f"--store {store}: say where, {BOOTSTRAP_SERVERS} HOST:PORT")
-    try:
-        from pushrep.kafka.startpoints import open_store  # noqa: PLC0415 - needs a Kafka client
-    except ModuleNotFoundError as error:
-        why = f"it needs the Python package {error.name!r}: pip install 'pushrep[kafka]'"
-        raise StoreUnavailable(store, why) from error
-    opened = open_store(destination_of(servers, store.removeprefix(_KAFKA), config))
+    place = store if store is not None else default
+    if kind_of(place) != KAFKA and (servers is not None or config is not None):
+        raise click.UsageError(f"{BOOTSTRAP_SERVERS} and {KAFKA_CONFIG} are for --store kafka:TOPIC")
+    if kind_of(place) == KAFKA and servers is None:
+        raise click.UsageError(f"--store {place}: say where, {BOOTSTRAP_SERVERS} HOST:PORT")
+    settings = {} if servers is None else read_properties(config) | {places.BOOTSTRAP_SERVERS: servers}
+    opened = store_at(place, settings)
     context.call_on_close(opened.close)
     return opened
 

@@ -1,0 +1,12 @@
+"""How `pushrep.startpoints.store_at("kafka:TOPIC", settings)` comes here: by the entry point of its kind."""
+
+from collections.abc import Mapping
+
+from pushrep.kafka.properties import destination_by
+from pushrep.kafka.startpoints import open_store
+from pushrep.startpoints import StartpointStore
+
+
+def store_in_topic(topic: str, settings: Mapping[str, str]) -> StartpointStore:
+    """The store in `topic`, with settings as librdkafka spells them. Raises BadArgument, StoreUnavailable."""
+    return open_store(destination_by(settings, topic))
