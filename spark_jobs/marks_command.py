@@ -3,15 +3,16 @@
     a directory                 LocalMarks   (holds marks-<generation>)
     another, or a URL of one    FileMarks    (holds *.marks; starts Spark for its file systems)
     postgresql://..., sqlite:   SqlTable     with --table
+    kafka:TOPIC                 TopicMarks   with --bootstrap-servers
 
 A store is its query's own: stop the query first. An export is one batch's bytes (docs/formats/batch-marks.md).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -19,9 +20,31 @@ from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import LocalMarks, MarksStore
-from spark_jobs.marks_stores import NoSuchMarks, opened
+from spark_jobs.marks_stores import KAFKA, Brokers, NoSuchMarks, opened, topic_marks
 
-_STORE = click.argument("store")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_SERVERS, _CONFIG = "--bootstrap-servers", "--kafka-config"
+
+
+def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    context.meta[parameter.opts[0]] = value
+
+
+def _with_store(command: _Command) -> _Command:
+    """The argument STORE, and what one in a topic needs to be reached."""
+    servers = click.option(
+        _SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help="Brokers of kafka:TOPIC."
+    )
+    config = click.option(
+        _CONFIG,
+        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        expose_value=False,
+        callback=_noted,
+        help="Properties of its client, as librdkafka spells them.",
+    )
+    return click.argument("store")(servers(config(command)))
+
+
 _TABLE = click.option("--table", help="The table of the rows, for a database's URL.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 _KEEP_ALL = 1 << 30
@@ -31,13 +54,14 @@ _KEEP_ALL = 1 << 30
 def marks() -> None:
     """Marks of a Spark query: show, export, import, reset.
 
-    STORE is the directory of the marks (a job's --marks), or postgresql://HOST/DATABASE, sqlite:PATH with --table.
+    STORE is the directory of the marks (a job's --marks), kafka:TOPIC with --bootstrap-servers, or
+    postgresql://HOST/DATABASE, sqlite:PATH with --table.
     Stop the query before: the marks are its own while it runs.
     """
 
 
 @marks.command()
-@_STORE
+@_with_store
 @_TABLE
 @_JSON
 def show(store: str, table: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's form
@@ -46,6 +70,7 @@ def show(store: str, table: str | None, as_json: bool) -> None:  # noqa: FBT001 
     \b
     pushrep marks show orders-checkpoint-marks
     pushrep marks show postgresql://db/shop --table orders --json
+    pushrep marks show kafka:orders-marks --bootstrap-servers broker:9092
     """
     with _store(store, table) as found:
         location, query_id = found.location, _owner(found)
@@ -60,7 +85,7 @@ def show(store: str, table: str | None, as_json: bool) -> None:  # noqa: FBT001 
 
 
 @marks.command()
-@_STORE
+@_with_store
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @_TABLE
 @click.option("--batch", type=int, help="Which batch.  [default: the last]")
@@ -81,20 +106,20 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
 
 
 @marks.command("import")
-@_STORE
+@_with_store
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_JSON
 def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
-    r"""Put an export into an empty STORE, a directory: a fresh checkpoint takes it over by --adopt.
+    r"""Put an export into an empty STORE, a directory or topic: a fresh checkpoint takes it over by --adopt.
 
     \b
     pushrep marks import new-checkpoint-marks orders.marks
     """
     with _errors():
         told = BatchMarks.from_bytes(file.read_bytes())
-    with _errors(), LocalMarks(_local(store)) as found:
+    with _errors(), topic_marks(store, _brokers()) if store.startswith(KAFKA) else LocalMarks(_local(store)) as found:
         if (owner := found.owner()) is not None:
-            raise click.ClickException(f"{store} has marks of query {owner}: name an empty directory, or reset it")
+            raise click.ClickException(f"{store} has marks of query {owner}: name an empty place, or reset it")
         found.write(told, keep=_KEEP_ALL)
     adopt = f"{told.query_id}:{told.batch_id}"
     text = f"{_count(told)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}"
@@ -102,7 +127,7 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
 
 
 @marks.command()
-@_STORE
+@_with_store
 @_TABLE
 @click.option("--export", "export_to", required=True, type=click.Path(dir_okay=False, path_type=Path),
               help="A new file for the last batch's marks, written before they go.")  # fmt: skip
@@ -143,8 +168,13 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def _store(store: str, table: str | None) -> Iterator[MarksStore]:
-    with _errors(), opened(store, table) as found:
+    with _errors(), opened(store, table, _brokers()) as found:
         yield found
+
+
+def _brokers() -> Brokers:
+    meta = click.get_current_context().meta
+    return Brokers(meta.get(_SERVERS), meta.get(_CONFIG), _SERVERS, _CONFIG)
 
 
 def _owner(store: MarksStore) -> str:
@@ -178,7 +208,7 @@ def _write_new(file: Path, marks_: BatchMarks) -> None:
 
 def _local(store: str) -> Path:
     if ":" in store.partition("/")[0]:
-        raise click.ClickException(f"{store}: marks are imported into a directory of this machine; name one")
+        raise click.ClickException(f"{store}: marks are imported into a directory of this machine, or kafka:TOPIC")
     return Path(store)
 
 

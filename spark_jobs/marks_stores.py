@@ -1,12 +1,17 @@
-"""A marks store by what a person types: a directory, a URL of one, or a database's URL with a table."""
+"""A marks store by what a person types: a directory, a URL of one, a database's URL with a table, or kafka:TOPIC."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import LocalMarks, MarksStore
 
+if TYPE_CHECKING:
+    from spark_jobs.topic_marks import TopicMarks
+
+KAFKA = "kafka:"
 _DATABASES = ("postgresql://", "postgres://", "sqlite:")
 
 
@@ -18,9 +23,27 @@ class NoSuchMarks(SparkJobError):
         self.location, self.why = location, why
 
 
+class Brokers(NamedTuple):
+    """How kafka:TOPIC is reached: servers, and a file of the client's properties; told by options of these names."""
+
+    servers: str | None = None
+    config: Path | None = None
+    servers_option: str = "--bootstrap-servers"
+    config_option: str = "--kafka-config"
+
+
 @contextmanager
-def opened(place: str, table: str | None = None) -> Iterator[MarksStore]:
+def opened(place: str, table: str | None = None, brokers: Brokers | None = None) -> Iterator[MarksStore]:
     """The store there, closed at the end; none is made. Raises NoSuchMarks, and what the store itself raises."""
+    brokers = brokers or Brokers()
+    if place.startswith(KAFKA):
+        if table is not None:
+            raise NoSuchMarks(place, "--table belongs to a database; a topic has none")
+        with topic_marks(place, brokers) as store:
+            yield store
+        return
+    if brokers.servers is not None or brokers.config is not None:
+        raise NoSuchMarks(place, f"{brokers.servers_option} and {brokers.config_option} are for kafka:TOPIC")
     if place.startswith(_DATABASES):
         if table is None:
             raise NoSuchMarks(place.partition(":")[0], "a database needs --table, the table of the rows")
@@ -40,6 +63,20 @@ def opened(place: str, table: str | None = None) -> Iterator[MarksStore]:
             raise NoSuchMarks(place, "there are none; name the directory that the job has as --marks")
         with LocalMarks(place) as store:
             yield store
+
+
+def topic_marks(place: str, brokers: Brokers) -> "TopicMarks":
+    """The store of kafka:TOPIC; nothing is asked of the brokers yet. Raises NoSuchMarks, BadArgument, OSError."""
+    if brokers.servers is None:
+        raise NoSuchMarks(place, f"say where the brokers are: {brokers.servers_option} HOST:PORT")
+    try:
+        from spark_jobs.topic_marks import TopicMarks  # noqa: PLC0415 - needs a Kafka client, which is an extra
+    except ModuleNotFoundError as error:
+        why = f"it needs the Python package {error.name!r}: pip install 'pushrep[kafka]'"
+        raise NoSuchMarks(place, why) from error
+    from pushrep.kafka.properties import destination_of  # noqa: PLC0415
+
+    return TopicMarks(destination_of(brokers.servers, place.removeprefix(KAFKA), brokers.config))
 
 
 @contextmanager

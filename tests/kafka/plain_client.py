@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop_after_delay, wait_fixed
 
 _QUIET = {"log_level": 0}
@@ -106,3 +106,12 @@ def _to_the_end(consumer: Consumer) -> Iterator[Seen]:
         headers = tuple(message.headers() or ())
         is_create_time = kind == TIMESTAMP_CREATE_TIME
         yield Seen(message.offset(), time, is_create_time, message.key(), message.value(), headers)
+
+
+def add_partitions(servers: str, topic: str, partitions: int) -> None:
+    """Let a topic have so many, and wait until every broker says so."""
+    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_TIMEOUT_S)
+    for attempt in Retrying(stop=stop_after_delay(_TIMEOUT_S), wait=wait_fixed(0.05), reraise=True):
+        with attempt:
+            assert len(admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].partitions) == partitions
