@@ -1,18 +1,29 @@
 """A plain producer and consumer: what any user of Kafka would send and see, by librdkafka."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from filtering.consumers.asking import Failure
+from filtering.consumers.confluent_asking import failure_of_code
 
 _QUIET = {"log_level": 0}
 _TIMEOUT_S = 60
 
 
 class NotKnown(Exception):
-    """A broker does not know a new topic, or who leads its partitions."""
+    """A broker does not know yet what was changed: a topic, who leads its partitions, a setting."""
 
 
 class Seen(NamedTuple):
@@ -31,31 +42,67 @@ def create_topic(servers: str, topic: str, partitions: int = 1, copies: int = -1
 
     `copies` -1: as many as the brokers' default; `settings` are its own, `_` for `.`.
     """
-    config = {name.replace("_", "."): str(value) for name, value in settings.items()}
     admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
-    wanted = NewTopic(topic, partitions, copies, config=config)
+    wanted = NewTopic(topic, partitions, copies, config=_dotted(settings))
     again = Retrying(
         retry=retry_if_exception(_is_deleting), stop=stop_after_delay(_TIMEOUT_S), wait=wait_fixed(0.1), reraise=True
     )
     again(lambda: admin.create_topics([wanted])[topic].result(_TIMEOUT_S))
+    wait_known(servers, topic, partitions)
+
+
+def add_partitions(servers: str, topic: str, partitions: int) -> None:
+    """More partitions, which every broker knows when this returns."""
+    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_TIMEOUT_S)
+    wait_known(servers, topic, partitions)
+
+
+def alter_topic(servers: str, topic: str, **settings: object) -> None:
+    """Settings of a topic, `_` for `.`, which every broker knows when this returns."""
+    wanted = _dotted(settings)
+    entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
+    admin.incremental_alter_configs([resource])[resource].result(_TIMEOUT_S)
+
+    def look(one: AdminClient) -> None:
+        asked = ConfigResource(ResourceType.TOPIC, topic)
+        found = one.describe_configs([asked])[asked].result(_TIMEOUT_S)
+        if (known := {name: found[name].value for name in wanted}) != wanted:
+            raise NotKnown(f"{topic} has {known}, not {wanted}")
+
+    _every_broker(servers, look)
+
+
+def wait_known(servers: str, topic: str, partitions: int) -> None:
+    """Return when each of these brokers names a leader for every partition. Raises NotKnown, KafkaException."""
+
+    def look(one: AdminClient) -> None:
+        found = one.list_topics(topic, timeout=10).topics[topic]
+        led = [
+            partition for partition in found.partitions.values() if partition.error is None and partition.leader >= 0
+        ]
+        if found.error is not None or len(led) < partitions:
+            raise NotKnown(f"{len(led)} of {partitions} leaders of {topic} are known: {found.error}")
+
+    _every_broker(servers, look)
+
+
+def _every_broker(servers: str, look: Callable[[AdminClient], None]) -> None:
     for server in servers.split(","):
-        wait_known(server, topic, partitions)
+        again = Retrying(
+            retry=retry_if_exception_type((NotKnown, KafkaException)),
+            stop=stop_after_delay(_TIMEOUT_S),
+            wait=wait_fixed(0.05),
+            reraise=True,
+        )
+        # A client that is new knows one broker: it asks that one.
+        again(lambda server=server: look(AdminClient({"bootstrap.servers": server, **_QUIET})))
 
 
-def wait_known(server: str, topic: str, partitions: int) -> None:
-    """Return when this broker names a leader for each partition. Raises NotKnown, KafkaException."""
-    for attempt in Retrying(
-        retry=retry_if_exception_type((NotKnown, KafkaException)),
-        stop=stop_after_delay(_TIMEOUT_S),
-        wait=wait_fixed(0.05),
-        reraise=True,
-    ):
-        with attempt:
-            # A client knows one broker when it is new: it asks that one.
-            found = AdminClient({"bootstrap.servers": server, **_QUIET}).list_topics(topic, timeout=10).topics[topic]
-            led = [one for one in found.partitions.values() if one.error is None and one.leader >= 0]
-            if found.error is not None or len(led) < partitions:
-                raise NotKnown(f"{server} knows {len(led)} of {partitions} leaders of {topic}: {found.error}")
+def _dotted(settings: Mapping[str, object]) -> dict[str, str]:
+    return {name.replace("_", "."): str(value) for name, value in settings.items()}
 
 
 def _is_deleting(error: BaseException) -> bool:
@@ -100,18 +147,11 @@ def _to_the_end(consumer: Consumer) -> Iterator[Seen]:
         message = consumer.poll(_TIMEOUT_S)
         assert message is not None, f"nothing came for {_TIMEOUT_S} s"
         if (error := message.error()) is not None:
+            if failure_of_code(error) is Failure.PASSES:
+                continue  # an event: the client goes on by itself
             assert error.code() == KafkaError._PARTITION_EOF, error
             return
         kind, time = message.timestamp()
         headers = tuple(message.headers() or ())
         is_create_time = kind == TIMESTAMP_CREATE_TIME
         yield Seen(message.offset(), time, is_create_time, message.key(), message.value(), headers)
-
-
-def add_partitions(servers: str, topic: str, partitions: int) -> None:
-    """Let a topic have so many, and wait until every broker says so."""
-    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
-    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_TIMEOUT_S)
-    for attempt in Retrying(stop=stop_after_delay(_TIMEOUT_S), wait=wait_fixed(0.05), reraise=True):
-        with attempt:
-            assert len(admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].partitions) == partitions

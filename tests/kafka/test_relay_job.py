@@ -21,7 +21,7 @@ import pytest
 from filtering import METADATA_HEADER, StreamMetadata, producer_id
 from pushrep import Outbox
 from spark_jobs.demo.processes import processes
-from tests.kafka.plain_client import consume, create_topic, plain_producer
+from tests.kafka.plain_client import add_partitions, consume, create_topic, plain_producer
 from tests.kafka.topic_reader import read_filtered
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
@@ -171,7 +171,7 @@ def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, 
     before = sum(len(consume(broker.bootstrap_servers, destination, partition)) for partition in range(2))
     assert before > 0, "killed after the first batch, most often within the second"
     # n is pinned at the first use: partitions that come later are not used.
-    grow(broker, destination, 5)
+    add_partitions(broker.bootstrap_servers, destination, 5)
     events = finished(relay())
     assert events[-1]["event"] == "stopped"
 
@@ -188,13 +188,6 @@ def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, 
         assert [own[offset] for offset in offsets] == [record.value for record in seen], "the record's own topic offset"
     assert found.copies >= before, "what the killed job had sent was sent again"
     assert all(consume(broker.bootstrap_servers, destination, partition) == [] for partition in range(2, 5))
-
-
-def grow(broker, topic, partitions):
-    from confluent_kafka.admin import AdminClient, NewPartitions
-
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
-    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
 
 
 def as_if_killed_a_moment_earlier(place):

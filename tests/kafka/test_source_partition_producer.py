@@ -7,11 +7,10 @@ import asyncio
 import itertools
 
 import pytest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
 from partitioner import NoSuchTopic, NotDelivered, PartitionStopped, TopicCompacted, TopicShrunk
-from tests.kafka.plain_client import consume, create_topic
+from tests.kafka.plain_client import add_partitions, alter_topic, consume, create_topic
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -89,12 +88,9 @@ def test_the_header_carrier_leaves_the_key_to_the_business(broker, topic):
 
 
 def test_a_topic_that_grows_changes_nothing_and_one_that_shrank_is_another(broker, topic):
-    from confluent_kafka.admin import AdminClient, NewPartitions
-
     with confluent(broker, topic) as producer:
         produce(producer, range(10))
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
-        admin.create_partitions([NewPartitions(topic, 6)])[topic].result(30)
+        add_partitions(broker.bootstrap_servers, topic, 6)
         produce(producer, range(10, 20))
         producer.flush()
     with confluent(broker, topic, partition_count=producer.partition_count) as again:
@@ -115,8 +111,6 @@ def test_topics_that_cannot_hold_the_promise_are_refused(broker):
 
 
 def test_a_record_that_the_topic_refuses_stops_its_partition_until_it_is_mended(broker):
-    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-
     create_topic(broker.bootstrap_servers, name := next(_topics), partitions=2, max_message_bytes=2000)
     with confluent(broker, name, {"batch.num.messages": 1}) as producer:
         produce(producer, range(5))
@@ -129,10 +123,7 @@ def test_a_record_that_the_topic_refuses_stops_its_partition_until_it_is_mended(
             producer.produce(StreamMetadata(PID, 0, 6), b"6")
         produce(producer, range(8, 10), sources=(1,))
         assert list(producer.stopped) == [0]
-        entry = ConfigEntry("max.message.bytes", "9000", incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
-        admin.incremental_alter_configs([resource])[resource].result(30)
+        alter_topic(broker.bootstrap_servers, name, max_message_bytes=9000)
         producer.retry(0)
         producer.produce(StreamMetadata(PID, 0, 6), b"6")
         producer.flush()
@@ -193,9 +184,7 @@ def leader_of(cluster, topic):
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
-    asking = Retrying(retry=retry_if_exception_type(KeyError), stop=stop_after_delay(30), wait=wait_fixed(0.1))
-    # Not every broker knows a new topic at once.
-    return asking(lambda: admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader)
+    return admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader
 
 
 def story(cluster, topic, leader):
