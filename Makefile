@@ -36,18 +36,22 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) install -c constraints.txt -e '.[bench]'
 	@touch $@ $(VENV)/.dev $(VENV)/.demo
 
-$(JARS)/.done: tests/kafka/pom.xml
+# Sums of what Maven gave when the versions were chosen: a file that is short, or another, is told by its name.
+SUMS := $(shell command -v sha256sum >/dev/null && echo sha256sum || echo shasum -a 256) --check --quiet --strict
+
+$(JARS)/.done: tests/kafka/pom.xml tests/kafka/jars.sha256
 	@echo "fetching Kafka's own tools into $(JARS) ..."
 	@rm -rf $(JARS)
 	@mvn -q -B -f tests/kafka/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(JARS)
+	@cd $(JARS) && $(SUMS) $(CURDIR)/tests/kafka/jars.sha256
 	@touch $@
 
 # Not every mirror has all of it; without it one test skips and says so.
-$(CONNECTOR)/.done: tests/spark/pom.xml
+$(CONNECTOR)/.done: tests/spark/pom.xml tests/spark/jars.sha256
 	@echo "fetching Spark's Kafka connector into $(CONNECTOR) ..."
 	@rm -rf $(CONNECTOR)
-	@mvn -q -B -f tests/spark/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(CONNECTOR) \
-		|| echo "not all of it was to be had"
+	@if mvn -q -B -f tests/spark/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(CONNECTOR); \
+	then cd $(CONNECTOR) && $(SUMS) $(CURDIR)/tests/spark/jars.sha256; else echo "not all of it was to be had"; fi
 	@mkdir -p $(CONNECTOR) && touch $@
 
 # A linearizability checker in Go. Without Go, or the module, our own small model judges alone.
