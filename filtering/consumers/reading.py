@@ -7,9 +7,9 @@
 One filter for each topic, so that a pair in two partitions is noticed. Pure: knows no client and no clock.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from filtering.replay_filter import FilterCounts, ReplayFilter
 
 TopicPartition = tuple[str, int]
 NO_MARKS = HighwaterMarks()
+Spans = Mapping[int, tuple[int, int]]
+"""Of each partition in a batch the offsets of its first and its last record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,11 @@ class Reading:
 
     def __iter__(self) -> Iterator[TopicPartition]:
         return iter(self._partitions)
+
+    @property
+    def topics(self) -> Collection[str]:
+        """Every topic of which a partition was ever assigned."""
+        return self._filters.keys()
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
@@ -121,13 +128,22 @@ class Reading:
         """As many calls of `admit`, for records of one topic in the order in which they were read. Raises PairSplit."""
         last = dict(zip(partitions, offsets, strict=True))
         first = dict(zip(reversed(partitions), reversed(offsets), strict=True))
-        states = {number: self._of((topic, number)) for number in last}
         where = np.asarray(partitions, np.int64) if len(last) > 1 else partitions[0]
-        passes = self._filters[topic].admit_batch(keys, where)
-        for number, offset in last.items():
+        return self.admit_columns(topic, keys, where, {number: (first[number], last[number]) for number in last})
+
+    def admit_columns(
+        self, topic: str, keys: bytes | Sequence[bytes | None], partitions: int | npt.NDArray[Any], spans: Spans
+    ) -> npt.NDArray[np.bool_]:
+        """The same for a batch in columns, at no cost a record but the filter's own.
+
+        keys: as ReplayFilter.admit_batch takes them. partitions: one for all, or one for each. Raises PairSplit.
+        """
+        states = {number: self._of((topic, number)) for number in spans}
+        passes = self._filters[topic].admit_batch(keys, partitions)
+        for number, (first, last) in spans.items():
             state = states[number]
-            state.began = first[number] if state.began is None else state.began
-            state.offset = offset + 1
+            state.began = first if state.began is None else state.began
+            state.offset = last + 1
         return passes
 
     def position(self, partition: TopicPartition) -> int | None:
@@ -161,9 +177,10 @@ class Reading:
         ]  # fmt: skip
 
     def committed(self, done: Iterable[Due]) -> None:
-        """These are stored."""
+        """These are stored; what was sent elsewhere meanwhile has committed nothing there yet."""
         for one in done:
-            if (state := self._partitions.get((one.topic, one.partition))) is not None:
+            state = self._partitions.get((one.topic, one.partition))
+            if state is not None and state.startpoint == one.startpoint:
                 state.committed, state.has_new_startpoint = one.offset, False
 
     def _of(self, partition: TopicPartition) -> _Partition:
