@@ -20,8 +20,10 @@ from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from filtering.consumers.asking import Failure, ask
+from filtering.consumers.confluent_asking import failure_of_code
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
+from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
 from pushrep.kafka.keyed_topic_errors import ChangedByOther, ChangeNotStored
 from pushrep.kafka.keyed_topic_reading import CHANGE, FORMAT, KeyedReading
 from pushrep.kafka.topic import TopicFacts, look_at_topic
@@ -82,7 +84,9 @@ class KeyedTopic:
         Nothing is read yet. Raises DestinationRefused, which names the setting to change, TopicMissing,
         KafkaUnreachable.
         """
-        facts = look_at_topic(destination, destination.topic or "")
+        # Not every broker knows a new topic yet.
+        timeout_s = destination.request_timeout_ms / 1000
+        facts = ask(lambda _left_s: look_at_topic(destination, destination.topic or ""), _missing_topics, timeout_s)
         if facts.cleanup_policy != "compact":
             why = "it would delete what is still wanted: make the topic with cleanup.policy=compact"
             raise DestinationRefused(facts.topic, "cleanup.policy", facts.cleanup_policy, why)
@@ -143,7 +147,7 @@ class KeyedTopic:
                 producer.init_transactions(self._timeout_s)
             except KafkaException as error:
                 code = error.args[0]
-                if (code.code() in _FENCED or code.retriable()) and monotonic() < deadline_s:
+                if _is_worth_another(code, _FENCED) and monotonic() < deadline_s:
                     sleep(_PAUSE_S)  # another began at the same moment, or the coordinator moves
                     continue
                 raise KafkaUnreachable(f"no transaction on topic {self.topic} can begin: {code.str()}") from error
@@ -169,7 +173,7 @@ class KeyedTopic:
             if reading.last_offset != before:
                 raise ChangedByOther(self.topic) from error
             code = error.args[0]
-            if (code.code() in _AGAIN or code.retriable()) and monotonic() < deadline_s:
+            if _is_worth_another(code, _AGAIN) and monotonic() < deadline_s:
                 return False
             raise ChangeNotStored(self.topic, code.str()) from error
         reading.to_the_end(last + 1)
@@ -200,6 +204,14 @@ class KeyedTopic:
         if len(reports) < len(records):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
         return int(reports[-1][1].offset() or 0)
+
+
+def _missing_topics(error: BaseException) -> Failure:
+    return Failure.NOT_THERE if isinstance(error, TopicMissing) else Failure.STAYS
+
+
+def _is_worth_another(error: KafkaError, known: set[int]) -> bool:
+    return error.code() in known or failure_of_code(error) is Failure.PASSES
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

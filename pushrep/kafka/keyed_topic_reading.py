@@ -19,6 +19,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from filtering.consumers.asking import Failure
+from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of_code
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicReplaced
 from pushrep.kafka.keyed_topic_errors import RecordsOfOthers
@@ -51,13 +53,17 @@ class KeyedReading:
     def has_open_change(self) -> bool:
         """Whether a transaction is begun that is neither committed nor aborted yet."""
         place, admin = TopicPartition(self._topic, 0), AdminClient(self._settings)  # held until it has answered
-        try:
+
+        def end(left_s: float) -> int:
             asked = admin.list_offsets(
                 {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
                 isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=self._timeout_s,
+                request_timeout=max(1.0, left_s),
             )
-            return bool(asked[place].result(self._timeout_s).offset > self._end())
+            return int(asked[place].result(max(1.0, left_s)).offset)
+
+        try:
+            return ask_brokers(end, self._timeout_s) > self._end()
         except (KafkaException, TimeoutError) as error:
             raise _unreachable(error) from error
 
@@ -99,8 +105,7 @@ class KeyedReading:
         self._consumer.close()
 
     def _end(self) -> int:
-        _, end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, 0), self._timeout_s)
-        return int(end)
+        return ask_bounds(self._consumer, self._topic, 0, self._timeout_s)[1]
 
     def _from(self, start: int, end: int, deadline_s: float) -> Any:
         """Records of [start, end); the position moves with them. The consumer has the partition only meanwhile."""
@@ -122,7 +127,7 @@ class KeyedReading:
                         yield message
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
                     self._position = max(self._position, offset)  # behind the mark that ends a transaction
-                else:
+                elif failure_of_code(error) is not Failure.PASSES:
                     raise KafkaException(error)
         finally:
             self._consumer.unassign()

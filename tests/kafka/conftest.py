@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tests.kafka.cluster import KafkaCluster, missing
+from tests.kafka.spark_driver import SparkDriver, missing_jars
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,12 @@ def three_brokers(tool_or_skip, tmp_path_factory):
     tool_or_skip(missing())
     with KafkaCluster(tmp_path_factory.mktemp("brokers"), nodes=3) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def spark_driver(tool_or_skip, tmp_path_factory):
+    """One Spark with Kafka's connector in a process of its own, for all tests that need no other."""
+    pytest.importorskip("pyspark")
+    tool_or_skip(missing() or missing_jars())
+    with SparkDriver(tmp_path_factory.mktemp("spark-driver")) as driver:
+        yield driver

@@ -1,0 +1,186 @@
+"""A Spark driver that takes orders: a JSON object a line on standard input, an answer a line on standard output.
+
+python spark_driver_program.py <master> <jars> <scratch>
+
+One session serves all tests of a module. What is run is what users run: their foreachBatch with ReplayFilteredBatches
+or their query behind filter_replays, into an idempotent table of (topic, partition, offset, batch_id).
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+ANSWER = "answer "
+GATE_S = 120
+
+
+def waits_at(gate, batches):
+    """A worker's part of a job: says that it is there, and goes on when the gate is open."""
+    parents = {os.getppid(), int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])}
+    for number, batch in enumerate(batches):
+        if number == 0 and not (gate / "open").exists():
+            aside = gate / f".{os.getpid()}-{time.monotonic_ns()}"
+            aside.write_text(json.dumps(sorted(parents)))
+            aside.rename(gate / f"waits{aside.name}")
+            deadline_s = time.monotonic() + GATE_S
+            while not (gate / "open").exists() and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+        yield batch
+
+
+class Handler:
+    """A user's handler: an idempotent table; with a gate its tasks wait there."""
+
+    def __init__(self, table, adopt, gate):
+        from spark_jobs import idempotent_table
+
+        self._table, self._gate = idempotent_table(str(table), adopt=adopt), gate
+        self.drop_from = self._table.drop_from
+
+    def __call__(self, rows, batch_id):
+        rows = rows.select("topic", "partition", "offset")
+        if self._gate is not None:
+            rows = rows.mapInArrow(partial(waits_at, Path(self._gate)), rows.schema)
+        self._table(rows, batch_id)
+
+
+def killed_before_marks(store, batch_id):
+    """The store of a driver that dies once it has written the rows of this batch, before their marks."""
+    write = store.write
+
+    def die(marks, *, keep):
+        if marks.batch_id == batch_id:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(marks, keep=keep)
+
+    store.write = die
+    return store
+
+
+class Driver:
+    """The orders."""
+
+    def __init__(self, master, jars, scratch):
+        from pyspark.sql import SparkSession
+
+        from spark_jobs import register_sources
+
+        provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        settings = {
+            "spark.jars": jars,
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            "spark.local.dir": scratch,
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+            "spark.sql.streaming.stateStore.providerClass": provider,
+            "spark.executorEnv.PYTHONPATH": ":".join(sys.path),
+        }
+        builder = SparkSession.builder.master(master)
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        self.spark = builder.getOrCreate()
+        self.spark.sparkContext.setLogLevel("OFF")
+        register_sources(self.spark)
+        self.queries = {}
+
+    def start(
+        self,
+        place,
+        options,
+        form="batches",
+        source="kafka",
+        trigger=None,
+        rule=None,
+        adopt=None,
+        marks=None,
+        table=None,
+        gate=None,
+        die_at=None,
+    ):
+        """A query over a topic or a log; what it writes is in `<place>/table`."""
+        from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays
+
+        place = Path(place)
+        adopt = None if adopt is None else tuple(adopt)
+        frame = self.spark.readStream.format(source).options(**options).load()
+        handler = Handler(table or place / "table", adopt if form == "batches" else None, gate)
+        store = topic_marks(*marks) if isinstance(marks, list) else LocalMarks(marks or place / "marks")
+        if form == "operator":
+            inherited = None if adopt is None else store.read(*adopt).marks
+            frame = filter_replays(frame, marks=inherited, **(rule or {}))
+        else:
+            if die_at is not None:
+                store = killed_before_marks(store, die_at)
+            handler = ReplayFilteredBatches(handler, store, adopt=adopt, **(rule or {}))
+        writer = frame.writeStream.foreachBatch(handler).option("checkpointLocation", str(place / "checkpoint"))
+        query = writer.trigger(**(trigger or {"availableNow": True})).start()
+        self.queries[str(place)] = query, store
+        return str(query.id)
+
+    def finish(self, place):
+        """Wait for its end; its id."""
+        query, store = self.queries.pop(place)
+        with contextlib.closing(store):
+            query.awaitTermination()
+        return str(query.id)
+
+    def run(self, place, **more):
+        """`start` and `finish`."""
+        self.start(place, **more)
+        return self.finish(place)
+
+    def catch_up(self, place):
+        """What is in the topics now is in the table."""
+        self.queries[place][0].processAllAvailable()
+
+    def stop(self, place):
+        """The end of a query that follows its topics."""
+        self.queries[place][0].stop()
+        return self.finish(place)
+
+    def job(self, name, arguments):
+        """A job's command in this session: exit code and all it said."""
+        from importlib import import_module
+
+        from click.testing import CliRunner
+
+        done = CliRunner().invoke(import_module(f"spark_jobs.jobs.{name}").main, arguments)
+        return [done.exit_code, done.output]
+
+
+def topic_marks(servers, topic):
+    """A marks store in a topic."""
+    from pushrep.kafka import KafkaDestination
+    from spark_jobs.topic_marks import TopicMarks
+
+    return TopicMarks(KafkaDestination(bootstrap_servers=servers, topic=topic))
+
+
+def tell(answer):
+    sys.stdout.write(ANSWER + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def main():
+    driver = Driver(*sys.argv[1:4])
+    tell({"is": "ready"})
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            answer = {"is": getattr(driver, order.pop("do"))(**order)}
+        except Exception as error:  # noqa: BLE001 - an answer like any other
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        tell(answer)
+    driver.spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""The filter over Spark's own Kafka source, held against brute force over what a plain consumer reads of the topic.
+
+Contract "Spark": two forms, same results, whatever cuts the batches; and "The rule".
+"""
+
+import json
+import shutil
+import uuid
+from functools import partial
+
+import pytest
+
+from spark_jobs import LocalMarks
+from tests.kafka.mixed_topics import SQE_PID, MixedTopic, brute_force
+from tests.kafka.plain_client import add_partitions, create_topic
+from tests.kafka.spark_driver import OrderFailed, by_batch, table
+from tests.kafka.spark_driver_program import topic_marks
+
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
+
+FOLLOW = {"processingTime": "0 seconds"}
+BOTH = ("batches", "operator")
+
+
+@pytest.fixture(scope="module")
+def driver(spark_driver):
+    return spark_driver
+
+
+@pytest.fixture(scope="module")
+def servers(broker):
+    return broker.bootstrap_servers
+
+
+class Mixed:
+    """Some topics, filled; `.options` to read all of them."""
+
+    def __init__(self, servers, rng, count=1, partitions=3, carrier="key", records=160):
+        self.servers, self.carrier = servers, carrier
+        names = [f"mixed-{uuid.uuid4().hex[:8]}" for _ in range(count)]
+        for name in names:
+            create_topic(servers, name, partitions=partitions)
+        self.partitions = dict.fromkeys(names, partitions)
+        self.topics = [MixedTopic(servers, name, partitions, rng, carrier) for name in names]
+        self.write(records)
+
+    def write(self, records):
+        for topic in self.topics:
+            topic.write(records)
+
+    def grow(self, partitions):
+        for topic in self.topics:
+            add_partitions(self.servers, topic.topic, partitions)
+            topic.grow(partitions)
+            self.partitions[topic.topic] = partitions
+
+    @property
+    def options(self):
+        return {
+            "kafka.bootstrap.servers": self.servers,
+            "kafka.isolation.level": "read_committed",
+            "subscribe": ",".join(self.partitions),
+            "startingOffsets": "earliest",
+            "includeHeaders": str(self.carrier == "header").lower(),
+        }
+
+    def expected(self, **rule):
+        return brute_force(self.servers, self.partitions, self.carrier, **rule)
+
+
+@pytest.fixture(scope="module")
+def one_topic(servers, torture):
+    return Mixed(servers, torture.random("one topic"), records=torture.count(260, 5000))
+
+
+@pytest.fixture(scope="module")
+def many_topics(servers, torture):
+    return Mixed(servers, torture.random("many"), 3, carrier="header", records=torture.count(90, 2000))
+
+
+SPLITS = {
+    "minPartitions": ("batches", {"minPartitions": "8", "maxOffsetsPerTrigger": "170"}),
+    "maxRecordsPerPartition": ("batches", {"maxRecordsPerPartition": "17"}),
+    "all of them, the operator": (
+        "operator",
+        {"minPartitions": "5", "maxRecordsPerPartition": "40", "maxOffsetsPerTrigger": "150"},
+    ),
+}
+LONG_SPLITS = {
+    f"{form}, {', '.join(split)}": (form, split)
+    for form in BOTH
+    for split in (
+        {"minPartitions": "9"},
+        {"maxRecordsPerPartition": "23"},
+        {"maxOffsetsPerTrigger": "1500"},
+        {"minPartitions": "9", "maxRecordsPerPartition": "61", "maxOffsetsPerTrigger": "2000"},
+        {"minOffsetsPerTrigger": "700", "maxTriggerDelay": "1s", "maxOffsetsPerTrigger": "2500"},
+    )
+}
+
+
+def is_cut(options):
+    return "maxOffsetsPerTrigger" in options
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_whatever_cuts_batches_and_tasks_changes_nothing(driver, one_topic, tmp_path, name):
+    """Contract "The rule": batch boundaries anywhere, splits and shuffles change nothing."""
+    form, options = SPLITS[name]
+    driver.run(place=tmp_path, form=form, options=one_topic.options | options)
+    assert table(tmp_path) == one_topic.expected()
+    assert len(by_batch(tmp_path)) > 1 or not is_cut(options), "the limit cut the topic into batches"
+
+
+@pytest.mark.timeout(1800)
+def test_every_split_of_both_forms_in_the_long_run(driver, one_topic, tmp_path, torture):
+    if not torture.is_long:
+        pytest.skip("the three splits above are the short form")
+    for number, (form, options) in enumerate(LONG_SPLITS.values()):
+        driver.run(place=tmp_path / str(number), form=form, options=one_topic.options | options)
+        assert table(tmp_path / str(number)) == one_topic.expected(), (form, options)
+
+
+def test_many_topics_in_one_query_and_the_header_carrier(driver, many_topics, tmp_path):
+    """Contract "The rule": per (destination topic, PID, source partition); of several headers the last counts."""
+    rule = {"carrier": "header", "window": 3}
+    driver.run(place=tmp_path, rule=rule, options=many_topics.options | {"minPartitions": "12"})
+    assert table(tmp_path) == many_topics.expected(window=3)
+
+
+def test_a_query_that_waits_for_enough_records_and_selects_pids(driver, many_topics, tmp_path):
+    """minOffsetsPerTrigger holds a batch back until maxTriggerDelay is over."""
+    waits = {"minOffsetsPerTrigger": "100000", "maxTriggerDelay": "1s"}
+    rule = {"carrier": "header", "only_pids": [SQE_PID]}
+    driver.start(place=tmp_path, rule=rule, trigger=FOLLOW, options=many_topics.options | waits)
+    driver.catch_up(place=tmp_path)
+    driver.stop(place=tmp_path)
+    assert table(tmp_path) == many_topics.expected(only_pids=[SQE_PID])
+
+
+def test_partitions_that_are_added_while_it_runs(driver, servers, tmp_path, torture):
+    mixed = Mixed(servers, torture.random("grows"), partitions=2, records=60)
+    driver.start(place=tmp_path, trigger=FOLLOW, options=mixed.options)
+    driver.catch_up(place=tmp_path)
+    assert table(tmp_path) == mixed.expected()
+    for partitions in range(3, torture.count(5, 9), 2):
+        mixed.grow(partitions)
+        mixed.write(60)
+        driver.catch_up(place=tmp_path)
+        assert table(tmp_path) == mixed.expected()
+    driver.stop(place=tmp_path)
+    assert {partition for _, partition, _ in table(tmp_path)} == set(range(partitions))
+
+
+def roll_back(place, to):
+    """As an operator does: what Spark planned and did after batch `to` is taken out of its checkpoint."""
+    for log in ("offsets", "commits"):
+        for path in (place / "checkpoint" / log).iterdir():
+            number = path.name.removeprefix(".").removesuffix(".crc")
+            if number.isdigit() and int(number) > to:
+                path.unlink()
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_a_checkpoint_that_was_rolled_back_by_some_batches(driver, one_topic, tmp_path, form, torture):
+    """Contract "Spark": marks versions from there on, and what the table has of these batches, are dropped first."""
+    if form == "operator" and not torture.is_long:
+        pytest.skip("its state goes back with Spark's checkpoint: the long form alone")
+    rolls = partial(driver.run, place=tmp_path, form=form)
+    rolls(options=one_topic.options | {"maxOffsetsPerTrigger": "70"})
+    assert table(tmp_path) == one_topic.expected()
+    before = by_batch(tmp_path)
+    assert max(before) > 2
+    roll_back(tmp_path, to=1)
+    if form == "operator":  # whoever rolls back a query that has no marks of its own clears its table, too
+        for path in (tmp_path / "table").glob("batch_id=*"):
+            if int(path.name.partition("=")[2]) > 1:
+                shutil.rmtree(path)
+    rolls(options=one_topic.options | {"maxOffsetsPerTrigger": "110"})
+    assert table(tmp_path) == one_topic.expected()
+    after = by_batch(tmp_path)
+    assert (after[0], after[1]) == (before[0], before[1])
+    assert after[2] != before[2], "planned anew, in other batches"
+
+
+def test_a_fresh_checkpoint_adopts_the_marks_of_another(driver, one_topic, tmp_path):
+    """Contract "Spark": `adopt=(query, batch)` starts a fresh checkpoint from another's marks; `initialState` too."""
+    old, limit = tmp_path / "old", {"maxOffsetsPerTrigger": "100"}
+    query_id = driver.run(place=old, options=one_topic.options | limit)
+    with LocalMarks(old / "marks") as store:
+        done = [store.read(query_id, batch) for batch in (0, 1)]
+    ends = {}
+    for read in (r for batch in done for r in batch.ranges):
+        ends.setdefault(read.topic, {})[str(read.partition)] = read.end
+    [topic] = one_topic.partitions
+    for partition in range(one_topic.partitions[topic]):
+        ends[topic].setdefault(str(partition), 0)
+    before = {row for batch, rows in by_batch(old).items() if batch < 2 for row in rows}
+    goes_on = {"startingOffsets": json.dumps(ends), **limit}
+    place = tmp_path / "operator"
+    adopts = {"adopt": [query_id, 1], "marks": old / "marks"}
+    driver.run(place=place, form="operator", options=one_topic.options | goes_on, **adopts)
+    assert table(place) | before == one_topic.expected()
+    assert not table(place) & before
+    driver.run(place=tmp_path / "new", options=one_topic.options | goes_on, table=old / "table", **adopts)
+    assert table(old) == one_topic.expected()
+
+
+def test_killed_between_rows_and_marks_with_marks_in_a_topic(driver, servers, one_topic, tmp_path):
+    """Contract "Where marks live", a Kafka topic: the batch runs again, and N > 0 without N-1 is an error."""
+    create_topic(servers, marks := f"marks-{uuid.uuid4().hex[:8]}", cleanup_policy="compact")
+    query = {
+        "place": tmp_path,
+        "options": one_topic.options | {"maxOffsetsPerTrigger": "100"},
+        "marks": [servers, marks],
+    }
+    with pytest.raises(OrderFailed, match="the driver has ended"):
+        driver.run(**query, die_at=1)
+    rows = by_batch(tmp_path)
+    assert sorted(rows) == [0, 1], "the rows were there"
+    driver.restart()
+    with topic_marks(servers, marks) as store:
+        query_id = store.owner()
+        assert store.batches(query_id) == [0], "their marks were not"
+    driver.run(**query)
+    assert table(tmp_path) == one_topic.expected()
+    assert by_batch(tmp_path)[1] == rows[1], "the same rows again"
+    with topic_marks(servers, marks) as store:
+        last = store.batches(query_id)[-1]
+        store.drop_from(query_id, last)
+    roll_back(tmp_path, to=last - 1)
+    driver.run(**query)
+    assert table(tmp_path) == one_topic.expected()
+    with topic_marks(servers, marks) as store:
+        store.drop_from(query_id, last - 1)
+    roll_back(tmp_path, to=last - 1)
+    with pytest.raises(OrderFailed, match=f"lack batch {last - 1} of query {query_id}"):
+        driver.run(**query)
