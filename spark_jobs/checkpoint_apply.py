@@ -11,19 +11,21 @@ Killed anywhere, the same call finishes it: a pair that is noted is completed, o
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
 from spark_jobs.checkpoint_files import Checkpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
-from spark_jobs.checkpoint_pair import Move, Pair, append, check_marks, free_backup, newest_pair, note
+from spark_jobs.checkpoint_marks import MarksPlace, check_marks
+from spark_jobs.checkpoint_pair import Move, Pair, append, free_backup, newest_pair, note
 from spark_jobs.checkpoint_sources import MovableSource, SourceNotMovable, movable_source
 from spark_jobs.errors import SparkJobError
+from spark_jobs.marks_stores import Brokers
 
 __all__ = [
-    "WATCH_S", "Move", "NothingPending", "Pair", "Place", "SparkJobError", "apply", "is_interrupted", "preview",
-    "query_id_of", "source_at",
+    "WATCH_S", "Brokers", "MarksPlace", "Move", "NothingPending", "Pair", "Place", "SparkJobError", "apply",
+    "is_interrupted", "preview", "query_id_of", "source_at",
 ]  # fmt: skip
 
 WATCH_S = 30.0
@@ -46,7 +48,7 @@ class Place:
     """Which checkpoint, which source in it, whose startpoints, and what lies beside.
 
     `source`: its name in the checkpoint, where there are several; `topic`, where it reads several; `logs`: the
-    directory of a source `pushrep`; `marks`: the LocalMarks of the query's ReplayFilteredBatches, if it has any.
+    directory of a source `pushrep`; `marks`: those of the query's ReplayFilteredBatches, if it has any.
     """
 
     checkpoint: Path
@@ -54,7 +56,7 @@ class Place:
     source: str | None = None
     topic: str | None = None
     logs: Path | None = None
-    marks: Path | None = None
+    marks: MarksPlace | None = None
 
 
 def tool() -> ModuleType:
@@ -127,14 +129,14 @@ def apply(
     if snapshot(place.checkpoint) != before:
         raise QueryRunning(place.checkpoint, "files changed")
     if noted is not None:
-        append(place.checkpoint, noted)
+        append(place.checkpoint, noted, place.marks)
         _record(store, noted)
         return noted
     pair = _resolved_pair(place, store)
     resets = any(move.reset_marks for move in pair.moves)
-    check_marks(place.marks, pair.query_id, pair.first - 1, resets=resets)
+    pair = replace(pair, marks=check_marks(place.marks, pair.query_id, pair.first - 1, resets=resets))
     note(place.checkpoint, pair)
-    append(place.checkpoint, pair)
+    append(place.checkpoint, pair, place.marks)
     _record(store, pair)
     return pair
 
@@ -165,7 +167,7 @@ def _resolved_pair(place: Place, store: StartpointStore) -> Pair:
         moves=tuple(moves),
         offsets=found.offsets.with_offset(name, offset).text(),
         commit=found.commit,
-        marks=None if place.marks is None else str(place.marks.resolve()),
+        marks=None,
         all_marks=source.is_v1,
     )
 

@@ -13,27 +13,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from filtering.highwater import HighwaterMarks
-from pushrep.log import NotALogDirectory, list_logs
-from spark_jobs.batch_errors import MarksMissing
-from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.checkpoint_files import CheckpointUnreadable, QueryRunning, back_up, create
-from spark_jobs.errors import SparkJobError
-from spark_jobs.marks import LocalMarks
+from spark_jobs.checkpoint_marks import MarksMove, MarksPlace, move_marks
 
 NOTES_NAME = "startpoints.json"
 VERSION = 1
-_KEEP_ALL = 1 << 40
-
-
-class MarksUnreachable(SparkJobError):
-    """The marks of the query's filter can't be moved along, and a filter would drop or fail: see the message."""
-
-    def __init__(self, location: str | None, why: str) -> None:
-        super().__init__(why if location is None else f"marks at {location}: {why}")
-        self.location, self.why = location, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +36,8 @@ class Move:
 class Pair:
     """Batches [first, first + count), each with the texts of its two files.
 
-    `all_marks`: where the source tells no partitions apart, a reset is one of all marks.
+    `marks`: where they lie, if the query has any. `all_marks`: where the source tells no partitions apart, a reset is
+    one of all marks.
     """
 
     query_id: str
@@ -120,24 +105,10 @@ def note(checkpoint: Path, pair: Pair) -> Path:
     return backup
 
 
-def check_marks(place: Path | None, query_id: str, batch: int, *, resets: bool) -> None:
-    """Raise MarksMissing if they are not those of the checkpoint's last batch, or MarksUnreachable. Makes no store."""
-    if place is None:
-        if resets:
-            raise MarksUnreachable(None, "the startpoint resets marks, and none are named: say where they lie, --marks")
-        return
-    if not any(topic == "marks" for topic, _ in _logs_in(place)):
-        why = "it holds no LocalMarks, which alone can be moved with a checkpoint; begin a fresh one with adopt="
-        raise MarksUnreachable(str(place), why)
-    with LocalMarks(place) as marks:
-        _marks_of(marks, query_id, batch)
-
-
-def append(checkpoint: Path, pair: Pair) -> None:
-    """Write what the pair lacks. Raises QueryRunning, MarksMissing."""
-    if pair.marks is not None and not (checkpoint / "offsets" / str(pair.first)).exists():
-        with LocalMarks(pair.marks) as marks:
-            _write_marks(marks, pair)
+def append(checkpoint: Path, pair: Pair, marks: MarksPlace | None) -> None:
+    """Write what the pair lacks. Raises QueryRunning, MarksMissing, MarksUnreachable."""
+    if not (checkpoint / "offsets" / str(pair.first)).exists():
+        move_marks(marks, pair.marks, _marks_move(pair))
     for batch in range(pair.first, pair.first + pair.count):
         for kind, text in (("offsets", pair.offsets), ("commits", pair.commit)):
             file = checkpoint / kind / str(batch)
@@ -148,6 +119,12 @@ def append(checkpoint: Path, pair: Pair) -> None:
                     raise QueryRunning(checkpoint, f"{kind}/{batch} was written") from None
 
 
+def _marks_move(pair: Pair) -> MarksMove:
+    reset = [move.partition for move in pair.moves if move.reset_marks]
+    resets = None if reset and pair.all_marks else reset
+    return MarksMove(query_id=pair.query_id, topic=pair.topic, first=pair.first, count=pair.count, resets=resets)
+
+
 def _is_ours(checkpoint: Path, pair: Pair) -> bool:
     """False if the query planned this batch by itself; what Spark has purged since was ours."""
     file = checkpoint / "offsets" / str(pair.first)
@@ -155,32 +132,3 @@ def _is_ours(checkpoint: Path, pair: Pair) -> bool:
         return file.read_text(encoding="utf-8") == pair.offsets
     planned = [int(file.name) for file in (checkpoint / "offsets").glob("*") if file.name.isdigit()]
     return bool(planned) and (min(planned) > pair.first or max(planned) == pair.first - 1)
-
-
-def _logs_in(place: Path) -> list[tuple[str, int]]:
-    try:
-        return list_logs(place)
-    except NotALogDirectory:
-        return []
-
-
-def _marks_of(marks: LocalMarks, query_id: str, batch: int) -> BatchMarks:
-    found = marks.read(query_id, batch)
-    if found is None:
-        raise MarksMissing(marks.location, query_id, batch, marks.batches(query_id))
-    return found
-
-
-def _write_marks(marks: LocalMarks, pair: Pair) -> None:
-    """The batches that are appended hold no record: their marks are those of before, without what is reset."""
-    before = _marks_of(marks, pair.query_id, pair.first - 1)
-    gone = [move.partition for move in pair.moves if move.reset_marks]
-    left: dict[MarksKey, HighwaterMarks] = {}
-    for key, old in before.marks.items():
-        if gone and pair.all_marks:
-            continue
-        rows = np.isin(old.to_columns().destination_partitions, gone) if key.topic == pair.topic else np.zeros(0, bool)
-        left[key] = old.without_rows(np.flatnonzero(rows))
-    marks.drop_from(pair.query_id, pair.first)
-    for batch in range(pair.first, pair.first + pair.count):
-        marks.write(BatchMarks(pair.query_id, batch, (), left), keep=_KEEP_ALL)

@@ -96,6 +96,10 @@ class SqlTable:
         self.check_columns(columns)
         self.owner()
 
+    def stage_nothing(self, query_id: str, batch_id: int) -> None:
+        """Say that a batch has no rows, where no query runs: `write` of its marks commits them alone."""
+        self._staged = _Staged(query_id, batch_id, "", ())
+
     # -- the marks store ---------------------------------------------------------------------------------------------
 
     def owner(self) -> str | None:
@@ -153,7 +157,7 @@ class SqlTable:
             return  # the commit before this one had succeeded, and its answer was lost
         if batch_id == ADOPTED and self._adopt is not None:
             self._drop_rows(connection, self._adopt[0], self._adopt[1] + 1)
-        if staged is not None and batch_id != ADOPTED:
+        if staged is not None and staged.columns and batch_id != ADOPTED:
             names = ", ".join(map(quoted, (*staged.columns, _QUERY, _BATCH)))
             self._execute(
                 connection,

@@ -23,9 +23,10 @@ from pushrep.log import SegmentLog
 from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
 from spark_jobs import checkpoint_pair
 from spark_jobs.batch_marks import BatchMarks, MarksKey
-from spark_jobs.checkpoint_apply import Place, apply
+from spark_jobs.checkpoint_apply import MarksPlace, Place, apply
 from spark_jobs.checkpoint_files import QueryRunning
 from spark_jobs.marks import LocalMarks
+from spark_jobs.sql import SqlTable
 
 QUERY = "fa65e115-7f2a-4c9d-9dee-2da8e3a7fe49"
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795281360609,"conf":{"spark.sql.shuffle.partitions":"2"}}'
@@ -293,34 +294,72 @@ def test_the_backup_restores(cp):
     assert offsets(cp, 3) == '{"logOffset":1}'
 
 
-def marks_of(cp, location, batches=3):
+def marks_of(store, batches=3):
+    """Let a store keep the marks of so many batches of the query, as a filter would."""
     marks = {
         MarksKey("orders"): HighwaterMarks.from_columns([5, 5], [0, 1], [90, 91], [0, 1]),
         MarksKey("rates"): HighwaterMarks.from_columns([5], [0], [70], [0]),
     }
+    for batch in range(batches):
+        if isinstance(store, SqlTable):
+            store.stage_nothing(QUERY, batch)
+        store.write(BatchMarks(QUERY, batch, (), marks), keep=99)
+
+
+def local_marks_of(location, batches=3):
     with LocalMarks(location) as store:
-        for batch in range(batches):
-            store.write(BatchMarks(QUERY, batch, (), marks), keep=99)
+        marks_of(store, batches)
 
 
-def test_marks_outside_are_carried_or_reset_in_the_same_run(cp):
-    """The filter reads the marks of the batch before: the appended batch has its own."""
+def carried_and_reset(cp, store, *named):
+    """Move the query with the marks in `store`, which the options name; then once more, with a reset."""
     make(cp, KAFKA)
-    marks_of(cp, f"{cp}-marks")
-    answer = run(cp, "--to", 100, "--partition", 1)
-    assert "would drop [100, 175) as seen" in " ".join(answer.output.split())
-    assert run(cp, "--to", 50, "--partition", 1, "--reset-marks").exit_code == 0
-    with LocalMarks(f"{cp}-marks") as store:
-        kept, reset = store.read(QUERY, 3).marks, store.read(QUERY, 4).marks
+    marks_of(store)
+    store.close()
+    answer = run(cp, "--to", 100, "--partition", 1, *named)
+    assert "would drop [100, 175) as seen" in " ".join(answer.output.split()), answer.output
+    assert run(cp, "--to", 50, "--partition", 1, "--reset-marks", *named).exit_code == 0
+    kept, reset = store.read(QUERY, 3).marks, store.read(QUERY, 4).marks
     assert kept[MarksKey("orders")].get(5, 1).offset == 91
     assert reset[MarksKey("orders")].get(5, 0).offset == 90, "another partition"
     assert reset[MarksKey("orders")].get(5, 1) is None
     assert reset[MarksKey("rates")].get(5, 0).offset == 70, "another topic"
+    assert store.owner() == QUERY
+    notes = Path(f"{cp}-before-4", "startpoints.json").read_text()
+    assert store.location in json.loads(notes)["marks"]
+
+
+def test_rule_9_marks_outside_are_carried_or_reset_in_the_same_run(cp):
+    """The filter reads the marks of the batch before: the appended batch has its own."""
+    with LocalMarks(f"{cp}-marks") as store:
+        carried_and_reset(cp, store)
+
+
+def test_rule_9_so_are_marks_beside_rows_in_a_database(cp, tmp_path):
+    url = f"sqlite:{tmp_path / 'shop.db'}"
+    carried_and_reset(cp, SqlTable(url, "orders"), "--marks", url, "--table", "orders")
+
+
+def test_marks_of_an_interrupted_call_are_named_again(cp, tmp_path, monkeypatch):
+    """The notes tell where they lie, not how they are reached; others are not taken for them."""
+    make(cp, KAFKA)
+    url = f"sqlite:{tmp_path / 'shop.db'}"
+    marks_of(SqlTable(url, "orders"))
+    named = ("--marks", url, "--table", "orders")
+    monkeypatch.setattr(checkpoint_pair, "move_marks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    run(cp, "--to", 50, *named)
+    monkeypatch.undo()
+    assert not (cp / "offsets" / "3").exists()
+    assert "name them again, --marks" in run(cp, "--to", 50).output
+    local_marks_of(f"{cp}-marks")
+    assert "name these again, --marks" in run(cp, "--to", 50).output
+    assert run(cp, "--to", 50, *named).exit_code == 0
+    assert SqlTable(url, "orders").batches(QUERY) == [0, 1, 2, 3]
 
 
 def test_marks_that_are_not_those_of_the_checkpoint_are_refused(cp):
     make(cp, KAFKA)
-    marks_of(cp, f"{cp}-marks", batches=2)
+    local_marks_of(f"{cp}-marks", batches=2)
     assert "lack batch 2 of query" in run(cp, "--to", 5).output
     assert not (cp / "offsets" / "3").exists()
 
@@ -328,11 +367,17 @@ def test_marks_that_are_not_those_of_the_checkpoint_are_refused(cp):
 def test_marks_that_can_not_be_moved_along_are_refused_by_name(cp, tmp_path):
     make(cp, KAFKA)
     assert "none are named: say where they lie, --marks" in run(cp, "--to", 5, "--reset-marks").output
-    files = tmp_path / "cp-marks"
-    files.mkdir()
-    (files / f"{0:020d}-2-{QUERY}.marks").write_bytes(b"FileMarks'")
-    assert "it holds no LocalMarks" in run(cp, "--to", 5).output
-    assert [file.name for file in files.iterdir()] == [f"{0:020d}-2-{QUERY}.marks"], "and no log is made there"
+    for named, told in (
+        (("--marks", tmp_path), "name the directory that the job has as --marks"),
+        (("--marks", tmp_path / "none"), "name the directory that the job has as --marks"),
+        (("--marks", "postgresql://db/shop"), "needs --table"),
+        (("--marks", "kafka:marks"), "--bootstrap-servers"),
+        (("--table", "orders"), "--table is of --marks"),
+        (("--bootstrap-servers", "broker:9092"), "are for --store kafka:TOPIC"),
+    ):
+        answer = run(cp, "--to", 5, *named)
+        assert (answer.exit_code, told in " ".join(answer.output.split())) in {(1, True), (2, True)}, answer.output
+    assert [place.name for place in tmp_path.iterdir()] == ["cp"], "and nothing is made anywhere"
     assert not (cp / "offsets" / "3").exists()
 
 
@@ -346,11 +391,11 @@ def test_killed_anywhere_the_same_call_finishes_it_once(cp, tmp_path, source, to
     while not finished and at < STEPS:
         place = tmp_path / str(at)
         here = make(place / "cp", KAFKA) if source == "kafka" else make_files(place / "cp")
-        marks_of(here, place / "cp-marks")
+        local_marks_of(place / "cp-marks")
         topic = "orders" if source == "kafka" else "files-0"
         store = StartpointStore.open(place / "store")
         store.write("billing", topic, 0, Startpoint.specific(1, reset_marks=True), "again")
-        where = Place(checkpoint=here, consumer="billing", marks=place / "cp-marks")
+        where = Place(checkpoint=here, consumer="billing", marks=MarksPlace(str(place / "cp-marks")))
         finished = in_child(lambda: apply(where, store, sleep=lambda _s: None), at)  # noqa: B023 - called at once
         pair = apply(where, store, sleep=lambda _s: None) if store.read("billing", topic, 0) else None
         assert pair is None or pair.first == 3, at

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from pushrep.cli.log.showing import count, show_json, show_table
-from pushrep.cli.startpoint.options import with_author, with_json
+from pushrep.cli.startpoint.options import brokers, store_or, with_author, with_json, with_place
 from pushrep.cli.startpoint.words import parse_place, say_place
 from pushrep.seams import SYSTEM_CLOCK
-from pushrep.startpoints import Startpoint, StartpointStore
+from pushrep.startpoints import Startpoint
+from pushrep.startpoints.places import KAFKA, kind_of
 
 GROUP = "pushrep.checkpoints"
 STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
@@ -33,15 +34,16 @@ STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
 )
 @click.option("--reset-marks", is_flag=True, help="Of --to: the replay filter forgets what it has seen; see --marks.")
 @click.option("--consumer", help="Whose startpoints.  [default: the query's id]")
-@click.option("--store", type=click.Path(path_type=Path), help="Where they lie.  [default: CHECKPOINT-startpoints]")
+@with_place("CHECKPOINT-startpoints")
 @click.option("--logs", type=click.Path(path_type=Path), help="Source pushrep: the directory of the logs.")
 @click.option("--topic", help="Which one, if the source reads several.")
 @click.option("--source", help="Which one, if the query has several: its number in CHECKPOINT/sources.")
 @click.option(
     "--marks",
-    type=click.Path(path_type=Path),
-    help="The directory of the replay filter's marks.  [default: CHECKPOINT-marks, if there is one]",
+    metavar="PLACE",
+    help="The replay filter's marks, as for pushrep marks.  [default: CHECKPOINT-marks, if there is one]",
 )
+@click.option("--table", help="Of --marks DATABASE: the table of the rows.")
 @click.option("--stopped", is_flag=True, help="Say that the query is stopped; nothing is written without it.")
 @click.option(
     "--watch-s",
@@ -55,8 +57,8 @@ STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
 @with_json
 def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     checkpoint: Path, words: str | None, partition: int | None, out_of_range: str, reset_marks: bool,  # noqa: FBT001
-    consumer: str | None, store: Path | None, logs: Path | None, topic: str | None, source: str | None,
-    marks: Path | None, stopped: bool, watch_s: float, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
+    consumer: str | None, store: str | None, logs: Path | None, topic: str | None, source: str | None,
+    marks: str | None, table: str | None, stopped: bool, watch_s: float, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Move a stopped, stateless Spark query: its CHECKPOINT gets one more batch, empty, that ends where it shall go on.
@@ -81,7 +83,8 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     wish = _wish(words, out_of_range, reset_marks=reset_marks)
     tool = _tool()
     try:
-        opened, place = _place(tool, checkpoint, store, consumer, marks, source=source, topic=topic, logs=logs)
+        place = _place(tool, checkpoint, consumer, marks, table, source=source, topic=topic, logs=logs)
+        opened = store_or(store, checkpoint.with_name(checkpoint.name + STORE_SUFFIX), marks)
         if not dry_run and tool.is_interrupted(place, opened):
             wish = None  # it was written then
         else:
@@ -121,17 +124,21 @@ def _tool() -> Any:
 
 
 def _place(
-    tool: Any, checkpoint: Path, store: Path | None, consumer: str | None, marks: Path | None, **of_source: Any
-) -> tuple[StartpointStore, Any]:
+    tool: Any, checkpoint: Path, consumer: str | None, marks: str | None, table: str | None, **of_source: Any
+) -> Any:
     beside = checkpoint.with_name(checkpoint.name + MARKS_SUFFIX)
-    place = tool.Place(
+    known = marks if marks is not None else str(beside) if beside.is_dir() else None
+    if known is not None and Path(known).is_dir():  # the same for a call from elsewhere that finishes this one
+        known = str(Path(known).resolve())
+    reached = tool.Brokers(*brokers()) if known is not None and kind_of(known) == KAFKA else None
+    if known is None and table is not None:
+        raise click.UsageError("--table is of --marks: name the database, too")
+    return tool.Place(
         checkpoint=checkpoint,
         consumer=consumer if consumer is not None else tool.query_id_of(checkpoint),
-        marks=marks if marks is not None else beside if beside.is_dir() else None,
+        marks=None if known is None else tool.MarksPlace(known, table, reached),
         **of_source,
     )
-    where = store if store is not None else checkpoint.with_name(checkpoint.name + STORE_SUFFIX)
-    return StartpointStore.open(where), place
 
 
 def _wish(words: str | None, out_of_range: str, *, reset_marks: bool) -> Startpoint | None:
@@ -162,7 +169,7 @@ def _tell(place: Any, wish: Startpoint | None, moves: Sequence[Any], *, as_json:
             click.echo(f"partition {move.partition}: {move.why}")
         if place.marks is not None and not move.reset_marks and move.after is not None and move.after < move.before:
             click.echo(
-                f"partition {move.partition}: a replay filter with the marks {place.marks} would drop "
+                f"partition {move.partition}: the query's replay filter would drop "
                 f"[{count(move.after)}, {count(move.before)}) as seen; --reset-marks lets it through"
             )
 

@@ -66,19 +66,26 @@ def store_of(directory: Path, store: str | None) -> StartpointStore:
     return store_or(store, directory / STORE_NAME)
 
 
-def store_or(store: str | None, default: Path) -> StartpointStore:
-    """As `store_of`, by any default."""
-    context = click.get_current_context()
-    servers, config = context.meta.get(BOOTSTRAP_SERVERS), context.meta.get(KAFKA_CONFIG)
+def store_or(store: str | None, default: Path, *others: str | None) -> StartpointStore:
+    """As `store_of`, by any default; `others`: places of this command that may be on the same brokers."""
+    servers, config = brokers()
     place = store if store is not None else default
-    if kind_of(place) != KAFKA and (servers is not None or config is not None):
+    if all(kind_of(one or "") != KAFKA for one in (place, *others)) and (servers is not None or config is not None):
         raise click.UsageError(f"{BOOTSTRAP_SERVERS} and {KAFKA_CONFIG} are for --store kafka:TOPIC")
-    if kind_of(place) == KAFKA and servers is None:
+    if kind_of(place) != KAFKA:
+        opened = store_at(place)
+    elif servers is None:
         raise click.UsageError(f"--store {place}: say where, {BOOTSTRAP_SERVERS} HOST:PORT")
-    settings = {} if servers is None else read_properties(config) | {places.BOOTSTRAP_SERVERS: servers}
-    opened = store_at(place, settings)
-    context.call_on_close(opened.close)
+    else:
+        opened = store_at(place, read_properties(config) | {places.BOOTSTRAP_SERVERS: servers})
+    click.get_current_context().call_on_close(opened.close)
     return opened
+
+
+def brokers() -> tuple[str | None, Path | None]:
+    """What the options say of brokers: their addresses, and a file of the client's properties."""
+    context = click.get_current_context()
+    return context.meta.get(BOOTSTRAP_SERVERS), context.meta.get(KAFKA_CONFIG)
 
 
 def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:
