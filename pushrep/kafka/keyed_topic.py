@@ -76,6 +76,7 @@ class KeyedTopic:
         self._mutex = threading.Lock()
         self._producer: Producer | None = None
         self._has_looked = False
+        self._undecided = b""  # our change whose fate could not be asked for, when the brokers went away
 
     @classmethod
     def open(cls, destination: KafkaDestination, *, name: str, version: int) -> Self:
@@ -126,7 +127,7 @@ class KeyedTopic:
             while True:
                 self._begin()
                 reading.to_the_end()
-                if reading.last_offset != seen:
+                if reading.last_offset != seen and reading.last_change != self._undecided:
                     raise ChangedByOther(self.topic)
                 if self._write(records, deadline_s):
                     return
@@ -157,7 +158,7 @@ class KeyedTopic:
         """False: surely not stored, and worth another try. Raises ChangedByOther, ChangeNotStored."""
         producer, reading, change = self._producer, self._reading, uuid.uuid4().bytes
         assert producer is not None, "who writes has begun"
-        before = reading.last_offset
+        before, self._undecided = reading.last_offset, change
         if before < 0:
             records = [(FORMAT, _json(self._format)), *records]
         try:

@@ -13,9 +13,10 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 
 from filtering import HighwaterMarks
-from pushrep.kafka import KafkaDestination
+from pushrep.kafka import KafkaDestination, KafkaUnreachable
 from tests.kafka.plain_client import consume, create_topic, plain_producer, send
 
 pytest.importorskip("pyspark")
@@ -238,6 +239,41 @@ def test_a_commit_whose_answer_was_lost_is_there_once(broker, topic, opened, is_
     assert opened().batches("q") == [0, 1]
     keys = [seen.key for seen in consume(broker.bootstrap_servers, topic)]
     assert keys.count(b"q/1") == (1 if is_done else 2), "the consumer reads what was aborted too"
+
+
+def test_a_commit_that_could_not_be_asked_about_is_known_as_ours_later(opened, monkeypatch):
+    store = opened()
+    store.write(marks_of("q", 0), keep=9)
+    topic = store._topic
+    topic._producer = AnswerLost(topic._producer, is_done=True)
+
+    def away():
+        if topic._producer is None:
+            raise KafkaUnreachable("pulled")
+
+    monkeypatch.setattr(topic, "_begin", away)
+    with pytest.raises(KafkaUnreachable, match="pulled"):
+        store.write(marks_of("q", 1), keep=9)
+    monkeypatch.undo()
+    store.write(marks_of("q", 1, 7), keep=9)
+    assert (store.batches("q"), store.read("q", 1)) == ([0, 1], marks_of("q", 1, 7))
+
+
+def test_brokers_that_are_away_are_said_so_and_the_same_store_goes_on(broker, topic):
+    destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, topic=topic, request_timeout_ms=2000)
+    with TopicMarks(destination) as store:
+        store.write(marks_of("q", 0), keep=9)
+        broker.kill()
+        try:
+            with pytest.raises(KafkaUnreachable):
+                store.write(marks_of("q", 1), keep=9)
+        finally:
+            broker.start()
+            broker.wait_ready()
+        again = Retrying(retry=retry_if_exception_type(KafkaUnreachable), stop=stop_after_delay(60), reraise=True)
+        assert again(store.batches, "q") == [0]
+        again(store.write, marks_of("q", 1), keep=9)
+        assert again(store.read, "q", 1) == marks_of("q", 1)
 
 
 def test_records_of_others_are_refused_by_name(broker, topic, opened):
