@@ -8,7 +8,7 @@ with ReplayClient("out") as client:                                  # or Replay
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
@@ -22,6 +22,9 @@ from pushrep.replay.replay import Replay
 from pushrep.replay.subscribing import Startpoints, subscribe
 from pushrep.replay.wire import NodeAccess, parse_address
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+if TYPE_CHECKING:
+    from pushrep.startpoints import LogConsumer, StartpointStore
 
 _Consumer = TypeVar("_Consumer")
 
@@ -49,7 +52,9 @@ class ReplayClient:
         """Opens nothing yet. Raises BadArgument for what is neither, or an option of the other."""
         self.where = str(where)
         self._road: LocalReplays | RemoteReplays
-        if filesystem.exists(Path(where)):
+        self._disk = filesystem if filesystem.exists(Path(where)) else None
+        self._clock = clock
+        if self._disk is not None:
             if node is not None:
                 raise BadArgument("node", f"{where} is a directory, and no node is spoken to")
             self._road = LocalReplays(
@@ -77,6 +82,12 @@ class ReplayClient:
         """A replay and its subscriber in one. Raises ReplayRefused."""
         return Replay(self._road.replay(request))
 
+    @overload
+    def subscribe(
+        self, topic: str, *, consumer: str, partitions: Iterable[int] | None = None, reset: bool = False
+    ) -> "LogConsumer": ...
+
+    @overload
     def subscribe(
         self,
         topic: str,
@@ -85,15 +96,27 @@ class ReplayClient:
         startpoints: Startpoints[_Consumer],
         partitions: Iterable[int] | None = None,
         reset: bool = False,
-    ) -> _Consumer:
+    ) -> _Consumer: ...
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        consumer: str,
+        startpoints: Startpoints[Any] | None = None,
+        partitions: Iterable[int] | None = None,
+        reset: bool = False,
+    ) -> Any:
         """A consumer of these partitions (all that there are) that starts where its startpoints and checkpoints say.
 
         `startpoints` keeps both and makes it: a StartpointStore gives a LogConsumer (poll, commit, close), which takes
-        up a newer startpoint while it runs. `reset` passes checkpoints by. Each partition takes one session, here or at
-        the node. Raises ReplayRefused (UNKNOWN_RECORDING), and what the store raises.
+        up a newer startpoint while it runs; by default that of a directory of logs, `<directory>/startpoints`. `reset`
+        passes checkpoints by. Each partition takes one session, here or at the node. Raises ReplayRefused
+        (UNKNOWN_RECORDING), BadArgument for a node without `startpoints`, and what the store raises.
         """
         chosen = None if partitions is None else frozenset(partitions)
-        return subscribe(self, topic, lambda logs: startpoints.subscribe(logs, topic, consumer, reset=reset), chosen)
+        store = startpoints if startpoints is not None else self._own_startpoints()
+        return subscribe(self, topic, lambda logs: store.subscribe(logs, topic, consumer, reset=reset), chosen)
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""
@@ -136,6 +159,15 @@ class ReplayClient:
     def close(self) -> None:
         """End every session; closing twice is fine."""
         self._road.close()
+
+    def _own_startpoints(self) -> "StartpointStore":
+        """Those beside the logs. Raises BadArgument for a node, which keeps none."""
+        if self._disk is None:
+            why = "a node keeps none for its readers: give a store, as pushrep.startpoints.store_at opens it"
+            raise BadArgument("startpoints", why)
+        from pushrep.startpoints import STORE_NAME, StartpointStore  # noqa: PLC0415 - who only replays needs none
+
+        return StartpointStore.open(Path(self.where) / STORE_NAME, filesystem=self._disk, clock=self._clock)
 
     def __enter__(self) -> Self:
         return self

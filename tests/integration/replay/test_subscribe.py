@@ -4,6 +4,7 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.replay import ReplayClient, ReplayRefused, ReplayTruncated
 from pushrep.startpoints import Consumed, PartitionLost, Startpoint, StartpointFailed, StartpointStore, StoreClosed
@@ -87,6 +88,22 @@ def take(consumer, count):
 
 def run(start, end, epoch=0):
     return [(epoch, offset) for offset in range(start, end)]
+
+
+def test_without_a_store_it_is_the_one_beside_the_logs(place):
+    """The one that `pushrep startpoint` takes, too; a node keeps none for its readers, and says so."""
+    if isinstance(place, Node):
+        with pytest.raises(BadArgument, match="store_at") as refused:
+            place.client().subscribe("orders", consumer="billing")
+        assert refused.value.argument == "startpoints"
+        return
+    with StartpointStore.open(place.place / "startpoints") as store:
+        store.write("billing", "orders", 0, Startpoint.specific(COUNT - 3), "the last three")
+    with place.client().subscribe("orders", consumer="billing", partitions=[0]) as consumer:
+        assert take(consumer, 3) == {0: run(COUNT - 3, COUNT, epoch=1)}
+        consumer.commit()
+    with place.client().subscribe("orders", consumer="billing", partitions=[0]) as consumer:
+        assert consumer.poll() == []
 
 
 def test_rule_1_startpoint_before_checkpoint_before_default(place, store):
