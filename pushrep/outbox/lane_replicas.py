@@ -8,8 +8,8 @@ Batches wait only with acks=ALL; with LOCAL they are pushed and nobody looks bac
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
 from pushrep.outbox.batch import Batch
@@ -111,3 +111,24 @@ class LaneReplicas:
 def turn_of(replicas: LaneReplicas | None) -> AbstractContextManager[object]:
     """What a round of writing is carried out in."""
     return nullcontext() if replicas is None else replicas.turn
+
+
+@contextmanager
+def standing_still(lanes: Collection[LaneReplicas]) -> Iterator[None]:
+    """Nothing is written to any of their logs meanwhile."""
+    with ExitStack() as turns:
+        for lane in lanes:
+            turns.enter_context(lane.turn)
+        yield
+
+
+@contextmanager
+def holding_back(lanes: Collection[LaneReplicas]) -> Iterator[None]:
+    """What is appended meanwhile waits to be written, and is not refused."""
+    for lane in lanes:
+        lane.is_held_back = True
+    try:
+        yield
+    finally:
+        for lane in lanes:
+            lane.is_held_back = False

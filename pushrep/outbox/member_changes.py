@@ -1,6 +1,7 @@
 """Changing the members of an open outbox, one at a time, step by step: who asks calls again until it is done.
 
     add     CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
+            └─remove: it gets nothing more ──▶ DONE
     remove                                         joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
 
 A step takes as long as a round of grants at most. Whoever asks may go away: nothing counts before the joint grant, and
@@ -63,7 +64,9 @@ def add_member(facts: Facts, address: str, min_insync_replicas: int | None = Non
 
 
 def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> Step:
-    """One step to a list without member `index`. Raises as `add_member`."""
+    """One step to a list without member `index`, or at once without a node that was to become it. Raises as
+    `add_member`.
+    """
     replication = _replication(facts)
     with replication.step_lock:
         return _remove(replication, index, min_insync_replicas)
@@ -93,6 +96,10 @@ def _remove(replication: "Replication", index: int, min_insync_replicas: int | N
     grant = _settled_or_settling(replication)
     if index == grant.leader:
         raise CantChangeMembers(f"member {index} leads: promote another one first, then remove it there")
+    if index in replication.learners:
+        replication.stop_pushing_to(index)
+        _LOG.info("node %d is to become no member: nothing more is pushed to it", index)
+        return _step(Phase.DONE, index, grant)
     if all(one.index != index for one in (*grant.members, *grant.previous_members)):
         if not 0 <= index < grant.next_index:
             raise CantChangeMembers(f"there is no member {index}, but {_names(grant.members)}")

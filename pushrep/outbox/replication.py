@@ -11,8 +11,7 @@ NotLeader at the open: another has the lead. The directory then keeps that grant
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from uuid import UUID
@@ -23,11 +22,11 @@ from pushrep.log.directory import LogDirectory
 from pushrep.node.asking import tp_of
 from pushrep.node.candidacy import Candidacy, Change, too_few
 from pushrep.node.promises import NO_MEMBER, PromiseKeeper
-from pushrep.outbox.errors import NotEnoughReplicas, NotReplicatedInTime
+from pushrep.outbox.errors import NotEnoughReplicas, NotReplicatedInTime, OutboxClosed
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.lag import ReplicaLag, lag_of
 from pushrep.outbox.lane import Lane
-from pushrep.outbox.lane_replicas import LaneReplicas
+from pushrep.outbox.lane_replicas import LaneReplicas, holding_back, standing_still
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.settings import ReplicaSettings
 from pushrep.push.errors import MayStillBeDelivered, ReplicaUnreachable
@@ -74,7 +73,7 @@ class Replication:
         self._grant: Grant | None = None
         self._leading: Leading | None = None
         self._learners: dict[int, Replica] = {}
-        self._own_lanes: Sequence[Lane] = ()
+        self.own_lanes: Sequence[Lane] = ()
         self._changing = threading.Lock()
         self.step_lock = threading.Lock()
         """Held for a step of a change of members (member_changes.py): one that comes second sees what the first did."""
@@ -126,7 +125,7 @@ class Replication:
 
     def watch(self, lanes: Sequence[Lane]) -> None:
         """From now on fail what waits in them for longer than `delivery_timeout_ms`; lead, if it could not yet."""
-        self._own_lanes = lanes
+        self.own_lanes = lanes
         if self.needs_all:
             self._thread("pushrep-delivery", self._expire_late)
         if self._grant is None:
@@ -137,7 +136,8 @@ class Replication:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        leading = self._leading
+        with self._changing:  # a change that is under way leads anew at its end
+            leading = self._leading
         if leading is not None:
             leading.close()
 
@@ -196,8 +196,14 @@ class Replication:
         return {index: str(one.address) for index, one in list(self._learners.items())}
 
     def forget_learner(self, index: int) -> None:
-        """It is a member now, or is to be none: the list of members alone says whether it is pushed to."""
+        """It is a member now: the list of members alone says whether it is pushed to."""
         self._learners.pop(index, None)
+
+    def stop_pushing_to(self, index: int) -> None:
+        """It is to become no member after all: it gets nothing more. One that is no learner: nothing."""
+        with self._changing:
+            if self._learners.pop(index, None) is not None and self._leading is not None:
+                self._leading.stop_pushing_to(index)
 
     def has_caught_up(self, index: int) -> bool:
         """Whether it holds everything below the high watermark of every partition."""
@@ -221,12 +227,14 @@ class Replication:
             refusal = too_few(grant, self._identity.member, found) or self._why_not_leading()
             if refusal is not None:
                 raise refusal
-            with self._standing_still(), self._holding_back():
+            with standing_still(self.lanes.values()), holding_back(self.lanes.values()):
                 granted, started = self._hand_over(change), monotonic()
                 self._wait_for_members(started)
                 return granted
 
     def _why_not_leading(self) -> Exception | None:
+        if self._stop.is_set():
+            return OutboxClosed(self._keeper.directory)
         for lane in self.lanes.values():
             if lane.failure is not None or lane.led is None:
                 return lane.failure or NotEnoughReplicas(self._identity.topic, in_sync=1, needed=lane.needed)
@@ -329,33 +337,14 @@ class Replication:
         if self._stop.is_set() or not is_enough:
             return False
         try:
-            with self._standing_still():
+            with standing_still(self.lanes.values()):
                 granted = self._run(self._renewal, may_cut=False)
-                for lane in self._own_lanes:
+                for lane in self.own_lanes:
                     lane.go_on_at_log_end()
                 self._lead(granted)
         except (TooFewMembers, ReplicaUnreachable):
             return False
         return True
-
-    @contextmanager
-    def _standing_still(self) -> Iterator[None]:
-        """Nothing is written to any log meanwhile."""
-        with ExitStack() as turns:
-            for lane in self.lanes.values():
-                turns.enter_context(lane.turn)
-            yield
-
-    @contextmanager
-    def _holding_back(self) -> Iterator[None]:
-        """What is appended meanwhile waits to be written, and is not refused."""
-        for lane in self.lanes.values():
-            lane.is_held_back = True
-        try:
-            yield
-        finally:
-            for lane in self.lanes.values():
-                lane.is_held_back = False
 
     def _wait_for_members(self, started_s: float) -> None:
         """Until enough are in sync to take records with ALL, or it took too long."""
@@ -387,7 +376,7 @@ class Replication:
         timeout_ms = self._settings.delivery_timeout_ms
         while not self._stop.wait(min(_TICK_MAX_S, timeout_ms / 1000 / _TICKS_PER_TIMEOUT)):
             since_ms = self._clock.monotonic_ms() - timeout_ms
-            for lane in self._own_lanes:
+            for lane in self.own_lanes:
                 lane.expire(since_ms, NotReplicatedInTime(timeout_ms))
 
     def _thread(self, name: str, target: Callable[[], None]) -> None:

@@ -126,6 +126,14 @@ class Leading:
         if self._is_started:
             driver.start()
 
+    def stop_pushing_to(self, index: int) -> None:
+        """Push to this one no more. Unknown: nothing."""
+        for driver in [driver for driver in self._drivers if driver.replica.index == index]:
+            self._drivers.remove(driver)
+            driver.stop()
+        for led in self.partitions.values():
+            self.manager.stop_push(led.tp, [index], PushSessionEndReason.REPLICA_REMOVED)
+
     def hand_over(self) -> dict[int, list[tuple[int, OnReplicated]]]:
         """End it, and give whoever waits to the next: (end offset, callback) by partition."""
         waiting = {number: led.hand_over() for number, led in self.partitions.items()}
@@ -164,7 +172,7 @@ class Leading:
             is_quiet = reason is PushSessionEndReason.STALE_REPLICA_EPOCH  # it was started again
             level = logging.INFO if is_quiet else logging.WARNING
             _LOG.log(level, "%s: session with %s: %s", session.partition.tp, session.replica, reason.name)
-            for driver in self._drivers:
+            for driver in list(self._drivers):
                 if driver.replica == session.replica:
                     driver.begin_anew(session.partition.tp, is_first_success=session.log_end_offset >= 0)
 
@@ -251,6 +259,8 @@ class _Driver:
                 if answer.error_code is not ErrorCode.NONE or not answer.logs:
                     raise ReplicaUnreachable(str(self.replica.address), answer.error_code.meaning)
                 self._leading.hear_of(answer.grants)
+                if self._stop.is_set():
+                    return
                 for description in answer.logs:
                     self._take(answer.replica_epoch, description)
                 left = left[len(answer.logs) :]  # it describes as many as fit into a frame

@@ -135,6 +135,35 @@ def test_a_member_is_removed_and_its_index_is_never_anothers(world, pushrep):
         assert held(world, outbox, index) == [b"three", b"two", b"four"]
 
 
+def test_a_node_that_was_to_become_a_member_is_given_up(world, pushrep):
+    """A mistyped address would be tried for as long as the service runs."""
+    world.node(1)
+    world.node(2)
+    with open_outbox(world, 1, partitions=2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        code, _, errors = pushrep("replica", "add", outbox.directory, "127.0.0.1:1", "--timeout", "0")
+        assert code == 1
+        assert f"pushrep replica remove {outbox.directory} 2" in errors
+        assert outbox.status().members[2].is_joining
+        code, output, errors = pushrep("replica", "remove", outbox.directory, 2)
+        assert code == 0, errors
+        assert "members: 0 (here), 1" in output
+        assert [one.index for one in outbox.status().members] == [0, 1]
+        assert not any(thread.name == "pushrep-sessions-2" for thread in threading.enumerate()), "nobody tries it"
+
+        epoch = outbox.facts.replication.grant.epoch
+        where = address(world, 2)
+        add_member(outbox.facts, where)
+        wait_until(lambda: outbox.lag()[where].records == 0, "a node that answers gets everything")
+        remove_member(outbox.facts, 2)
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
+        assert where not in outbox.lag()
+        assert outbox.facts.replication.grant.epoch == epoch, "members did not change"
+        finish(lambda: add_member(outbox.facts, where))
+        wait_for_all(outbox)
+    assert held(world, outbox, 2) == [b"a", b"b"]
+
+
 def test_a_dead_member_is_replaced_by_another_node(world, pushrep):
     for index in (1, 2, 3):
         world.node(index)

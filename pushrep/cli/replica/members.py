@@ -88,7 +88,8 @@ def remove(  # noqa: PLR0913, PLR0917 - the options
     \b
       pushrep replica remove outbox 2
 
-    Its copy stays where it is, and gets nothing more. The leader can't be removed: promote another one first.
+    Its copy stays where it is, and gets nothing more. The leader can't be removed: promote another one first. A node
+    that `add` still waits for is given up the same way, by the number that `add` tells.
     """  # noqa: D301 - as above
     with _reached(directory, cert, key, ca) as home:
         done = _follow(_removing(home, member, least), timeout, directory)
@@ -167,7 +168,8 @@ def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
         if time.monotonic() > deadline:
             raise click.ClickException(
                 f"member {found['member']} is still {said}{_behind(directory, found['member'])} after {timeout_s:g} s; "
-                "what was done stays: run the same command again"
+                f"what was done stays: run the same command again, or give up: pushrep replica remove {directory} "
+                f"{found['member']}"
             )
         time.sleep(_PAUSE_S)
     return found
