@@ -10,12 +10,14 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= 0
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
+HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: it fetches the jars of Kafka and of Spark's connector"; exit 1; }
 JUDGE  := .cache/history_judge/judge
+ARCHIVE := .cache/java
 
-.PHONY: help demo test torture quick lint format bench jars judge clean
+.PHONY: help demo demo-kafka test torture quick lint format bench jars judge clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -26,20 +28,26 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) install -c constraints.txt -e '.[demo]'
 	@touch $@
 
+$(VENV)/.demo-kafka: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing pushrep[demo-kafka] into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e '.[demo-kafka]'
+	@touch $@ $(VENV)/.demo
+
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing pushrep[dev] into $(VENV) ..."
 	@$(PIP) install -c constraints.txt -e '.[dev]'
-	@touch $@ $(VENV)/.demo
+	@touch $@ $(VENV)/.demo $(VENV)/.demo-kafka
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing pushrep[bench] into $(VENV) ..."
 	@$(PIP) install -c constraints.txt -e '.[bench]'
-	@touch $@ $(VENV)/.dev $(VENV)/.demo
+	@touch $@ $(VENV)/.dev $(VENV)/.demo $(VENV)/.demo-kafka
 
 # Sums of what Maven gave when the versions were chosen: a file that is short, or another, is told by its name.
 SUMS := $(shell command -v sha256sum >/dev/null && echo sha256sum || echo shasum -a 256) --check --quiet --strict
 
 $(JARS)/.done: tests/kafka/pom.xml tests/kafka/jars.sha256
+	@$(HAS_MAVEN)
 	@echo "fetching Kafka's own tools into $(JARS) ..."
 	@rm -rf $(JARS)
 	@mvn -q -B -f tests/kafka/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(JARS)
@@ -48,6 +56,7 @@ $(JARS)/.done: tests/kafka/pom.xml tests/kafka/jars.sha256
 
 # Not every mirror has all of it; without it one test skips and says so.
 $(CONNECTOR)/.done: tests/spark/pom.xml tests/spark/jars.sha256
+	@$(HAS_MAVEN)
 	@echo "fetching Spark's Kafka connector into $(CONNECTOR) ..."
 	@rm -rf $(CONNECTOR)
 	@if mvn -q -B -f tests/spark/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(CONNECTOR); \
@@ -60,6 +69,12 @@ $(JUDGE): tests/crash/history_judge/main.go tests/crash/history_judge/go.mod tes
 	@if command -v go >/dev/null; then cd tests/crash/history_judge && timeout 120 go build -o $(CURDIR)/$@ . \
 		|| echo "the judge of histories could not be built"; else echo "no Go: the judge of histories is left out"; fi
 
+# What Spark's JVM loads at each start, mapped instead of read: less than half of a start's CPU time. Tests start dozens.
+$(ARCHIVE)/.done: tests/class_archives.py | $(VENV)/.dev
+	@echo "making an archive of Spark's classes in $(ARCHIVE) ..."
+	@$(BIN)/python -m tests.class_archives $(CURDIR)/$(ARCHIVE) || echo "none could be made: Spark starts without it"
+	@mkdir -p $(ARCHIVE) && touch $@
+
 judge: $(JUDGE)  ## Build the checker of histories of appends and reads (wants Go)
 
 jars: $(JARS)/.done $(CONNECTOR)/.done  ## Fetch Kafka's own tools from Maven (the tests' judge)
@@ -67,10 +82,13 @@ jars: $(JARS)/.done $(CONNECTOR)/.done  ## Fetch Kafka's own tools from Maven (t
 demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-out/
 	$(BIN)/pushrep demo
 
-test: lint jars judge  ## Lint, types, layers and every test; two processes: make test WORKERS=2
+demo-kafka: jars $(VENV)/.demo-kafka  ## The same through Kafka, two Spark jobs and PostgreSQL, into demo-kafka-out/
+	$(BIN)/pushrep demo-kafka
+
+test: lint jars judge $(ARCHIVE)/.done  ## Lint, types, layers and every test; two processes: make test WORKERS=2
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-torture: $(VENV)/.dev jars judge  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
+torture: $(VENV)/.dev jars judge $(ARCHIVE)/.done  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \
 	PUSHREP_TORTURE=1 PUSHREP_TORTURE_SEED=$$seed timeout --foreground --signal=INT --kill-after=60 2h \
 		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \
@@ -93,4 +111,4 @@ bench: $(VENV)/.bench  ## Benchmarks beside their peers, half an hour or more; o
 	$(BIN)/python -m benchmarks all
 
 clean:  ## Remove what the targets above made
-	rm -rf $(VENV) .cache demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache demo-out demo-kafka-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

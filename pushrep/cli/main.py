@@ -24,6 +24,7 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
     "demo": "Watch real records go through crashes and replays and come out once each.",
+    "demo-kafka": "The same through Kafka, two Spark jobs and PostgreSQL, with each of them killed.",
     "log": "Look into the files of logs, check and mend them.",
     "marks": "What a Spark query remembers for its replay filter: show, export, import, reset.",
     "promote": "Make a replica the leader of its outbox: when the leader is lost.",

@@ -1,7 +1,7 @@
 """A producer service with a forgetful memory: appends the flights through an Outbox and saves where it is, late.
 
     flights.csv ─▶ Outbox (directory of logs)       every record with its upstream position as metadata
-        │
+        │            └─▶ a Kafka topic              with --kafka: shipped beside the appends, and waited for at the end
         └─▶ position.json  {"version": 1, "next_offsets": [EWR, JFK, LGA]}   behind by one to two `save_every`
 
 What a real importer does: it may tell its upstream "I have it" only for what is surely kept, and only now and then. So
@@ -30,6 +30,7 @@ import click
 from filtering import StreamMetadata, producer_id
 from pushrep.demo.flights import AIRPORTS, Chunk, chunks, open_flights, schema_json
 from pushrep.errors import PushrepError
+from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Outbox
 from pushrep.seams import REAL_FILESYSTEM, read_whole, write_atomic
@@ -157,6 +158,7 @@ class Options:
     step: int
     save_every: int
     source: str
+    kafka: str | None
 
 
 def append_flights(outbox: Outbox, pid: int, start: Sequence[int], options: Options) -> None:
@@ -179,6 +181,8 @@ def append_flights(outbox: Outbox, pid: int, start: Sequence[int], options: Opti
             unsaved, told_at = 0, time.monotonic()
     outbox.flush()
     save_position(options.position, at)
+    if options.kafka is not None:
+        outbox.wait_shipped()
     tell("finished", next_offsets=at, log_ends=log_ends(outbox))
 
 
@@ -194,6 +198,7 @@ def append_flights(outbox: Outbox, pid: int, start: Sequence[int], options: Opti
 @click.option("--step", type=click.IntRange(1), default=300, help="Flights appended between two looks at the clock.")
 @click.option("--save-every", type=click.IntRange(1), default=4000, help="Records between two saves of the position.")
 @click.option("--source", default="nycflights13", help="Name of the data; part of the producer id.")
+@click.option("--kafka", help="HOST:PORT,...: ship the log to the topic of its name there, which has to be there.")
 def main(**options: Any) -> None:
     """Append the flights of 2013 to a log through an Outbox, from the saved position on.
 
@@ -219,6 +224,7 @@ def run(options: Options) -> None:
         producer="pushrep-demo",
         durability=Durability.BUFFERED,
         log_config=LogConfig(segment_bytes=SEGMENT_BYTES),
+        kafka=None if options.kafka is None else KafkaDestination(bootstrap_servers=options.kafka),
     ) as outbox:
         pid = producer_id(
             application="pushrep-demo",

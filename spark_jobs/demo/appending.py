@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_jobs.demo.history import PRODUCER, History, Kill
-from spark_jobs.demo.plan import ChaosPlan
+from spark_jobs.demo.plan import ProducerPlan
 from spark_jobs.demo.processes import Child, ProgramFailed
 
 
@@ -20,7 +20,7 @@ class Appending:
     """
 
     def __init__(
-        self, start: Callable[[], Child], plan: ChaosPlan, history: History, say: Callable[[str], None]
+        self, start: Callable[[], Child], plan: ProducerPlan, history: History, say: Callable[[str], None]
     ) -> None:
         self._start, self._plan, self._history, self._say = start, plan, history, say
         self._killed, self._doomed_at_s = 0, float("inf")

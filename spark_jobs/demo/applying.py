@@ -1,4 +1,4 @@
-"""The stream's half of the demo: start it, follow its checkpoint, kill its JVM inside a batch, start it again, stop it.
+"""A stream's part of a demo: start it, follow its checkpoint, kill its JVM inside a batch, start it again, stop it.
 
     running ──inside the planned batch──▶ doomed ──depth reached──▶ frozen ── still inside? ──yes──▶ kill -9 ──▶ running
        ▲                                                                 └──no: thaw, next batch──▶ running
@@ -16,7 +16,7 @@ from typing import Final
 
 from spark_jobs.demo.checkpoint import batch_inside, committed_batch, end_offsets
 from spark_jobs.demo.history import STREAM, History, Kill
-from spark_jobs.demo.plan import ChaosPlan
+from spark_jobs.demo.plan import InsideBatch
 from spark_jobs.demo.processes import Child, ProgramFailed
 
 STOP_WAIT_S: Final = 20.0
@@ -48,19 +48,21 @@ def count_dropped(batches: Mapping[int, Batch], in_table: Mapping[int, int]) -> 
 class Applying:
     """Drives the stream; `step` waits only while it stops or kills.
 
-    `records` of the log are read and committed, replays included.
+    `records` of what it reads are read and committed, replays included. `program` is what history calls it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what to start and when to kill it, whom to tell, and a name
         self,
         start: Callable[[], Child],
         checkpoint: Path,
-        plan: ChaosPlan,
+        doom: InsideBatch,
         history: History,
         say: Callable[[str], None],
+        *,
+        program: str = STREAM,
     ) -> None:
-        self._start, self._checkpoint, self._plan = start, checkpoint, plan
-        self._history, self._say = history, say
+        self._start, self._checkpoint, self._doom = start, checkpoint, doom
+        self._history, self._say, self._program = history, say, program
         self._killed = False
         self._inside: int | None = None
         self._inside_since_s, self._batch_s = 0.0, FIRST_GUESS_S
@@ -83,7 +85,7 @@ class Applying:
             return
         self._hear()
         if (code := self.child.exit_code()) is not None:
-            raise ProgramFailed(STREAM, code, self.child.errors)
+            raise ProgramFailed(self._program, code, self.child.errors)
         self._look(now_s)
         if not self._killed and self._is_doomed(now_s):
             self._kill(now_s)
@@ -111,9 +113,9 @@ class Applying:
 
     def _is_doomed(self, now_s: float) -> bool:
         """Inside the planned batch or a later one, for long enough."""
-        if self._inside is None or self._inside < self._plan.stream_kill_batch:
+        if self._inside is None or self._inside < self._doom.batch:
             return False
-        return now_s - self._inside_since_s >= self._plan.stream_kill_depth * self._batch_s
+        return now_s - self._inside_since_s >= self._doom.depth * self._batch_s
 
     def _kill(self, now_s: float) -> None:
         self.child.freeze()
@@ -124,9 +126,9 @@ class Applying:
         self._hear()  # of batches that it committed before
         self.child.close()
         ends = [self.ends.get(partition, 0) for partition in range(max(self.ends, default=-1) + 1)]
-        kill = Kill(STREAM, now_s, [(p.pid, p.name) for p in dead], batch=self._inside, in_log=ends)
+        kill = Kill(self._program, now_s, [(p.pid, p.name) for p in dead], batch=self._inside, in_log=ends)
         self._history.kills.append(kill)
         self._killed = True
-        self._say(f"kill -9: all of the stream's processes, inside batch {kill.batch}: {kill.victims()}")
+        self._say(f"kill -9: all of the {self._program}'s processes, inside batch {kill.batch}: {kill.victims()}")
         self._inside, self._inside_since_s = None, now_s
         self.child = self._start()

@@ -5,7 +5,8 @@
     inside batch 7          the first is there and the second isn't
 
 Files appear by rename, so a name means a whole file. Format: Spark's offset log, a version line, a line of metadata,
-then one line of JSON per source; the source's own JSON is that of `spark_jobs.sources.positions`.
+then one line of JSON per source: the source's own, that of `spark_jobs.sources.positions` or, for Kafka's, {topic:
+{partition: offset}}.
 """
 
 import json
@@ -32,10 +33,12 @@ def committed_batch(checkpoint: Path) -> int | None:
 
 
 def end_offsets(checkpoint: Path, batch: int) -> Mapping[int, int]:
-    """Next log offset per partition after this batch; empty if the file is gone (the checkpoint was trimmed)."""
+    """Next offset per partition of the one log or topic after this batch; empty if the checkpoint was trimmed."""
     try:
         text = (checkpoint / "offsets" / str(batch)).read_text()
     except FileNotFoundError:
         return {}
     logged = json.loads(text.splitlines()[2])
-    return {int(partition): position["offset"] for partition, position in logged.get("partitions", {}).items()}
+    if "partitions" in logged:
+        return {int(partition): position["offset"] for partition, position in logged["partitions"].items()}
+    return {int(partition): offset for topic in logged.values() for partition, offset in topic.items()}

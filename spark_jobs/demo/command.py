@@ -20,7 +20,7 @@ from spark_jobs.demo.output import Output, claim, data_set, unpack_flights
 from spark_jobs.demo.plan import ChaosPlan, new_seed
 from spark_jobs.demo.preflight import require_packages
 from spark_jobs.demo.processes import adopt_orphans
-from spark_jobs.demo.programs import Programs
+from spark_jobs.demo.programs import Pace, Programs, Surroundings
 from spark_jobs.demo.summary import Summary
 from spark_jobs.errors import SparkJobError
 from spark_jobs.java import require_java
@@ -92,7 +92,7 @@ def demo(**given: Any) -> None:
     try:
         require_packages()
         require_java()
-        with terminated_as_interrupt(), claim(options.out.resolve()) as output:
+        with terminated_as_interrupt(), claim(options.out.resolve(), Output) as output:
             summary = run(output, console, options)
     except KeyboardInterrupt:
         console.print("stopped; nothing is left running")
@@ -118,8 +118,9 @@ def run(output: Output, console: Console, options: Options) -> Summary:
     plan = ChaosPlan.draw(new_seed() if options.seed is None else options.seed, flights)
     console.print(f"{flights:,} flights; seed {plan.seed} (--seed {plan.seed} repeats these kills)")
     adopt_orphans()
-    programs = Programs(output, flights, options.rate, options.cores, data_set())
-    with Live(console, flights) as live, closing(Supervisor(programs, plan, live)) as supervisor:
+    pace = Pace(flights, options.rate, data_set())
+    programs = Programs(output, Surroundings(output, options.cores), pace)
+    with Live(console, flights, ("append", "apply")) as live, closing(Supervisor(programs, plan, live)) as supervisor:
         found = supervisor.run()
     summary = Summary.of(plan.seed, supervisor.history, found, supervisor.dropped)
     output.summary.write_text(json.dumps(summary.to_dict(), indent=2) + "\n")

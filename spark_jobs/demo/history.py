@@ -1,6 +1,6 @@
 """What happened during a run: kills, and how far both programs were when. Plain values, written by the supervisor.
 
-Times are seconds since the run began; records of the log and rows of the table are counted, never estimated.
+Times are seconds since the run began; records and rows are counted, never estimated.
 """
 
 from dataclasses import dataclass, field
@@ -8,6 +8,9 @@ from typing import Final
 
 PRODUCER: Final = "producer"
 STREAM: Final = "stream"
+RELAY: Final = "relay"
+APPLY: Final = "apply"
+BROKER: Final = "broker"
 
 
 @dataclass(slots=True)
@@ -16,7 +19,7 @@ class Kill:
 
     `processes` are (pid, name) of everything that died. A producer's kill gets `in_log` and `resumes_at` (next source
     offsets per partition) when its successor has opened the log; a stream's has `batch` and `in_log`, the log offsets
-    up to which it had committed.
+    up to which it had committed. A broker's gets `back_s`: how long nobody answered.
     """
 
     program: str
@@ -25,6 +28,7 @@ class Kill:
     batch: int | None = None
     in_log: list[int] = field(default_factory=list)
     resumes_at: list[int] = field(default_factory=list)
+    back_s: float | None = None
 
     def victims(self) -> str:
         """Who died, in a few words: what there is one of by name and pid, the rest by number."""

@@ -1,27 +1,34 @@
-"""What a person sees while it runs: two bars on a terminal, plain lines elsewhere, nothing but errors with --json.
+"""What a person sees while it runs: bars on a terminal, plain lines elsewhere, nothing but errors with --json.
 
 terminal       bars that move, and above them one line for each thing that happened
 pipe or file   the same lines, each with its second, and how far it is every few seconds
 """
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from spark_jobs.demo.history import Sample
-
 PLAIN_EVERY_S: Final = 5.0
 
 
-class Live:
-    """The display of a run; usable as a context manager. `flights` is what both bars end at."""
+class Bar(NamedTuple):
+    """How far one program is, in records."""
 
-    def __init__(self, console: Console, flights: int) -> None:
-        self._console, self._flights = console, flights
+    completed: int
+    total: int
+    note: str
+
+
+class Live:
+    """The display of a run; usable as a context manager. A bar for each label, which ends at `flights` at least."""
+
+    def __init__(self, console: Console, flights: int, labels: Sequence[str]) -> None:
+        self._console = console
         self._began, self._plain_at_s = time.monotonic(), 0.0
         self._progress: Progress | None = None
         if console.is_terminal and not console.quiet:
@@ -37,8 +44,8 @@ class Live:
                 transient=True,
                 refresh_per_second=8,
             )
-            self._append = self._progress.add_task("append", total=flights, note="")
-            self._apply = self._progress.add_task("apply ", total=flights, note="Spark starts")
+            width = max(map(len, labels))
+            self._tasks = [self._progress.add_task(label.ljust(width), total=flights, note="") for label in labels]
 
     def __enter__(self) -> Self:
         if self._progress:
@@ -57,18 +64,16 @@ class Live:
         line.append(text, style="bold red" if text.startswith("kill -9") else "not dim")
         (self._progress.console if self._progress else self._console).print(line, soft_wrap=not self._progress)
 
-    def show(self, sample: Sample) -> None:
-        """How far it is; on a pipe only now and then."""
+    def show(self, at_s: float, bars: Sequence[Bar], sentence: str) -> None:
+        """How far it is, the bars in the order of their labels; on a pipe the sentence, now and then."""
         if self._progress:
-            repeats = sample.appended - sample.flights
-            self._progress.update(self._append, completed=sample.flights, note=f"{max(0, repeats):,} of them twice")
-            # The stream's end is the log's end, which grows: the bar shows how close behind it is.
-            total = max(sample.appended, sample.applied, self._flights)
-            note = f"{sample.appended - sample.applied:,} behind" if sample.applied else "Spark starts"
-            self._progress.update(self._apply, completed=sample.applied, total=total, note=note)
-        elif sample.at_s - self._plain_at_s >= PLAIN_EVERY_S:
-            self._plain_at_s = sample.at_s
-            self.say(
-                f"{sample.flights:,} of {self._flights:,} flights appended in {sample.appended:,} records, "
-                f"{sample.applied:,} read by the stream"
-            )
+            for task, bar in zip(self._tasks, bars, strict=True):
+                self._progress.update(task, completed=bar.completed, total=bar.total, note=bar.note)
+        elif at_s - self._plain_at_s >= PLAIN_EVERY_S:
+            self._plain_at_s = at_s
+            self.say(sentence)
+
+
+def behind(at: int, before: int, flights: int) -> Bar:
+    """A stream that has read `at` of `before` records: its end is what it reads, which grows."""
+    return Bar(at, max(before, at, flights), f"{before - at:,} behind" if at else "Spark starts")

@@ -1,4 +1,4 @@
-"""The directory that the demo fills, and may empty again: only what it made, only where its own marker lies.
+"""The directory that a demo fills, and may empty again: only what it made, only where its own marker lies.
 
 demo-out/
   .pushrep-demo         marker and lock: the pid of the demo that runs here
@@ -20,27 +20,12 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, TypeVar
 
 from pushrep.seams import REAL_FILESYSTEM, LockHeld
 from spark_jobs.errors import SparkJobError
 
 MARKER: Final = ".pushrep-demo"
-_OURS: Final = (
-    "original",
-    "log",
-    "flights.avsc",
-    "position.json",
-    "checkpoint",
-    "marks",
-    "table",
-    "producer.err",
-    "stream.err",
-    "check.err",
-    "summary.json",
-    "report.html",
-    "scratch",
-)
 
 
 class OutputRefused(SparkJobError):
@@ -52,7 +37,23 @@ class OutputRefused(SparkJobError):
 
 
 class Output:
-    """Names of the files under the output directory."""
+    """Names of the files under the output directory; `OURS`: all that a demo may have left there."""
+
+    OURS: ClassVar[tuple[str, ...]] = (
+        "original",
+        "log",
+        "flights.avsc",
+        "position.json",
+        "checkpoint",
+        "marks",
+        "table",
+        "producer.err",
+        "stream.err",
+        "check.err",
+        "summary.json",
+        "report.html",
+        "scratch",
+    )
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -73,11 +74,11 @@ class Output:
 
     def holds_old_output(self) -> bool:
         """Is there anything of an earlier run?"""
-        return any((self.root / name).exists() for name in _OURS)
+        return any((self.root / name).exists() for name in self.OURS)
 
     def clear(self) -> None:
         """Remove what an earlier demo made; whatever else lies in the directory stays."""
-        for name in _OURS:
+        for name in self.OURS:
             path = self.root / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -90,9 +91,12 @@ class Output:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
+AnOutput = TypeVar("AnOutput", bound=Output)
+
+
 @contextmanager
-def claim(root: Path) -> Iterator[Output]:
-    """Make the directory ours, or find that it is, and hold it against a second demo.
+def claim(root: Path, names: type[AnOutput]) -> Iterator[AnOutput]:
+    """Make the directory ours, or find that it is, and hold it against a second demo; yields its `names`.
 
     Raises OutputRefused: a file, a directory with content and without our marker, not writable, or in use.
     """
@@ -108,7 +112,7 @@ def claim(root: Path) -> Iterator[Output]:
     except OSError as error:
         raise OutputRefused(root, f"can't be written ({error.strerror})") from error
     try:
-        yield Output(root)
+        yield names(root)
     finally:
         lock.close()
 

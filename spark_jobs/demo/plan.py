@@ -9,7 +9,7 @@ process really was is up to the machine; what it left behind is measured, not pl
 
 import random
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 PRODUCER_KILLS: Final = 3
 BATCHES_MIN: Final = 14
@@ -17,35 +17,55 @@ BATCHES_MIN: Final = 14
 _EARLIEST, _LATEST, _APART = 0.08, 0.86, 0.12  # of all flights; apart, so that each restart gets somewhere
 
 
-@dataclass(frozen=True, slots=True)
-class ChaosPlan:
-    """The draws of one seed.
+class InsideBatch(NamedTuple):
+    """A moment in a stream: which batch, and how far in, a fraction of the time a batch has taken so far."""
+
+    batch: int
+    depth: float
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Self:
+        """One of the first half of the batches, not at its edges."""
+        return cls(rng.randint(2, BATCHES_MIN // 2), rng.uniform(0.2, 0.8))
+
+
+class ProducerPlan(Protocol):
+    """When the producer dies.
 
     `producer_kills`: flights appended for the first time when the kill comes, rising. `producer_delays_s`: how much
-    later the signal goes out, so that it lands between two lines of progress. `stream_kill_batch` and
-    `stream_kill_depth`: which batch, and how far in: a fraction of the time a batch has taken so far.
+    later the signal goes out, so that it lands between two lines of progress.
     """
+
+    @property
+    def producer_kills(self) -> tuple[int, ...]: ...
+    @property
+    def producer_delays_s(self) -> tuple[float, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlan:
+    """The draws of one seed: the producer's moments as ProducerPlan tells them, and the stream's."""
 
     seed: int
     producer_kills: tuple[int, ...]
     producer_delays_s: tuple[float, ...]
-    stream_kill_batch: int
-    stream_kill_depth: float
+    stream_kill: InsideBatch
 
     @classmethod
     def draw(cls, seed: int, flights: int) -> Self:
         """The plan of this seed for that many flights."""
         rng = random.Random(seed)  # noqa: S311 - a repeatable draw, no secret
-        # Points of a shorter line, pushed apart again: uniform over all placements that keep the distance.
-        room = _LATEST - _EARLIEST - _APART * (PRODUCER_KILLS - 1)
-        points = sorted(rng.random() * room for _ in range(PRODUCER_KILLS))
-        return cls(
-            seed=seed,
-            producer_kills=tuple(int(flights * (_EARLIEST + p + _APART * n)) for n, p in enumerate(points)),
-            producer_delays_s=tuple(rng.random() * 0.15 for _ in points),
-            stream_kill_batch=rng.randint(2, BATCHES_MIN // 2),
-            stream_kill_depth=rng.uniform(0.2, 0.8),
-        )
+        kills = apart(rng, flights, PRODUCER_KILLS)
+        delays_s = tuple(rng.random() * 0.15 for _ in kills)
+        return cls(seed, kills, delays_s, stream_kill=InsideBatch.draw(rng))
+
+
+def apart(rng: random.Random, flights: int, count: int) -> tuple[int, ...]:
+    """So many moments in a run, in flights, rising: uniform over all placements that keep a distance."""
+    # Points of a shorter line, pushed apart again.
+    room = _LATEST - _EARLIEST - _APART * (count - 1)
+    points = sorted(rng.random() * room for _ in range(count))
+    return tuple(int(flights * (_EARLIEST + p + _APART * n)) for n, p in enumerate(points))
 
 
 def records_per_trigger(flights: int) -> int:

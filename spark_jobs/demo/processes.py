@@ -88,6 +88,14 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def bury_orphans() -> None:
+    """Wait for adopted orphans that are dead. For the end: a Child that nobody waited for would be taken for one."""
+    for process in list(processes()):
+        if not process.alive and process.parent == os.getpid():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
 class Child:
     """A program in a session of its own; `output` is its standard output, unbuffered bytes, not blocking."""
 

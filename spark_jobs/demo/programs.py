@@ -7,6 +7,7 @@ check      python -m spark_jobs.demo.check       a JVM of its own, after both ar
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_jobs.demo.output import Output
@@ -22,59 +23,47 @@ _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @dataclass(frozen=True, slots=True)
-class Programs:
-    """Starts them, all in the same surroundings. `rate` is the producer's, records a second; `cores` are Spark's."""
+class Pace:
+    """What a run appends: so many `flights` of `source`, `rate` records a second."""
 
-    output: Output
     flights: int
     rate: float
-    cores: int
     source: str
 
-    def producer(self) -> Child:
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Starts the programs of a demo, all in the same surroundings. `cores` are each Spark's."""
+
+    output: Output
+    cores: int
+
+    def producer(self, pace: Pace, topic: str, *more: str) -> Child:
         """Append from the saved position on."""
-        return self._start(
+        return self.start(
             "producer",
             "pushrep.demo.producer",
-            *("--flights", str(self.output.original), "--log", str(self.output.log), "--topic", TOPIC),
+            *("--flights", str(self.output.original), "--log", str(self.output.log), "--topic", topic),
             *("--position", str(self.output.position), "--schema", str(self.output.schema)),
-            *("--rate", str(self.rate), "--step", str(max(1, min(300, self.flights // 100)))),
-            *("--save-every", str(save_every(self.flights)), "--source", self.source),
+            *("--rate", str(pace.rate), "--step", str(max(1, min(300, pace.flights // 100)))),
+            *("--save-every", str(save_every(pace.flights)), "--source", pace.source),
+            *more,
         )
 
-    def stream(self) -> Child:
-        """Apply the log to the table, from the checkpoint on, until it is told to stop."""
-        return self._start(
-            "stream",
-            "spark_jobs.jobs.apply",
-            *("--path", str(self.output.log), "--topic", TOPIC),
-            *("--value-format", "avro", "--value-schema", str(self.output.schema), "--keep", ""),
-            *("--sink", str(self.output.table), "--checkpoint", str(self.output.checkpoint)),
-            *("--marks", str(self.output.marks)),
-            *("--trigger", "1s", "--max-records-per-trigger", str(records_per_trigger(self.flights)), "--json", "-"),
-        )
-
-    def check(self, moments: str) -> Child:
-        """Compare the table with the original file."""
-        return self._start(
-            "check",
-            "spark_jobs.demo.check",
-            *("--original", str(self.output.original), "--table", str(self.output.table)),
-            *("--log", str(self.output.log), "--topic", TOPIC, "--moments", moments),
-        )
-
-    def _start(self, name: str, module: str, *arguments: str) -> Child:
+    def start(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
+        """A program of ours; its environment, unless given, is Spark's: this machine alone, without a web page."""
         # -P: the output directory is the working directory, and nothing in it is a module.
+        command = [sys.executable, "-P", "-m", module, *arguments]
+        return self.start_command(name, command, self._environment() if environment is None else environment)
+
+    def start_command(self, name: str, command: Sequence[str], environment: Mapping[str, str] = os.environ) -> Child:
+        """Any program; what it says goes to its file of errors."""
         return Child.start(
-            name,
-            [sys.executable, "-P", "-m", module, *arguments],
-            directory=self.output.root,
-            errors=self.output.errors(name),
-            environment=self._environment(),
+            name, command, directory=self.output.root, errors=self.output.errors(name), environment=environment
         )
 
     def _environment(self) -> dict[str, str]:
-        """Spark on this machine alone, without a web page, its temporary files where the demo removes them."""
+        """Spark's temporary files lie where the demo removes them."""
         scratch = str(self.output.scratch)
         settings = (
             f"--master local[{self.cores}] --driver-memory 1g --conf spark.ui.enabled=false "
@@ -92,3 +81,44 @@ class Programs:
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYTHONUNBUFFERED": "1",
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The three of `pushrep demo`."""
+
+    output: Output
+    surroundings: Surroundings
+    pace: Pace
+
+    def producer(self) -> Child:
+        """Append from the saved position on."""
+        return self.surroundings.producer(self.pace, TOPIC)
+
+    def stream(self) -> Child:
+        """Apply the log to the table, from the checkpoint on, until it is told to stop."""
+        return self.surroundings.start(
+            "stream",
+            "spark_jobs.jobs.apply",
+            *("--path", str(self.output.log), "--topic", TOPIC),
+            *("--value-format", "avro", "--value-schema", str(self.output.schema), "--keep", ""),
+            *("--sink", str(self.output.table), "--checkpoint", str(self.output.checkpoint)),
+            *("--marks", str(self.output.marks)),
+            *(
+                "--trigger",
+                "1s",
+                "--max-records-per-trigger",
+                str(records_per_trigger(self.pace.flights)),
+                "--json",
+                "-",
+            ),
+        )
+
+    def check(self, moments: str) -> Child:
+        """Compare the table with the original file."""
+        return self.surroundings.start(
+            "check",
+            "spark_jobs.demo.check",
+            *("--original", str(self.output.original), "--table", str(self.output.table)),
+            *("--log", str(self.output.log), "--topic", TOPIC, "--moments", moments),
+        )

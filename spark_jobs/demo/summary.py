@@ -1,13 +1,16 @@
 """A run in numbers: one value, shown as a table, as JSON and at the head of the report."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from rich import box
 from rich.table import Table
 
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import PRODUCER, STREAM, History
+
+ZERO_IF_RIGHT: Final = frozenset({"missing", "twice", "not in the file", "out of order"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +113,19 @@ class Summary:
 
     def table(self) -> Table:
         """For a terminal."""
-        table = Table(box=box.SIMPLE_HEAD, title=f"seed {self.seed}", title_justify="left", title_style="dim")
-        table.add_column("")
-        for column in ("records", "seconds", "records/s"):
-            table.add_column(column, justify="right")
-        for what, *cells in self.rows():
-            bad = what in {"missing", "twice", "not in the file"} and cells[0] != "0"
-            table.add_row(what, *cells, style="bold red" if bad else "bold" if "kept" in what else None)
-        return table
+        return table_of(self.seed, self.rows())
+
+
+def table_of(seed: int, rows: Iterable[tuple[str, str, str, str]]) -> Table:
+    """Rows (what, records, seconds, records/s) for a terminal; what should be 0 and is not stands out."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"seed {seed}", title_justify="left", title_style="dim")
+    table.add_column("")
+    for column in ("records", "seconds", "records/s"):
+        table.add_column(column, justify="right")
+    for what, *cells in rows:
+        bad = what.strip() in ZERO_IF_RIGHT and cells[0] != "0"
+        table.add_row(what, *cells, style="bold red" if bad else "bold" if "kept" in what else None)
+    return table
 
 
 def rate(records: int, seconds: float) -> float:

@@ -18,7 +18,7 @@ from spark_jobs.demo.appending import Appending
 from spark_jobs.demo.applying import Applying, Batch, count_dropped
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import History, Sample
-from spark_jobs.demo.live import Live
+from spark_jobs.demo.live import Bar, Live, behind
 from spark_jobs.demo.plan import ChaosPlan
 from spark_jobs.demo.processes import Child, ProgramFailed
 from spark_jobs.demo.programs import Programs
@@ -85,7 +85,7 @@ class Supervisor:
         applying = Applying(
             self._tracked(self._programs.stream),
             self._programs.output.checkpoint,
-            self._plan,
+            self._plan.stream_kill,
             self.history,
             self._live.say,
         )
@@ -117,8 +117,17 @@ class Supervisor:
             return
         # The stream may have committed what the producer wrote since it last told.
         appended = max(appending.records, applying.records)
-        samples.append(Sample(now_s, appended, appending.flights, applying.records))
-        self._live.show(samples[-1])
+        samples.append(sample := Sample(now_s, appended, appending.flights, applying.records))
+        flights = self._programs.pace.flights
+        bars = [
+            Bar(sample.flights, flights, f"{max(0, sample.appended - sample.flights):,} of them twice"),
+            behind(sample.applied, sample.appended, flights),
+        ]
+        sentence = (
+            f"{sample.flights:,} of {flights:,} flights appended in {sample.appended:,} records, "
+            f"{sample.applied:,} read by the stream"
+        )
+        self._live.show(now_s, bars, sentence)
 
     def _check(self) -> Findings:
         child = self._tracked(lambda: self._programs.check(json.dumps(moments(self.history))))()

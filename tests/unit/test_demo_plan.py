@@ -15,7 +15,7 @@ from spark_jobs.demo.applying import Batch, count_dropped
 from spark_jobs.demo.checkpoint import batch_inside, committed_batch, end_offsets
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import PRODUCER, STREAM, History, Kill, Sample
-from spark_jobs.demo.output import MARKER, OutputRefused, claim
+from spark_jobs.demo.output import MARKER, Output, OutputRefused, claim
 from spark_jobs.demo.plan import BATCHES_MIN, ChaosPlan, records_per_trigger, save_every
 from spark_jobs.demo.processes import parse_stat
 from spark_jobs.demo.summary import Summary
@@ -31,8 +31,8 @@ def test_kills_are_apart_inside_the_run_and_repeatable(seed, flights):
     assert flights * 0.08 - 1 <= plan.producer_kills[0]
     assert plan.producer_kills[-1] <= flights * 0.86 + 1
     assert all(b - a >= flights * 0.12 - 1 for a, b in pairwise(plan.producer_kills))
-    assert 2 <= plan.stream_kill_batch < BATCHES_MIN - 1
-    assert 0 < plan.stream_kill_depth < 1
+    assert 2 <= plan.stream_kill.batch < BATCHES_MIN - 1
+    assert 0 < plan.stream_kill.depth < 1
 
 
 def test_seeds_differ():
@@ -90,13 +90,13 @@ def test_a_process_name_may_hold_anything():
 
 
 def test_an_empty_directory_becomes_ours_and_is_ours_again(tmp_path):
-    with claim(tmp_path / "new" / "out") as output:
+    with claim(tmp_path / "new" / "out", Output) as output:
         assert not output.holds_old_output()
         output.clear()
         output.report.write_text("old")
         (output.root / "notes.txt").write_text("mine")
         output.discard_scratch()
-    with claim(tmp_path / "new" / "out") as output:
+    with claim(tmp_path / "new" / "out", Output) as output:
         assert output.holds_old_output()
         output.clear()
         assert sorted(p.name for p in output.root.iterdir()) == [MARKER, "notes.txt", "scratch"]
@@ -104,7 +104,7 @@ def test_an_empty_directory_becomes_ours_and_is_ours_again(tmp_path):
 
 def test_a_directory_with_other_content_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(OutputRefused, match="content that no demo made"), claim(tmp_path):
+    with pytest.raises(OutputRefused, match="content that no demo made"), claim(tmp_path, Output):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -112,15 +112,15 @@ def test_a_directory_with_other_content_is_left_alone(tmp_path):
 def test_a_file_is_no_output_directory(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OutputRefused, match="is a file or lies below one"), claim(path):
+        with pytest.raises(OutputRefused, match="is a file or lies below one"), claim(path, Output):
             pass
 
 
 def test_two_demos_in_one_directory_are_refused(tmp_path):
     with (
-        claim(tmp_path / "out"),
+        claim(tmp_path / "out", Output),
         pytest.raises(OutputRefused, match="another demo runs there"),
-        claim(tmp_path / "out"),
+        claim(tmp_path / "out", Output),
     ):
         pass
 
