@@ -110,8 +110,9 @@ def _is_deleting(error: BaseException) -> bool:
 
 
 def plain_producer(servers: str, **settings: object) -> Producer:
-    """A producer that sends small batches; `settings` are librdkafka's, `_` for `.`."""
+    """A producer that sends small batches, in order and once; `settings` are librdkafka's, `_` for `.`."""
     config = {"bootstrap.servers": servers, "batch.size": 4000, "linger.ms": 20, "acks": "all", **_QUIET}
+    config["enable.idempotence"] = True  # without it a batch that is sent again goes behind those after it
     return Producer(config | {name.replace("_", "."): value for name, value in settings.items()})
 
 
