@@ -2,6 +2,7 @@
 
     source (pushrep, kafka, ...) ─▶ ReplayFilteredBatches ─▶ values into columns ─▶ idempotent table
     checkpoint: Spark's             marks beside it                                 batch_id = N, replaced if run again
+                                    or in the database, with the rows               or PostgreSQL, in one transaction
 
 Kill it at any moment and start it with the same options: it goes on, and the table is the one that an undisturbed run
 would have made. Run it as `python -m spark_jobs.jobs.apply --help`, or give this file (`--where` tells its path) to
@@ -18,7 +19,7 @@ try:
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
     from spark_jobs.jobs.command import Pair, given_as_options, run_job, run_options, source_options
-    from spark_jobs.jobs.options import ApplyOptions, BadOption
+    from spark_jobs.jobs.options import ApplyOptions, BadOption, is_database
     from spark_jobs.jobs.pipeline import apply
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
@@ -51,6 +52,8 @@ Examples
         "$(python -m spark_jobs.jobs.apply --where)" \\
         --source kafka --source-option kafka.bootstrap.servers=HOST:9092 \\
         --topic orders --sink /data/orders --checkpoint /data/orders-checkpoint
+  the same into PostgreSQL, rows and marks in one transaction (password: PGPASSWORD or ~/.pgpass):
+    ... --topic orders --sink postgresql://HOST/shop --table orders --checkpoint /data/orders-checkpoint
 
 \b
 SIGTERM or Ctrl-C: the running batch is finished, then the job ends with 0.
@@ -61,7 +64,10 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
 @click.command(epilog=_EPILOG, context_settings={"max_content_width": 110, "show_default": True})
 @source_options
 @click.option("--consumer", help="Source pushrep: follow this consumer's startpoints while the job runs.")
-@click.option("--sink", required=True, help="Where rows go: a path (with a /), or a catalog table's name.")
+@click.option(
+    "--sink", required=True, help="Where rows go: a path (with a /), a catalog table's name, or a database's URL."
+)
+@click.option("--table", "sink_table", help="Of a database (postgresql://HOST/DATABASE, sqlite:PATH): its table.")
 @click.option("--format", "sink_format", default="parquet", help="The table's format.")
 @click.option("--sink-option", "sink_options", type=Pair(), multiple=True, help="Any option of the format.")
 @click.option("--partition-by", multiple=True, help="A column to partition by, below batch_id.")
@@ -75,8 +81,8 @@ def main(**given: Any) -> None:
     """Apply a log or a topic to a table: every record once, whatever was replayed, killed or run again.
 
     Records whose key (or header stream-metadata) names a source record are filtered by the rule of
-    docs/replay-filter.md; records without it pass. The marks live in a directory beside the checkpoint: keep
-    both, or neither.
+    docs/replay-filter.md; records without it pass. The marks live in a directory beside the checkpoint, or in the
+    database with the rows: keep both, or neither.
     """
     run_job(given, lambda given, reporter, debug: apply(_options(given), reporter, debug=debug))
 
@@ -84,6 +90,8 @@ def main(**given: Any) -> None:
 def _options(given: dict[str, Any]) -> ApplyOptions:
     """What click parsed → checked options; raises SparkJobError."""
     told = given_as_options(given, "sink_options")
+    if is_database(told["sink"]) and given["marks"] is None:
+        told["marks"] = ""
     schema: Path | None = told.pop("value_schema")
     told["keep"] = tuple(name.strip() for name in told["keep"].split(",") if name.strip())
     return ApplyOptions(value_schema=None if schema is None else _text(schema), **told)

@@ -21,14 +21,16 @@ from pushrep.errors import PushrepError
 from spark_jobs.batch_errors import MarksMissing, MarksOfAnotherQuery
 from spark_jobs.errors import SparkJobError
 from spark_jobs.java import require_java
+from spark_jobs.jobs.marks_place import topic_marks_of
 from spark_jobs.jobs.options import ApplyOptions, BadOption, JobOptions, local_path, named_by_option
 from spark_jobs.jobs.reporting import one_line
-from spark_jobs.marks import LocalMarks
+from spark_jobs.marks import LocalMarks, MarksStore
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import FRESH_QUERY, BadSink, IdempotentSink
 from spark_jobs.sources.datasource import own_schema, resolve_starts
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions
+from spark_jobs.sql import SqlTable
 from spark_jobs.values import BadValueFormat
 
 
@@ -62,16 +64,16 @@ def columns_without_spark(options: ApplyOptions, record: StructType) -> None:
 
 
 def with_spark(
-    spark: SparkSession, options: ApplyOptions, record: StructType, table: IdempotentSink, marks: LocalMarks
+    spark: SparkSession, options: ApplyOptions, record: StructType, table: IdempotentSink | SqlTable, marks: MarksStore
 ) -> None:
     """`record` are the source's columns. Raises BadOption, BadSink, and what marks and table of another query raise."""
     columns = _columns(options, record)
     query_id = progress_with_spark(spark, options, marks)
-    with named("--sink", options.sink):
+    with named("--sink", sink_name(options)):
         table.check(spark, columns, query_id)
 
 
-def progress_with_spark(spark: SparkSession, options: JobOptions, marks: LocalMarks) -> str | None:
+def progress_with_spark(spark: SparkSession, options: JobOptions, marks: MarksStore) -> str | None:
     """The checkpoint's query, None before its first start. Raises BadOption, and what marks of another query raise."""
     with named("--checkpoint", options.checkpoint):
         checkpoint = HadoopDirectory(spark, options.checkpoint)
@@ -79,7 +81,7 @@ def progress_with_spark(spark: SparkSession, options: JobOptions, marks: LocalMa
             raise BadOption("--checkpoint", options.checkpoint, f"{unusable}; name a directory, or a new one")
         query_id = _query_of(checkpoint)
         has_begun = any(name.isdigit() for name in checkpoint.names("offsets"))
-    with named("--marks", options.marks):
+    with named("--marks", marks.location):
         _check_owner(marks, query_id, options.adopt)
     if options.source == "pushrep" and not has_begun:
         _check_start(_source_options(options))
@@ -89,18 +91,16 @@ def progress_with_spark(spark: SparkSession, options: JobOptions, marks: LocalMa
 def _check_places(options: JobOptions) -> None:
     """Files where directories should be, and directories that would be in each other's way."""
     table = options.table_path()
-    for option, text in (("--checkpoint", options.checkpoint), ("--marks", options.marks), ("--sink", table)):
+    for option, text in (("--checkpoint", options.checkpoint), ("--marks", options.marks_path()), ("--sink", table)):
         place = None if text is None else local_path(text)
         if place is not None and (file := _file_in(place)) is not None:
             what = "it is a file" if file == place else f"{file} is a file"
             raise BadOption(option, text, f"{what}; name a directory, or a new one")
-    if local_path(options.marks) is None:
-        why = "marks are kept on the driver's own disk: give --marks a directory there"
-        raise BadOption("--marks", options.marks, why)
-    marks, checkpoint = _real(options.marks), _real(options.checkpoint)
-    if marks == checkpoint:
+    kept = options.marks_path()
+    marks, checkpoint = None if kept is None else _real(kept), _real(options.checkpoint)
+    if marks is not None and marks == checkpoint:
         raise BadOption("--marks", options.marks, "it is the checkpoint itself; name a directory beside it")
-    if options.path is not None and marks == _real(options.path):
+    if options.path is not None and marks is not None and marks == _real(options.path):
         raise BadOption("--marks", options.marks, "it is the directory of the logs, which is their writer's alone")
     if table is not None and (sink := _real(table)) is not None:
         for option, text, place in (
@@ -113,8 +113,14 @@ def _check_places(options: JobOptions) -> None:
 
 def _check_marks(options: JobOptions) -> None:
     """Open the store if there is one: it may be damaged, or another process may have it."""
-    path = _real(options.marks)
-    assert path is not None, "marks that are not on this machine were refused"
+    if options.marks_in_topic():
+        with named("--marks", options.marks), topic_marks_of(options) as topic:
+            topic.owner()
+        return
+    kept = options.marks_path()
+    path = None if kept is None else _real(kept)
+    if path is None:  # only Spark reaches them, or they lie with the rows
+        return
     if path.exists():
         with named("--marks", options.marks), LocalMarks(path) as marks:
             marks.owner()
@@ -124,9 +130,9 @@ def _check_marks(options: JobOptions) -> None:
         raise BadOption("--marks", options.marks, f"{above} is not writable; name a directory elsewhere")
 
 
-def _check_owner(marks: LocalMarks, query_id: str | None, adopt: tuple[str, int] | None) -> None:
+def _check_owner(marks: MarksStore, query_id: str | None, adopt: tuple[str, int] | None) -> None:
     """Whose the marks are, before the checkpoint holds a batch that could not have begun. Makes no store."""
-    if not Path(marks.location).exists():
+    if isinstance(marks, LocalMarks) and not Path(marks.location).exists():
         if query_id is None and adopt is not None:
             raise MarksMissing(marks.location, *adopt, [])
         return
@@ -159,9 +165,23 @@ def _columns(options: ApplyOptions, record: StructType) -> StructType:
         columns = options.decoder().columns(record)
     except BadValueFormat as error:
         raise BadOption(f"--{error.option}", None, error.why) from error
-    with named("--sink", options.sink):
+    with named("--sink", sink_name(options)):
         options.table().check_columns(columns)
     return columns
+
+
+def check_database(options: ApplyOptions) -> None:
+    """Whether a database as --sink answers. Raises BadOption."""
+    table = options.table()
+    if isinstance(table, SqlTable):
+        with named("--sink", sink_name(options)):
+            table.owner()
+
+
+def sink_name(options: ApplyOptions) -> str:
+    """For messages: a database's URL without its password."""
+    table = options.table()
+    return table.location if isinstance(table, SqlTable) else options.sink
 
 
 def _query_of(checkpoint: HadoopDirectory) -> str | None:

@@ -7,11 +7,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from spark_jobs.errors import SparkJobError
+from spark_jobs.marks_stores import KAFKA
 from spark_jobs.sinks.table import BadSink, IdempotentSink, idempotent_table
+from spark_jobs.sql import BadSqlTable, SqlTable
 from spark_jobs.values import BadValueFormat, ValueDecoder
 
 AVAILABLE_NOW = "available-now"
@@ -39,6 +42,8 @@ _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         "maxoffsetspertrigger": "--max-records-per-trigger",
     },
 }
+_DATABASES = ("postgresql://", "postgres://", "sqlite:")
+_KEY_COLUMNS = ("topic", "partition", "offset")
 _SINK_OPTIONS = {"target": "--sink", "partition_by": "--partition-by", "format": "--format", "path": "--sink"}
 
 
@@ -57,6 +62,8 @@ class JobOptions:
     topic: str
     checkpoint: str
     marks: str
+    marks_servers: str | None = None
+    marks_config: Path | None = None
     source: str = "pushrep"
     path: str | None = None
     source_options: dict[str, str] = field(default_factory=dict)
@@ -85,6 +92,9 @@ class JobOptions:
                 "export and apply-checkpoint"
             )
             raise BadOption("--consumer", self.consumer, why)
+        for option, given in (("--marks-servers", self.marks_servers), ("--marks-config", self.marks_config)):
+            if given is not None and not self.marks_in_topic():
+                raise BadOption(option, str(given), "belongs to marks in a topic: --marks kafka:TOPIC")
         self._check_source_options()
         made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
         if made not in {None, self.carrier}:
@@ -95,6 +105,23 @@ class JobOptions:
     def table_path(self) -> str | None:
         """The directory that the job fills with rows, if it fills one."""
         return None
+
+    def marks_path(self) -> str | None:
+        """The directory of the marks; None where they lie with the rows, or in a topic."""
+        return None if self.marks_in_topic() else self.marks
+
+    def marks_in_topic(self) -> bool:
+        """Whether --marks is kafka:TOPIC."""
+        return self.marks.startswith(KAFKA)
+
+    def marks_brokers(self) -> str | None:
+        """Of kafka:TOPIC, those of the source unless others are named."""
+        return self.marks_servers or self.source_servers()
+
+    def source_servers(self) -> str | None:
+        """Of source kafka."""
+        given = {name.lower(): text for name, text in self.source_options.items()}
+        return given.get("kafka.bootstrap.servers") if self.source == "kafka" else None
 
     def _named_always(self) -> tuple[str, ...]:
         return ("topic", "checkpoint", "marks")
@@ -146,9 +173,13 @@ class JobOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions(JobOptions):
-    """What the apply job is told; its command's --help tells each. Raises BadOption."""
+    """What the apply job is told; its command's --help tells each. Raises BadOption.
+
+    With a database as `sink`, `sink_table` is its table and `marks` is empty: they are stored with the rows.
+    """
 
     sink: str
+    sink_table: str | None = None
     sink_format: str = "parquet"
     sink_options: dict[str, str] = field(default_factory=dict)
     partition_by: tuple[str, ...] = ()
@@ -158,12 +189,20 @@ class ApplyOptions(JobOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if is_database(self.sink):
+            self._check_database()
+        elif self.sink_table is not None:
+            why = "belongs to a database: --sink postgresql://HOST/DATABASE or sqlite:PATH"
+            raise BadOption("--table", self.sink_table, why)
         self.table()
         self.decoder()
 
     def table_path(self) -> str | None:
-        """The table of --sink; None if that names one of a catalog."""
-        return self.sink if "/" in self.sink else None
+        """The directory of --sink; None if that names a table of a catalog or a database."""
+        return self.sink if "/" in self.sink and not is_database(self.sink) else None
+
+    def marks_path(self) -> str | None:
+        return None if is_database(self.sink) else super().marks_path()
 
     def decoder(self) -> ValueDecoder:
         """Values into columns."""
@@ -172,8 +211,13 @@ class ApplyOptions(JobOptions):
         except BadValueFormat as error:
             raise BadOption(f"--{error.option}", None, error.why) from error
 
-    def table(self) -> IdempotentSink:
+    def table(self) -> IdempotentSink | SqlTable:
         """Where the columns go."""
+        if is_database(self.sink):
+            try:
+                return SqlTable(self.sink, self.sink_table or "", adopt=self.adopt)
+            except BadSqlTable as error:
+                raise BadOption("--table", error.value, error.why) from error
         try:
             return idempotent_table(
                 self.sink,
@@ -185,8 +229,31 @@ class ApplyOptions(JobOptions):
         except BadSink as error:
             raise named_by_option(error) from error
 
+    def _check_database(self) -> None:
+        if self.sink_table is None:
+            raise BadOption("--table", None, "name the database's table, which is made if there is none")
+        if not self.sink.startswith("sqlite:") and find_spec("psycopg") is None:
+            raise BadOption("--sink", None, "PostgreSQL needs psycopg: pip install '.[sql]' in pushrep's repository")
+        if self.marks:
+            why = "a database has them beside the rows, in one transaction: leave it out"
+            raise BadOption("--marks", self.marks, why)
+        if self.sink_format != "parquet":
+            raise BadOption("--format", self.sink_format, "belongs to a table of files; a database has its own")
+        if self.sink_options:
+            raise BadOption("--sink-option", min(self.sink_options), "belongs to a table of files: leave it out")
+        if self.partition_by:
+            raise BadOption("--partition-by", self.partition_by[0], "belongs to a table of files: leave it out")
+        if lacking := [name for name in _KEY_COLUMNS if name not in self.keep]:
+            why = f"{lacking[0]} is missing: a database's rows are told apart by topic, partition and offset"
+            raise BadOption("--keep", ",".join(self.keep), why)
+
     def _named_always(self) -> tuple[str, ...]:
-        return ("topic", "sink", "checkpoint", "marks")
+        return ("topic", "sink", "checkpoint", *(() if is_database(self.sink) else ("marks",)))
+
+
+def is_database(sink: str) -> bool:
+    """Whether --sink is the URL of a database."""
+    return sink.startswith(_DATABASES)
 
 
 def named_by_option(error: BadSink) -> SparkJobError:

@@ -19,13 +19,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from spark_jobs.errors import SparkJobError
-from spark_jobs.jobs.checks import before_spark, columns_without_spark, with_spark
-from spark_jobs.jobs.options import ApplyOptions, JobOptions, local_path
+from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, with_spark
+from spark_jobs.jobs.marks_place import marks_of
+from spark_jobs.jobs.options import ApplyOptions, JobOptions
 from spark_jobs.jobs.reporting import Reporter
-from spark_jobs.marks import LocalMarks
+from spark_jobs.marks import MarksStore
 from spark_jobs.replay_filter import ReplayFilteredBatches
 from spark_jobs.sinks.table import IdempotentSink
 from spark_jobs.sources import register_sources
+from spark_jobs.sql import SqlTable
 from spark_jobs.values import ValueDecoder
 
 _POLL_S = 0.2  # Spark takes parts of a second, its annotation does not
@@ -38,7 +40,7 @@ Handler = Callable[[DataFrame, int], object]
 class Prepare(Protocol):
     """The last look before the query starts, and the handler; `record` are the source's columns."""
 
-    def __call__(self, spark: SparkSession, record: StructType, marks: LocalMarks) -> Handler:
+    def __call__(self, spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:
         """Raises SparkJobError for what the first batch would stumble over."""
         ...
 
@@ -48,6 +50,7 @@ def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> 
 
     A Spark session that is active already is used, and left running.
     """
+    check_database(options)
     before_spark(options, partial(columns_without_spark, options))
     with session_of("apply", options, debug=debug) as spark:
         apply_in(spark, options, reporter)
@@ -57,17 +60,23 @@ def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> 
     """As `apply`, in a session that stays."""
     table = options.table()
 
-    def prepare(spark: SparkSession, record: StructType, marks: LocalMarks) -> Handler:
+    def prepare(spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:
         with_spark(spark, options, record, table, marks)
-        return DecodedBatches(options.decoder(), table)
+        decode = options.decoder()
+        return StagedBatches(decode, table) if isinstance(table, SqlTable) else DecodedBatches(decode, table)
 
-    stream(spark, options, prepare, reporter)
+    stream(spark, options, prepare, reporter, store=table if isinstance(table, SqlTable) else None)
 
 
-def stream(spark: SparkSession, options: JobOptions, prepare: Prepare, reporter: Reporter) -> None:
-    """Source ─▶ filter ─▶ the handler that `prepare` gives, until the end or a signal."""
+def stream(
+    spark: SparkSession, options: JobOptions, prepare: Prepare, reporter: Reporter, *, store: SqlTable | None = None
+) -> None:
+    """Source ─▶ filter ─▶ the handler that `prepare` gives, until the end or a signal.
+
+    `store`: of the marks, which takes them with the rows; None: the one that the options name.
+    """
     register_sources(spark)
-    with LocalMarks(local_path(options.marks) or options.marks) as marks:
+    with contextlib.closing(store or marks_of(options, spark)) as marks:
         rows = spark.readStream.format(options.source).options(**options.reader_options()).load()
         filtered = ReplayFilteredBatches(
             prepare(spark, rows.schema, marks),
@@ -98,6 +107,19 @@ class DecodedBatches:
 
     def drop_from(self, batch_id: int) -> None:
         self._sink.drop_from(batch_id)
+
+
+class StagedBatches:
+    """The same for a database, whose marks store commits what was staged, and drops it."""
+
+    def __init__(self, decode: ValueDecoder, table: SqlTable) -> None:
+        self._decode, self._table = decode, table
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        self._table(self._decode(rows), batch_id)
+
+    def drop_from(self, batch_id: int) -> None:
+        """Rows go with their marks, in the store's own transaction."""
 
 
 class OneBatchAtATime:

@@ -57,26 +57,26 @@ class RelayOptions(JobOptions):
 
     def client(self) -> dict[str, str]:
         """Settings of librdkafka for the destination. Raises BadOption without its servers."""
-        servers = self.to_servers or self._source_servers()
+        servers = self.to_servers or self.source_servers()
         if servers is None:
             raise BadOption("--to-servers", None, "name the destination's brokers: HOST:9092")
         return {_SERVERS: servers, **self.to_options}
 
     def source_client(self) -> dict[str, str]:
         """Settings of librdkafka for the source's cluster; the destination's where it is the same."""
-        servers = self._source_servers() or ""
+        servers = self.source_servers() or ""
         return {_SERVERS: servers, **(self.from_options or (self.to_options if self._is_one_cluster() else {}))}
 
     def reader_options(self) -> dict[str, str]:
         """As every job's; the headers travel on."""
         return {"includeHeaders": "true"} | super().reader_options()
 
-    def _is_one_cluster(self) -> bool:
-        return self.to_servers in {None, self._source_servers()}
+    def marks_brokers(self) -> str | None:
+        """As every job's; of a source without brokers those of the destination."""
+        return super().marks_brokers() or self.to_servers
 
-    def _source_servers(self) -> str | None:
-        given = {name.lower(): text for name, text in self.source_options.items()}
-        return given.get("kafka.bootstrap.servers") if self.source == "kafka" else None
+    def _is_one_cluster(self) -> bool:
+        return self.to_servers in {None, self.source_servers()}
 
     def _check_client(self) -> None:
         from partitioner.confluent import held_settings  # noqa: PLC0415 - --help needs no librdkafka

@@ -22,7 +22,7 @@ from spark_jobs.jobs.options import BadOption
 from spark_jobs.jobs.pipeline import Handler, session_of, stream
 from spark_jobs.jobs.relay_options import RelayOptions
 from spark_jobs.jobs.reporting import Reporter
-from spark_jobs.marks import LocalMarks
+from spark_jobs.marks import MarksStore
 from spark_jobs.relay.pin import PinStore, RelayPin, check_same
 from spark_jobs.relay.sending import Sending
 from spark_jobs.sinks.hadoop import HadoopDirectory
@@ -40,7 +40,7 @@ def relay(options: RelayOptions, reporter: Reporter, *, debug: bool = False) -> 
 def relay_in(spark: SparkSession, options: RelayOptions, reporter: Reporter) -> None:
     """As `relay`, in a session that stays."""
 
-    def prepare(spark: SparkSession, record: StructType, marks: LocalMarks) -> Handler:  # noqa: ARG001 - as every job
+    def prepare(spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:  # noqa: ARG001 - as every job
         progress_with_spark(spark, options, marks)
         return RelayedBatches(options, pinned(spark, options))
 

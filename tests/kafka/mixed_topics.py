@@ -65,6 +65,10 @@ class MixedTopic:
                 producer.abort_transaction(_TIMEOUT_S)
                 self._positions = before
 
+    def rewind(self) -> None:
+        """All producers come back from positions that lag."""
+        self._positions = {pair: max(0, position - 5) for pair, position in self._positions.items()}
+
     def grow(self, partitions: int) -> None:
         """The topic has more partitions now: new pairs live in them, the old ones stay where they are."""
         for partition in range(self._partitions, partitions):
@@ -106,21 +110,29 @@ class MixedTopic:
         producer.poll(0)
 
 
+class Judged(NamedTuple):
+    """What the rule keeps of the committed records, and how many it drops."""
+
+    kept: set[Place]
+    dropped: int
+
+
 def brute_force(
     servers: str,
     partitions: dict[str, int],
     carrier: str = "key",
     window: int = 0,
     only_pids: Sequence[int] | None = None,
-) -> set[Place]:
-    """The places of the records that the rule keeps, committed records only."""
+) -> Judged:
+    """The rule over what a plain consumer reads."""
     model = Model(window, None if only_pids is None else frozenset(only_pids))
     places = [Place(topic, n, 0) for topic, count in partitions.items() for n in range(count)]
     rows = [
         SimpleNamespace(topic=at.topic, partition=at.partition, offset=at.offset, metadata=_parsed(key), id=at)
         for at, key in _read(servers, places, carrier)
     ]
-    return model.kept(rows)
+    kept = model.kept(rows)
+    return Judged(kept, len(rows) - len(kept))
 
 
 def _parsed(key: bytes | None) -> SimpleNamespace | None:

@@ -49,13 +49,14 @@ class Handler:
         self._table(rows, batch_id)
 
 
-def killed_before_marks(store, batch_id):
-    """The store of a driver that dies once it has written the rows of this batch, before their marks."""
+def killed_before_marks(store, batch_id, jvm):
+    """The store of a driver that dies with its JVM once it has written the rows of this batch, before their marks."""
     write = store.write
 
     def die(marks, *, keep):
         if marks.batch_id == batch_id:
-            os.kill(os.getpid(), signal.SIGKILL)
+            for pid in (jvm, os.getpid()):
+                os.kill(pid, signal.SIGKILL)
         write(marks, keep=keep)
 
     store.write = die
@@ -74,6 +75,8 @@ class Driver:
         settings = {
             "spark.jars": jars,
             "spark.ui.enabled": "false",
+            # A file system that is none of this machine's by its name: viewfs://all/<path>.
+            "spark.hadoop.fs.viewfs.mounttable.all.linkMergeSlash": "file:///",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "1g",
@@ -118,7 +121,7 @@ class Driver:
             frame = filter_replays(frame, marks=inherited, **(rule or {}))
         else:
             if die_at is not None:
-                store = killed_before_marks(store, die_at)
+                store = killed_before_marks(store, die_at, self.spark.sparkContext._gateway.proc.pid)
             handler = ReplayFilteredBatches(handler, store, adopt=adopt, **(rule or {}))
         writer = frame.writeStream.foreachBatch(handler).option("checkpointLocation", str(place / "checkpoint"))
         query = writer.trigger(**(trigger or {"availableNow": True})).start()

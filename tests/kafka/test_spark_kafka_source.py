@@ -42,7 +42,12 @@ class Mixed:
             create_topic(servers, name, partitions=partitions)
         self.partitions = dict.fromkeys(names, partitions)
         self.topics = [MixedTopic(servers, name, partitions, rng, carrier) for name in names]
-        self.write(records)
+        for _ in range(2):
+            for topic in self.topics:
+                topic.rewind()
+            self.write(records // 2)
+        judged = brute_force(servers, self.partitions, carrier)
+        assert 0 < judged.dropped < len(judged.kept), "there are replays to drop"
 
     def write(self, records):
         for topic in self.topics:
@@ -65,7 +70,7 @@ class Mixed:
         }
 
     def expected(self, **rule):
-        return brute_force(self.servers, self.partitions, self.carrier, **rule)
+        return brute_force(self.servers, self.partitions, self.carrier, **rule).kept
 
 
 @pytest.fixture(scope="module")
@@ -236,3 +241,17 @@ def test_killed_between_rows_and_marks_with_marks_in_a_topic(driver, servers, on
     roll_back(tmp_path, to=last - 1)
     with pytest.raises(OrderFailed, match=f"lack batch {last - 1} of query {query_id}"):
         driver.run(**query)
+
+
+def test_a_job_whose_checkpoint_is_elsewhere_keeps_its_marks_there(driver, servers, one_topic, tmp_path):
+    """Contract "Where marks live": one file a batch on Spark's own file system, the default where that is not local."""
+    [topic] = one_topic.partitions
+    given = [
+        *("--source", "kafka", "--source-option", f"kafka.bootstrap.servers={servers}", "--topic", topic),
+        *("--checkpoint", f"viewfs://all{tmp_path}/checkpoint", "--sink", f"viewfs://all{tmp_path}/table"),
+    ]
+    for _ in range(2):
+        code, said = driver.job(name="apply", arguments=given)
+        assert code == 0, said
+        assert table(tmp_path) == one_topic.expected()
+    assert list((tmp_path / "checkpoint-marks").glob("*.marks"))

@@ -123,6 +123,37 @@ WRONG = {
     "a partition by everything": (
         [*GIVEN, "--keep", "", "--partition-by", "value"], 1, "--partition-by='value': a column must be left",
     ),
+    "a database without a table": ([*GIVEN, "--sink", "sqlite:{tmp}/d.db"], 1, "error: --table: name the database's"),
+    "a table without a database": ([*GIVEN, "--table", "t"], 1, "--table='t': belongs to a database: --sink postgres"),
+    "a table without a name": (
+        [*GIVEN, "--sink", "sqlite:{tmp}/d.db", "--table", "s."], 1, "--table='s.': name a table",
+    ),
+    "marks beside a database": (
+        [*GIVEN, "--sink", "sqlite:{tmp}/d.db", "--table", "t", "--marks", "{tmp}/m"],
+        1, "--marks='{tmp}/m': a database has them beside the rows",
+    ),
+    "a database's format": (
+        [*GIVEN, "--sink", "sqlite:{tmp}/d.db", "--table", "t", "--format", "orc"], 1, "--format='orc': belongs to a",
+    ),
+    "a database by partitions": (
+        [*GIVEN, "--sink", "sqlite:{tmp}/d.db", "--table", "t", "--partition-by", "topic"],
+        1, "--partition-by='topic': belongs to a table of files",
+    ),
+    "a file's option for a database": (
+        [*GIVEN, "--sink", "sqlite:{tmp}/d.db", "--table", "t", "--sink-option", "a=b"],
+        1, "--sink-option='a': belongs to a table of files",
+    ),
+    "rows that a database can't tell apart": (
+        [*GIVEN, "--sink", "sqlite:{tmp}/d.db", "--table", "t", "--keep", "topic,offset"],
+        1, "--keep='topic,offset': partition is missing: a database's rows are told apart by",
+    ),
+    "a database that is not there": (
+        [*GIVEN, "--sink", "sqlite:{tmp}/no/d.db", "--table", "t"], 1, "/no/d.db table t': unable to open database",
+    ),
+    "a database that does not answer": (
+        [*GIVEN, "--sink", "postgresql://u:secret@127.0.0.1:9/d", "--table", "t"],
+        1, "--sink='postgresql://127.0.0.1/d table t': connection failed",
+    ),
     "events into no directory": ([*GIVEN, "--json", "{tmp}/no/e"], 1, "--json='{tmp}/no/e': can't be written: No such"),
 }  # fmt: skip
 
@@ -168,6 +199,7 @@ def test_refusals_come_before_spark_and_name_the_option(places, no_java, case):
     (wanted,) = filled([why], places)
     assert (answer.exit_code, wanted in answer.output) == (code, True), answer.output
     assert "Traceback" not in answer.output
+    assert "secret" not in answer.output
     if code == 1:
         assert len(answer.output.splitlines()) == 1, "one line"
     assert {path.name for path in directory.iterdir()} == there, "a refusal leaves nothing behind"
