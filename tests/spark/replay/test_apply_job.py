@@ -2,12 +2,15 @@
 
 import io
 import json
+import sqlite3
+from contextlib import closing
 
 import fastavro
 import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
+from spark_jobs.batch_errors import MarksOfAnotherQuery
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.options import ApplyOptions, BadOption
 from spark_jobs.jobs.pipeline import apply_in
@@ -89,6 +92,27 @@ def test_avro_values_become_columns_once(spark, run, outbox, tmp_path, carrier):
     ]
     rows = sorted((r["partition"], r["id"], r["who"], r["at"].year) for r in table.collect())
     assert rows == [(p, n, None if n % 3 else "x", 2023) for p in range(2) for n in range(60)]
+
+
+def test_rows_and_marks_go_into_one_database(run, outbox, tmp_path):
+    """Contract "Marks stores": "SQL (staging table, one transaction ...)", as the apply job uses it."""
+    outbox([b"%d" % n for n in range(30)])
+    outbox([b"%d" % n for n in range(10, 40)], 10)
+    place = tmp_path / "orders.db"
+    options = {"sink": f"sqlite:{place}", "sink_table": "orders", "marks": "", "value_format": "string"}
+    given = options | {"keep": ("topic", "partition", "offset"), "max_records_per_trigger": 40}
+    events = run(**given)
+    assert events[-1]["kept"] == 80
+    assert sum(event["dropped"] for event in events[1:-1]) == 40
+    with closing(sqlite3.connect(place)) as database:
+        rows = database.execute('SELECT "partition", value FROM orders ORDER BY "partition", "offset"').fetchall()
+        assert rows == [(partition, str(n)) for partition in range(2) for n in range(40)]
+        assert database.execute("SELECT max(batch_id) FROM orders_marks").fetchone()[0] == len(events) - 3
+        assert database.execute("SELECT count(*) FROM orders_staging").fetchone() == (0,)
+    assert not (tmp_path / "marks").exists()
+    assert [e["event"] for e in run(**given)] == ["started", "stopped"]
+    with pytest.raises(MarksOfAnotherQuery, match=r"orders\.db table orders"):
+        run("fresh", **given)
 
 
 def test_other_forms_of_values(spark, run, outbox, tmp_path):
