@@ -9,19 +9,23 @@ client only, and knows eager rebalances only. Marks that do not fit beside an of
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+from aiokafka.structs import ConsumerRecord
 
-from filtering.consumers.aiokafka_asking import ask_committed
+from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
 from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
-from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, decode, encode
-from filtering.consumers.reading import NO_MARKS, FilterSettings, Reading
+from filtering.consumers.following import Following
+from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, encode
+from filtering.consumers.reading import FilterSettings, Reading
+from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import METADATA_HEADER
@@ -36,8 +40,9 @@ class ReplayFilteredConsumer:
     """A consumer of topics whose records carry stream metadata. Use it in `async with`, in one event loop.
 
     topics: what is read. group_id: positions and marks are kept under it. carrier: where the 20 bytes travel, "key" or
-    "header". window, only_pids, ttl_s: ReplayFilter's. on_assign, on_revoke: called with this consumer and partitions;
-    in `on_revoke` a commit still counts. settings: AIOKafkaConsumer's; auto-commit is refused by name.
+    "header". window, only_pids, ttl_s: ReplayFilter's. startpoints: where an operator may send this group's partitions,
+    when they come and while they are read; asked in a thread. on_assign, on_revoke: called with this consumer and
+    partitions; in `on_revoke` a commit still counts. settings: AIOKafkaConsumer's; auto-commit is refused by name.
     Raises SettingOverwritesMarks, BadFilterSetting; entering it raises the client's KafkaError.
     """
 
@@ -49,6 +54,7 @@ class ReplayFilteredConsumer:
         window: int = 0,
         only_pids: Iterable[int] | None = None,
         ttl_s: float | None = None,
+        startpoints: Startpoints | None = None,
         on_assign: OnPartitions | None = None,
         on_revoke: OnPartitions | None = None,
         **settings: Any,
@@ -66,6 +72,8 @@ class ReplayFilteredConsumer:
         self._on_assign, self._on_revoke = on_assign, on_revoke
         self._moving = asyncio.Lock()
         self._failure: Exception | None = None
+        self._following = Following(self._reading, None if startpoints is None else startpoints.look_every_s)
+        self._startpoints, self._starts = startpoints, cast("AiokafkaStarts | None", None)
         self._client: AIOKafkaConsumer | None = None
         self._admin: AIOKafkaAdminClient | None = None
 
@@ -75,6 +83,11 @@ class ReplayFilteredConsumer:
         if self._client is None:
             raise BadFilterSetting("consumer", "not started", "used in `async with`")
         return self._client
+
+    @property
+    def stopped(self) -> Mapping[tuple[str, int], Exception]:
+        """Partitions that are not read since their startpoint can't be applied, and why; getone, getmany raise it."""
+        return self._following.stopped
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
@@ -87,6 +100,9 @@ class ReplayFilteredConsumer:
         self._admin = AIOKafkaAdminClient(**shared)
         await self._admin.start()
         self._client = AIOKafkaConsumer(**self._settings, group_id=self._group, enable_auto_commit=False)
+        to_earliest = self._settings.get("auto_offset_reset", "latest") == "earliest"
+        member = Member(self._client, self._admin, self._group, to_earliest)
+        self._starts = AiokafkaStarts(member, self._reading, self._following, self._startpoints)
         self._client.subscribe(list(self._topics), listener=_Listener(self))
         try:
             await self._client.start()
@@ -97,12 +113,13 @@ class ReplayFilteredConsumer:
     async def getone(self) -> ConsumerRecord:
         """The next record that is no replay. Raises PairSplit, and the client's KafkaError."""
         while True:
-            self._check()
-            record = await self.client.getone()
-            async with self._moving:
-                partition = (record.topic, record.partition)
-                if partition in self._reading and self._admit(partition, record):
-                    return record
+            await self._follow()
+            moves = self._joined().moves
+            for record in await self._next():
+                async with self._moving:
+                    partition = (record.topic, record.partition)
+                    if self._is_read(partition, moves) and self._admit(partition, record):
+                        return record
 
     async def getmany(
         self, *, timeout_ms: int = 0, max_records: int | None = None
@@ -111,12 +128,18 @@ class ReplayFilteredConsumer:
 
         It may be empty although there was something to read: all of it were replays.
         """
-        self._check()
-        found = await self.client.getmany(timeout_ms=timeout_ms, max_records=max_records)
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while True:
+            await self._follow()
+            moves, left_s = self._joined().moves, max(0.0, deadline_s - time.monotonic())
+            wait_s = self._following.wait_s(left_s)
+            found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=max_records)
+            if found or wait_s == left_s:
+                break
         async with self._moving:
             kept = {}
             for partition, records in found.items():
-                if (partition.topic, partition.partition) in self._reading and records:
+                if self._is_read((partition.topic, partition.partition), moves) and records:
                     passed = self._passed(partition, records)
                     if passed:
                         kept[partition] = passed
@@ -141,20 +164,22 @@ class ReplayFilteredConsumer:
         if offsets:
             await self.client.commit(offsets)
             self._reading.committed(due)
+            await self._joined().consumed(due)
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on at `offset`. The committed position brings its marks; any other begins with none."""
         async with self._moving:
             self._failure = None
-            committed = (await self._committed([partition]))[partition]
-            if committed.offset == offset:
-                self._begin(partition, committed.offset, committed.metadata)
-            else:
-                _LOG.warning(
-                    "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
-                    partition.topic, partition.partition, offset,
-                )  # fmt: skip
-                self._reading.assign((partition.topic, partition.partition), offset)
+            starts = self._joined()
+            if (await starts.committed([partition]))[partition].offset == offset:
+                begins = (await starts.load([partition]))[partition]
+                self.client.seek(partition, offset if begins is None else begins)
+                return
+            _LOG.warning(
+                "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
+                partition.topic, partition.partition, offset,
+            )  # fmt: skip
+            self._reading.seek((partition.topic, partition.partition), offset)
             self.client.seek(partition, offset)
 
     async def close(self) -> None:
@@ -180,6 +205,18 @@ class ReplayFilteredConsumer:
         if self._failure is not None:
             raise self._failure
 
+    async def _next(self) -> list[ConsumerRecord]:
+        """The client's next record; none, now and then, where startpoints are to be asked for."""
+        wait_s = self._following.wait_s(-1)
+        if wait_s < 0:
+            return [await self.client.getone()]
+        found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=1)
+        return [record for records in found.values() for record in records]
+
+    def _is_read(self, partition: tuple[str, int], moves: int) -> bool:
+        """Whether what was fetched when so many moves were made is still of the partition's run."""
+        return partition in self._reading and not self._joined().has_moved(partition, moves)
+
     def _admit(self, partition: tuple[str, int], record: ConsumerRecord) -> bool:
         try:
             return self._reading.admit(partition, record.offset, self._key_of(record))
@@ -189,25 +226,21 @@ class ReplayFilteredConsumer:
 
     def _passed(self, partition: TopicPartition, records: Sequence[ConsumerRecord]) -> list[ConsumerRecord]:
         keys = [self._key_of(record) for record in records]
-        offsets = [record.offset for record in records]
+        spans = {partition.partition: (records[0].offset, records[-1].offset)}
         try:
-            passes = self._reading.admit_batch(partition.topic, [partition.partition] * len(records), offsets, keys)
+            passes = self._reading.admit_columns(partition.topic, keys, partition.partition, spans)
         except Exception as error:
             self._failure = error
             raise
-        return list(records) if passes.all() else [records[at] for at in passes.nonzero()[0].tolist()]
+        return list(records) if passes.all() else list(compress(records, passes.tobytes()))
 
     async def assigned(self, partitions: set[TopicPartition]) -> None:
         """The client's call: the committed position of each comes with its marks."""
         async with self._moving:
-            self._reading.drop([(one.topic, one.partition) for one in partitions])
+            self._following.forget([(one.topic, one.partition) for one in partitions])
             self._failure = None  # the client begins again at the committed positions
             try:
-                for partition, committed in sorted((await self._committed(sorted(partitions))).items()):
-                    if committed.offset >= 0:
-                        self._begin(partition, committed.offset, committed.metadata)
-                    else:
-                        self._begin(partition, None, None)
+                await self._joined().load(sorted(partitions))
             except Exception as error:
                 self._failure = error  # the client logs it and goes on, with records that nobody has marks for
                 raise
@@ -219,20 +252,19 @@ class ReplayFilteredConsumer:
         if self._on_revoke is not None and partitions:
             await self._on_revoke(self, partitions)
         async with self._moving:
-            self._reading.drop([(one.topic, one.partition) for one in partitions])
+            self._following.forget([(one.topic, one.partition) for one in partitions])
 
-    def _begin(self, partition: TopicPartition, offset: int | None, metadata: str | None) -> None:
-        position = decode(metadata)
-        name = (partition.topic, partition.partition)
-        if position.stored is not None:
-            raise BadFilterSetting("group_id", self._group, f"of a consumer whose marks of {name[0]} fit into commits")
-        if position.marks is None and offset is not None:
-            _LOG.warning("%s-%d starts at %d, committed without marks: it begins with empty ones", *name, offset)
-        self._reading.assign(name, offset, position.marks or NO_MARKS, startpoint=position.startpoint)
+    async def _follow(self) -> None:
+        """Between two reads: raise what stands in the way of the next, obey startpoints that are new."""
+        self._check()
+        if self._startpoints is not None:
+            async with self._moving:
+                await self._joined().follow()
 
-    async def _committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        assert self._admin is not None, "it lives as long as the client"
-        return await ask_committed(self._admin, self._group, partitions)
+    def _joined(self) -> AiokafkaStarts:
+        if self._starts is None:
+            raise BadFilterSetting("consumer", "not started", "used in `async with`")
+        return self._starts
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

@@ -14,19 +14,20 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from confluent_kafka import (
-    OFFSET_INVALID,
     Consumer,
     Message,
     TopicPartition,
 )
 
 from filtering.consumers.asking import ask
-from filtering.consumers.confluent_asking import ask_bounds, ask_partitions, failure_of_transaction
+from filtering.consumers.confluent_asking import ask_partitions, failure_of_transaction
+from filtering.consumers.confluent_batches import columns_of, passing
 from filtering.consumers.confluent_marks import ConfluentMarksTopic
+from filtering.consumers.confluent_starts import ConfluentStarts
 from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
-from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, Stored, decode, encode
-from filtering.consumers.reading import NO_MARKS, Due, FilterSettings, Reading
-from filtering.consumers.startpoints import PartitionFacts, Startpoints
+from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, Stored, encode
+from filtering.consumers.reading import Due, FilterSettings, Reading
+from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting
 from filtering.highwater import HighwaterMarks
 from filtering.replay_filter import FilterCounts
@@ -43,7 +44,8 @@ class ReplayFilteredConsumer:
     config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
     travel, "key" or "header". window, only_pids, ttl_s: ReplayFilter's. marks_topic: a compacted topic for marks that
     do not fit beside the offset (about 100 pairs of a partition do). startpoints: where an operator may send this
-    group's partitions. Raises SettingOverwritesMarks, BadFilterSetting, KafkaException.
+    group's partitions, when they come and while they are read.
+    Raises SettingOverwritesMarks, BadFilterSetting, KafkaException.
     """
 
     def __init__(  # noqa: PLR0913 - what is read, and how
@@ -61,19 +63,24 @@ class ReplayFilteredConsumer:
             raise BadFilterSetting("carrier", carrier, '"key" or "header"')
         self._group = _group_of(config)
         self._config = {**config, "enable.auto.commit": False}
-        self._key_of = _key if carrier == "key" else _header
+        self._key_of = Message.key if carrier == "key" else _header
         pids = None if only_pids is None else frozenset(only_pids)
         self._reading = Reading(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
         self._stored: dict[tuple[str, int], Stored] = {}
-        self._startpoints = startpoints
         self._failure: Exception | None = None
         self._client = Consumer(self._config)
+        self._starts = ConfluentStarts(self._client, self._group, self._reading, startpoints, self._marks_at)
         self._marks_topic = None if marks_topic is None else ConfluentMarksTopic(config, marks_topic)
 
     @property
     def client(self) -> Consumer:
         """The consumer inside, for what this class does not do; never commit or seek by it."""
         return self._client
+
+    @property
+    def stopped(self) -> Mapping[tuple[str, int], Exception]:
+        """Partitions that are not read since their startpoint can't be applied, and why; poll and consume raise it."""
+        return self._starts.following.stopped
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
@@ -91,11 +98,12 @@ class ReplayFilteredConsumer:
         """Join the group. The callbacks get this consumer; in `on_revoke` a commit still counts, in `on_lost` not."""
 
         def assigned(client: Consumer, partitions: list[TopicPartition]) -> None:
-            starts = self._load(partitions)
+            starts = self._starts.load(partitions)
             if self._is_incremental():
                 client.incremental_assign(starts)
             else:
                 client.assign(starts)
+            self._starts.pause_stopped()
             if on_assign is not None:
                 on_assign(self, partitions)
 
@@ -121,8 +129,9 @@ class ReplayFilteredConsumer:
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read these, without a group's help; each from its committed position, with the marks as of it."""
-        self._forget([TopicPartition(*one) for one in list(self._reading)])
-        self._client.assign(self._load(list(partitions)))
+        self._forget([TopicPartition(*one) for one in [*self._reading, *self.stopped]])
+        self._client.assign(self._starts.load(partitions))
+        self._starts.pause_stopped()
 
     def poll(self, timeout_s: float = -1) -> Message | None:
         """The next record that is no replay, or an event of the client (`.error()` is set), or None after the time."""
@@ -130,7 +139,9 @@ class ReplayFilteredConsumer:
         while True:
             self._check()
             left_s = -1 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            message = self._client.poll(left_s)
+            message = self._client.poll(wait_s := self._starts.following.wait_s(left_s))
+            if message is None and wait_s != left_s:
+                continue  # there may be a new startpoint
             if message is None or message.error() is not None:
                 return message
             partition = (str(message.topic()), int(message.partition() or 0))
@@ -150,24 +161,17 @@ class ReplayFilteredConsumer:
 
         It may be empty although there was something to read: all of it were replays.
         """
-        self._check()
-        messages = self._client.consume(num_messages, timeout_s)
+        messages = self._consumed(num_messages, timeout_s)
         if not messages:
             return messages
-        keys = [self._key_of(message) for message in messages]
-        topics: list[Any] = [message.topic() for message in messages]
-        partitions: list[Any] = [message.partition() for message in messages]
-        offsets: list[Any] = [message.offset() for message in messages]
-        if None in keys and any(message.error() is not None for message in messages):
+        batch = columns_of(messages, self._reading.topics, self._key_of)
+        if batch is None or not all((batch.topic, one) in self._reading for one in batch.spans):
             return self._one_by_one(messages)
         try:
-            if len(set(topics)) == 1 and all((topics[0], one) in self._reading for one in set(partitions)):
-                passes = self._reading.admit_batch(topics[0], partitions, offsets, keys)
-                return messages if passes.all() else [messages[at] for at in passes.nonzero()[0].tolist()]
+            return passing(messages, self._reading.admit_columns(*batch))
         except Exception as error:
             self._failure = error
             raise
-        return self._one_by_one(messages)
 
     def commit(self) -> None:
         """Store, for every partition, the position behind what was yielded, with its marks.
@@ -203,26 +207,28 @@ class ReplayFilteredConsumer:
         """It is not: read again from the committed positions, with their marks."""
         self._in_transaction = ((), {})
         began = {one: self._reading.began(one) for one in self._reading}
-        for start in self._load([TopicPartition(*one) for one in began]):
+        for start in self._starts.load([TopicPartition(*one) for one in began]):
             first = began[start.topic, start.partition]
             if start.offset < 0 and first is not None:  # nothing is committed yet: back to where this run began
                 start.offset = first
             if start.offset >= 0:
                 self._client.seek(start)
+        self._starts.pause_stopped()
 
     def seek(self, partition: TopicPartition) -> None:
         """Go on at `partition.offset`. The committed position brings its marks; any other begins with none."""
         self._failure = None
-        [committed] = self._committed([partition])
+        [committed] = self._starts.committed([partition])
         if committed.offset == partition.offset:
-            [start] = self._load([TopicPartition(partition.topic, partition.partition)])
+            [start] = self._starts.load([partition])
             self._client.seek(start)
+            self._starts.pause_stopped()
             return
         _LOG.warning(
             "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
             partition.topic, partition.partition, partition.offset,
         )  # fmt: skip
-        self._reading.assign((partition.topic, partition.partition), partition.offset)
+        self._reading.seek((partition.topic, partition.partition), partition.offset)
         self._client.seek(partition)
 
     def close(self) -> None:
@@ -245,6 +251,19 @@ class ReplayFilteredConsumer:
         """After a refused batch its records are gone from the client: going on would lose them."""
         if self._failure is not None:
             raise self._failure
+        if not self._in_transaction[0]:  # what that commits is of the run before
+            self._starts.follow()
+
+    def _consumed(self, num_messages: int, timeout_s: float) -> list[Message]:
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._check()
+            left_s = -1 if timeout_s < 0 else max(0.0, deadline_s - time.monotonic())
+            messages: list[Message] = self._client.consume(
+                num_messages, wait_s := self._starts.following.wait_s(left_s)
+            )
+            if messages or wait_s == left_s:
+                return messages
 
     def _one_by_one(self, messages: Sequence[Message]) -> list[Message]:
         """Events, or several topics: rare enough to take the slow road."""
@@ -268,48 +287,12 @@ class ReplayFilteredConsumer:
             self._config.get("partition.assignment.strategy", "")
         )
 
-    def _load(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The committed position of each with its marks, and where the client is to begin. All, or none of them."""
-        found = [(committed, self._start(committed)) for committed in self._committed(partitions)]
-        for committed, (offset, marks, startpoint, is_new) in found:
-            partition = (committed.topic, committed.partition)
-            self._reading.assign(partition, offset, marks, startpoint=startpoint, is_new_startpoint=is_new)
-        return [
-            TopicPartition(one.topic, one.partition, OFFSET_INVALID if offset is None else offset)
-            for one, (offset, *_) in found
-        ]
-
-    def _committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        plain = [TopicPartition(one.topic, one.partition) for one in partitions]
-        return ask_partitions(lambda left_s: self._client.committed(plain, left_s))
-
-    def _start(self, committed: TopicPartition) -> tuple[int | None, HighwaterMarks, int, bool]:
-        partition = (committed.topic, committed.partition)
-        offset = committed.offset if committed.offset >= 0 else None
-        position = decode(committed.metadata)
-        marks = position.marks
-        if position.stored is not None:
-            self._stored[partition] = position.stored
-            marks = self._marks_of(partition, position.stored)
-        elif marks is None and offset is not None:
-            _LOG.warning("%s-%d starts at %d, committed without marks: it begins with empty ones", *partition, offset)
-        if self._startpoints is not None:
-            facts = PartitionFacts(*partition, self._bounds, self._first_at, offset)
-            wish = self._startpoints.pending(self._group, facts, position.startpoint)
-            if wish is not None:
-                kept = NO_MARKS if wish.reset_marks or marks is None else marks
-                return wish.offset, kept, wish.sequence, True
-        return offset, marks if marks is not None else NO_MARKS, position.startpoint, False
-
-    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        return ask_bounds(self._client, topic, partition)
-
-    def _first_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
-        asked = [TopicPartition(topic, partition, timestamp_ms)]
-        [found] = ask_partitions(lambda left_s: self._client.offsets_for_times(asked, left_s))
-        return found.offset if found.offset >= 0 else None
-
-    def _marks_of(self, partition: tuple[str, int], stored: Stored) -> HighwaterMarks:
+    def _marks_at(self, partition: tuple[str, int], position: Position) -> HighwaterMarks | None:
+        """The marks of a committed position; None if it has none."""
+        stored = position.stored
+        if stored is None:
+            return position.marks
+        self._stored[partition] = stored
         if self._marks_topic is None:
             raise BadFilterSetting(
                 "marks_topic", None, f"needed: the marks of {partition[0]}-{partition[1]} lie in one"
@@ -340,19 +323,13 @@ class ReplayFilteredConsumer:
                 self._stored[partition] = written[partition]
             if old is not None and self._marks_topic is not None:
                 self._marks_topic.delete(old)
-            if one.has_new_startpoint and self._startpoints is not None:
-                self._startpoints.consumed(self._group, one.topic, one.partition, one.startpoint)
+        self._starts.consumed(due)
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
-        gone = [(one.topic, one.partition) for one in partitions]
-        self._reading.drop(gone)
-        for partition in gone:
-            self._stored.pop(partition, None)
-
-
-def _key(message: Message) -> bytes | None:
-    key: bytes | None = message.key()
-    return key
+        gone = list(partitions)
+        self._starts.forget(gone)
+        for one in gone:
+            self._stored.pop((one.topic, one.partition), None)
 
 
 def _header(message: Message) -> bytes | None:

@@ -3,6 +3,7 @@
     ReplayFilteredConsumer(settings, startpoints=GroupStartpoints(store))
 
     assigned    claim ─▶ what the group committed is consumed ─▶ apply: `applied` is stored, then the offset is used
+    running     every look_every_s, if the store has changed: apply a newer one, then go there between two reads
     committed   the group's commit carries the sequence ─▶ consume
 
 Killed in between: before `applied` nothing has happened; after it the stored offset is used again; after the commit the
@@ -11,7 +12,8 @@ next holder sees the sequence in it, says `consumed`, and goes on from the commi
 
 import logging
 
-from filtering.consumers.startpoints import PartitionFacts, Wish
+from filtering.consumers.startpoints import Answer, PartitionFacts, Refusal, Wish
+from pushrep.errors import BadArgument
 from pushrep.startpoints.checkpoints import Claim
 from pushrep.startpoints.errors import PartitionLost, StartpointFailed
 from pushrep.startpoints.model import Kind, Reader
@@ -20,41 +22,47 @@ from pushrep.startpoints.states import State
 from pushrep.startpoints.store import StartpointStore
 
 _LOG = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
 
 
 class GroupStartpoints:
     """The startpoints of a store, in a directory or a topic, for the groups of one process. The group is the consumer.
 
-    A startpoint that can't be applied raises StartpointFailed out of the assignment, so nothing of it is read; cancel
-    it or set another one. BOOTSTRAP fails by name: a group's other partitions can't be held.
+    look_every_s: how often a running consumer looks whether the store has changed: a look at a file, or one question
+    to a broker. A startpoint that can't be applied stops its partition, StartpointFailed says why; cancel it or set
+    another one. BOOTSTRAP is refused by name: a group's other partitions can't be held. Raises BadArgument.
     """
 
-    def __init__(self, store: StartpointStore) -> None:
+    def __init__(self, store: StartpointStore, *, look_every_s: float = LOOK_EVERY_S) -> None:
+        if not look_every_s > 0:
+            raise BadArgument("look_every_s", f"give seconds above 0, not {look_every_s!r}")
+        self.look_every_s = look_every_s
         self._store = store
         self._claims: dict[Reader, Claim] = {}
 
-    def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Wish | None:
+    def version(self) -> int:
+        """A number that changes with every change of the store."""
+        return self._store.size_bytes()
+
+    def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Answer:
         """Take the partition over; apply the newest startpoint above the committed one, once. None: there is none."""
         reader = Reader(consumer, facts.topic, facts.partition)
         claim = self._claims[reader] = self._store.claim(*_names(reader))
         committed = self._store.standing(committed_sequence, reader)
         if committed is not None and committed.state is State.APPLIED:
             self._store.consume(claim, committed_sequence, committed=committed_sequence)
-        self._store.sweep()
-        waiting = self._store.ledger().pending(reader, committed_sequence)
-        if waiting is None:
+        return self._newer(claim, facts, committed_sequence)
+
+    def moved(self, consumer: str, facts: PartitionFacts, running_sequence: int) -> Answer:
+        """Apply a startpoint newer than the one that the partition runs from, once. None: there is none."""
+        claim = self._claims.get(Reader(consumer, facts.topic, facts.partition))
+        if claim is None:
             return None
-        if waiting.written.startpoint.kind is Kind.BOOTSTRAP:
-            why = "BOOTSTRAP holds other partitions, which a consumer group can't: take EARLIEST"
-            raise StartpointFailed(reader, waiting.sequence, why)
-        start, end = facts.bounds(facts.topic, facts.partition)
-        log = LogFacts(start=start, end=end, first_at=lambda ms: facts.first_at(facts.topic, facts.partition, ms))
-        applied = self._store.apply(claim, log, position=facts.position, committed=committed_sequence)
-        if applied is None:
+        try:
+            return self._newer(claim, facts, running_sequence)
+        except PartitionLost as lost:
+            _LOG.info("%s; its next holder applies what is new", lost)
             return None
-        standing = self._store.standing(applied.sequence, reader)
-        assert standing is not None, "applied is only what was written"
-        return Wish(applied.offset, applied.sequence, standing.written.startpoint.reset_marks)
 
     def consumed(self, consumer: str, topic: str, partition: int, sequence: int) -> None:
         """A commit that carries this sequence is stored. Who took the partition over meanwhile says so instead."""
@@ -63,6 +71,26 @@ class GroupStartpoints:
             self._store.consume(self._claims[reader], sequence, committed=sequence)
         except PartitionLost as lost:
             _LOG.info("%s; its next holder finds the sequence in the commit", lost)
+
+    def _newer(self, claim: Claim, facts: PartitionFacts, sequence: int) -> Answer:
+        reader = claim.reader
+        waiting = self._store.read(*_names(reader))
+        if waiting is None or waiting.sequence <= sequence:
+            return None
+        if waiting.written.startpoint.kind is Kind.BOOTSTRAP:
+            why = "BOOTSTRAP holds other partitions, which a consumer group can't: take EARLIEST"
+            return Refusal(waiting.sequence, StartpointFailed(reader, waiting.sequence, why))
+        start, end = facts.bounds(facts.topic, facts.partition)
+        log = LogFacts(start=start, end=end, first_at=lambda ms: facts.first_at(facts.topic, facts.partition, ms))
+        try:
+            applied = self._store.apply(claim, log, position=facts.position, committed=sequence)
+        except StartpointFailed as failed:
+            return Refusal(failed.sequence, failed)
+        if applied is None:
+            return None
+        standing = self._store.standing(applied.sequence, reader)
+        assert standing is not None, "applied is only what was written"
+        return Wish(applied.offset, applied.sequence, standing.written.startpoint.reset_marks)
 
 
 def _names(reader: Reader) -> tuple[str, str, int]:

@@ -72,7 +72,7 @@ class StorePlace:
 
 
 def kind_of(place: str | Path) -> str:
-    """ "" for a directory, "kafka" for a topic."""
+    """Empty for a directory, "kafka" for a topic."""
     return KAFKA if str(place).startswith(f"{KAFKA}:") and "://" not in str(place) else ""
 
 

@@ -32,7 +32,7 @@ def topic(broker):
 
 def fill(broker, topic, partition, offsets, source=None, pid=PID):
     """Records of one pair, as a gapless producer of that source partition would send them."""
-    producer = plain_producer(broker.bootstrap_servers, enable_idempotence=True)
+    producer = plain_producer(broker.bootstrap_servers)
     for offset in offsets:
         metadata = StreamMetadata(pid, partition if source is None else source, offset)
         producer.produce(topic, key=metadata.pack(), value=b"%d" % offset, partition=partition)
@@ -349,6 +349,14 @@ def test_aiokafkas_consumer_yields_each_record_once_over_restarts_seeks_and_reba
 
 
 class OneStartpoint:
+    look_every_s = 0.1
+
+    def version(self):
+        return 0
+
+    def moved(self, consumer, facts, running_sequence):
+        return None
+
     def __init__(self, offset, *, reset_marks):
         self.wish, self.events = Wish(offset, 12, reset_marks), []
 
@@ -469,7 +477,7 @@ def test_a_startpoint_that_fails_stops_the_start_with_the_reason(broker, topic, 
 
 def test_a_time_is_looked_up_in_the_topic(broker, topic, tmp_path):
     store = StartpointStore.open(tmp_path)
-    producer = plain_producer(broker.bootstrap_servers, enable_idempotence=True)
+    producer = plain_producer(broker.bootstrap_servers)
     for offset in range(10):
         key = StreamMetadata(PID, 0, offset).pack()
         producer.produce(topic, key=key, partition=0, timestamp=1_000_000 + 1000 * offset)
