@@ -37,8 +37,7 @@ def tip_of(facts: LogFacts, bound: str, counter: int | None, last_counter: int =
     return Tip(facts.stable, min(facts.stable, value), is_frozen=counter is None)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One whole batch as the arithmetic sees it: offsets [base_offset, next_offset).
 
     `records` counts data, none in a control batch. `offsets` are theirs, if compaction left holes and someone counts.
@@ -55,7 +54,7 @@ class Span:
         """Every offset has its record."""
         return self.records == self.next_offset - self.base_offset
 
-    def count(self, start: int, end: int) -> int:
+    def count_in(self, start: int, end: int) -> int:
         """Records with an offset in [start, end). `offsets` has to be there unless the batch is dense or empty."""
         start, end = max(start, self.base_offset), min(end, self.next_offset)
         if self.is_dense:
@@ -112,7 +111,7 @@ def clip(  # noqa: PLR0913 - one number a rule
         if taken.spans and taken.size_bytes + span.size_bytes > budget_bytes:
             break
         until = span.next_offset if end is None else min(span.next_offset, end)
-        count = span.count(taken.end, until) if left is not None or span.is_dense else span.records
+        count = span.count_in(taken.end, until) if left is not None or span.is_dense else span.records
         taken.spans += 1
         taken.size_bytes += span.size_bytes
         if left is not None and count >= left - taken.records:

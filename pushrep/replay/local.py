@@ -25,7 +25,7 @@ from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
 from pushrep.replay.states import ReplayState
-from pushrep.replay.windows import BatchWindows
+from pushrep.replay.windows import BatchWindows, Buffers
 from pushrep.seams import Clock
 
 _FACTS_MS = 100
@@ -46,6 +46,7 @@ class Around:
     def __init__(self, clock: Clock, counters: Counters) -> None:
         self.clock, self.counters = clock, counters
         self.lock = threading.RLock()
+        self.buffers = Buffers()
 
     def counter(self, bound: str) -> int | None:
         """The value of the counter of that name; None if there is none."""
@@ -68,7 +69,7 @@ class LocalSession:
         self._pending: list[RecordBatch] = []
         self._last: BatchHeader | None = None
         self._woken = threading.Event()
-        self._windows = BatchWindows(source.path, source.filesystem)
+        self._windows = BatchWindows(source.path, source.filesystem, around.buffers)
 
     @property
     def session_id(self) -> int:

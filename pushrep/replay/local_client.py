@@ -15,6 +15,7 @@ from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS, tip_of
 from pushrep.replay.local import CREDIT_BYTES, Around, Counters, LocalSession
 from pushrep.replay.model import LogFacts, ReplayRequest, ReplaySettings
+from pushrep.replay.plan import needs_liveness
 from pushrep.replay.recording_info import RecordingInfo
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, open_source
@@ -22,6 +23,8 @@ from pushrep.replay.states import ReplayState
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.topic_id_partition import TopicIdPartition
 
+_BLOCK_BYTES = 4 << 20
+"""Nobody waits for his turn behind a session of one's own: a turn is worth more than at a node."""
 _NO_FACTS = LogFacts(start=0, written=0, flushed=0, high_watermark=0)
 
 
@@ -43,7 +46,8 @@ class LocalReplays:
         self._around = Around(clock, counters if counters is not None else {})
         self._filesystem = filesystem
         self._many = ReplaySessions(
-            settings if settings is not None else ReplaySettings(), random.SystemRandom().getrandbits
+            settings if settings is not None else ReplaySettings(block_bytes=_BLOCK_BYTES),
+            random.SystemRandom().getrandbits,
         )
         self._locals: dict[int, LocalSession] = {}
         self._waiting: set[int] = set()  # for their subscriber
@@ -82,7 +86,9 @@ class LocalReplays:
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""
         source = self._source(self._name(request.recording))
-        facts = None if source is None else source.facts(with_liveness=True)
+        facts = None if source is None else source.facts(with_liveness=False)
+        if source is not None and facts is not None and needs_liveness(request, facts):
+            facts = source.facts(with_liveness=True)  # ten milliseconds, where the kernel has to list its locks
         clock = self._around.clock
         try:
             with self._around.lock:

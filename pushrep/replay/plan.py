@@ -88,6 +88,13 @@ def plan_replay(
     )
 
 
+def needs_liveness(request: ReplayRequest, facts: LogFacts) -> bool:
+    """Whether it decides anything that somebody writes the log: not for who begins below its end."""
+    end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
+    position = facts.start if request.position is None else request.position
+    return isinstance(position, AtTime) or position >= end
+
+
 def _check_request(request: ReplayRequest, node: Node) -> None:
     if not node.is_allowed:
         raise ReplayRefused(ErrorCode.UNAUTHORISED, f"recording {request.recording} may not be replayed by you")

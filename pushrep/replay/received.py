@@ -1,7 +1,5 @@
 """What a reader makes of bytes from the network: batches whose CRC it has checked itself, and their records."""
 
-from dataclasses import replace
-
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run
 from pushrep.replay.limits import Span
@@ -26,5 +24,5 @@ def count_records(batch: RecordBatch, start: int, end: int) -> int:
     records = 0 if header.is_control else header.record_count
     span = Span(header.base_offset, header.next_offset, header.size_bytes, records)
     if not span.is_dense and records and not (start <= header.base_offset and header.next_offset <= end):
-        span = replace(span, offsets=tuple(record.offset for record in batch.records()))
-    return span.count(start, end)
+        span = span._replace(offsets=tuple(record.offset for record in batch.records()))
+    return span.count_in(start, end)

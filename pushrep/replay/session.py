@@ -56,8 +56,11 @@ class ReplaySession:
 
     @property
     def wants_liveness(self) -> bool:
-        """Whether its turns need `LogFacts.is_live`, dear to find out: only a bounded replay ends at a stop."""
-        return self._left is not None or (self._end is not None and self._held_until > 0)
+        """Whether its turns need `LogFacts.is_live`, dear to find out: at the tip, a bounded replay ends at a stop."""
+        is_held = self._held_until > self.tip
+        if self._left is None:
+            return self._end is not None and is_held
+        return self.position >= self.tip or is_held
 
     @property
     def next_turn_ms(self) -> int:

@@ -30,6 +30,8 @@ from pushrep.errors import PushrepError
 class ReplayState(Enum):
     """Where a session stands."""
 
+    __hash__ = object.__hash__  # Enum's own is a function in Python, and the table is looked up at every event
+
     INIT = auto()
     REPLAY = auto()
     INACTIVE = auto()
@@ -38,6 +40,8 @@ class ReplayState(Enum):
 
 class EventKind(Enum):
     """What can happen to it."""
+
+    __hash__ = object.__hash__
 
     OPENED = auto()
     OPEN_FAILED = auto()

@@ -10,7 +10,7 @@ from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import Span
 from pushrep.replay.model import FOLLOW, TO_END, AtTime, LogFacts, ReplayRequest, ReplaySettings
-from pushrep.replay.plan import Node, plan_replay
+from pushrep.replay.plan import Node, needs_liveness, plan_replay
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.states import ReplayState
 
@@ -220,3 +220,21 @@ def test_rounds_begin_one_further_each_time():
     ids = [start(many).id for _ in range(3)]
     firsts = [many.turns()[0].id for _ in range(3)]
     assert sorted(firsts) == sorted(ids)
+
+
+def test_whether_somebody_writes_is_asked_only_where_a_request_begins_at_the_end():
+    def needed(facts=LIVE, **request):
+        return needs_liveness(ReplayRequest(recording=3, **request), facts)
+
+    assert not needed()
+    assert not needed(position=59)
+    assert needed(position=60)
+    assert needed(position=AtTime(0)), "its offset is not known yet"
+    assert not needed(position=60, bound="written")
+    assert needed(EMPTY)
+    for position in (None, 10, 59):
+        stopped, live = (
+            plan(LogFacts(start=10, written=60, flushed=60, high_watermark=60, is_live=is_live), position=position)
+            for is_live in (False, True)
+        )
+        assert stopped == live
