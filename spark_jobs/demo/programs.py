@@ -33,10 +33,14 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Starts the programs of a demo, all in the same surroundings. `cores` are each Spark's."""
+    """Starts the programs of a demo, all in the same surroundings. `cores` are each Spark's.
+
+    master: of a cluster, whose workers see `output` under the same path; None: Spark on this machine alone.
+    """
 
     output: Output
     cores: int
+    master: str | None = None
 
     def producer(self, pace: Pace, topic: str, *more: str) -> Child:
         """Append from the saved position on."""
@@ -51,7 +55,7 @@ class Surroundings:
         )
 
     def start(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
-        """A program of ours; its environment, unless given, is Spark's: this machine alone, without a web page."""
+        """A program of ours; its environment, unless given, is Spark's: without a web page."""
         # -P: the output directory is the working directory, and nothing in it is a module.
         command = [sys.executable, "-P", "-m", module, *arguments]
         return self.start_command(name, command, self._environment() if environment is None else environment)
@@ -65,8 +69,10 @@ class Surroundings:
     def _environment(self) -> dict[str, str]:
         """Spark's temporary files lie where the demo removes them."""
         scratch = str(self.output.scratch)
+        # Of a cluster one job would take every core, and the next one wait.
+        where = f"local[{self.cores}]" if self.master is None else f"{self.master} --conf spark.cores.max={self.cores}"
         settings = (
-            f"--master local[{self.cores}] --driver-memory 1g --conf spark.ui.enabled=false "
+            f"--master {where} --driver-memory 1g --conf spark.ui.enabled=false "
             "--conf spark.sql.session.timeZone=UTC --conf spark.sql.shuffle.partitions=2 "
             "--conf spark.ui.showConsoleProgress=false pyspark-shell"
         )
@@ -75,7 +81,7 @@ class Surroundings:
             "TMPDIR": scratch,
             "SPARK_LOCAL_DIRS": scratch,
             "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={scratch} {_SHORT_LIVED}",
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            **({"SPARK_LOCAL_IP": "127.0.0.1"} if self.master is None else {}),
             "PYSPARK_SUBMIT_ARGS": settings,
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,

@@ -42,6 +42,7 @@ class Options:
     limit: int | None
     kills: int
     cores: int
+    master: str | None
     kafka_jars: Path
     connector: Path
     as_json: bool
@@ -90,6 +91,7 @@ Examples
 )
 @click.option("--kills", type=click.IntRange(1, 5), default=2, help="Of the producer, and as many of the broker.")
 @click.option("--cores", type=click.IntRange(min=1), default=2, help="Cores for each of the two Spark jobs.")
+@click.option("--master", help="spark://HOST:7077, whose workers see --out by the same path.  [default: local]")
 @click.option(
     "--kafka-jars",
     type=click.Path(path_type=Path),
@@ -152,7 +154,7 @@ def run(output: KafkaOutput, console: Console, options: Options, connector: tupl
     plan = KafkaPlan.draw(seed, flights, options.kills)
     console.print(f"{flights:,} flights; seed {seed} (--seed {seed} repeats these kills)")
     adopt_orphans()
-    surroundings = Surroundings(output, options.cores)
+    surroundings = Surroundings(output, options.cores, options.master)
     servers, pace = Servers(output, surroundings), Pace(flights, options.rate, data_set())
     wanted = Wanted(
         brokers=options.brokers,
