@@ -94,6 +94,14 @@ class TopicReplaced(ShippingError):
         self.topic = topic
 
 
+class NotPinned(ShippingError):
+    """How many partitions are used is not known to enough members yet; it is said again until it is."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"how many partitions are used is not kept by enough members yet: {why}")
+        self.why = why
+
+
 class KafkaUnreachable(ShippingError):
     """No broker answered; the service goes on, and what it appends is sent later."""
 

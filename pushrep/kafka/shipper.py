@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +21,12 @@ from pushrep.kafka.errors import (
     DestinationAhead,
     DestinationRefused,
     KafkaUnreachable,
+    NotPinned,
     ShippingError,
     TopicMissing,
     TopicReplaced,
 )
+from pushrep.kafka.pins import OwnPins, Pins, counts_of, settled
 from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
 from pushrep.kafka.recovery import backoff_s, in_thread
 from pushrep.kafka.resume import Origin
@@ -48,7 +50,7 @@ _CLOSE_S = 30.0
 class Shipped:
     """Whose logs are shipped: the outbox's directory, its topic, logs and own PIDs.
 
-    batch_bytes: what its batches are sealed at; 0: none are made any more.
+    batch_bytes: what its batches are sealed at; 0: none are made any more. pins: what its members keep.
     """
 
     directory: Path
@@ -58,6 +60,7 @@ class Shipped:
     batch_bytes: int
     filesystem: Filesystem
     clock: Clock
+    pins: Pins = field(default_factory=OwnPins)
 
 
 class Shipper:
@@ -161,7 +164,9 @@ class Shipper:
                 except TopicReplaced as error:
                     _LOG.warning("%s: it is shipped again from the logs' start", error)
                     pause_s = 0.0
-                except (*UNREACHABLE, BrokerError, KafkaUnreachable) as error:
+                except (*UNREACHABLE, BrokerError, KafkaUnreachable, NotPinned) as error:
+                    if isinstance(error, NotPinned):
+                        self._started.set()  # the topic is known; the members come in their own time
                     self._shipment.told(str(error) or repr(error))
                     self._failures += 1
                     pause_s = backoff_s(self._destination, self._failures)
@@ -195,7 +200,7 @@ class Shipper:
             return
         self._check(facts)
         self._shipment.refused(None)
-        self._settle(facts)
+        await self._settle(facts)
         cluster = Cluster(self._destination, self.topic)
         try:
             await self._unless_closed(cluster.refresh())
@@ -214,15 +219,22 @@ class Shipper:
         age_ms = wall_ms - min(times) if times else None
         facts.check(batch_bytes=self._shipped.batch_bytes, oldest_unsent_age_ms=age_ms)
 
-    def _settle(self, facts: TopicFacts) -> None:
-        """What is fixed at first use is on disk before the first batch is sent."""
+    async def _settle(self, facts: TopicFacts) -> None:
+        """What is fixed at first use is on disk, at every member, before the first batch is sent.
+
+        Raises NotPinned, DestinationRefused.
+        """
         shipment = self._shipment
         before = shipment.progress
         if before.topic_id not in {None, facts.topic_id}:
             _LOG.warning("%s is not the topic that it was (%s): all is shipped again", self.topic, facts.topic_id)
             shipment.void()
-        shipment.progress = before.with_topic(facts.topic_id, facts.partitions, shipment.pid_epoch)
+        pins = self._shipped.pins
+        partitions = settled(before, self.topic, facts.partitions, pins.known(facts.topic_id))
+        shipment.progress = before.with_topic(facts.topic_id, partitions, shipment.pid_epoch)
         self._checkpoint()
+        counts = counts_of(shipment.progress)
+        await self._unless_closed(in_thread(lambda: pins.keep(facts.topic_id, counts)))
 
     async def _unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """None if the shipper is closed meanwhile."""

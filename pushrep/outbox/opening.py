@@ -92,12 +92,16 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     replication.open()  # before the PID epoch: what comes back was not lost
     identity = settle_epoch(held, identity, logs, made_anew)
     replication.start(identity.pid_epoch)
-    shipping = _start_shipping(resources, asked, identity, logs)
+    shipping = _start_shipping(resources, asked, identity, logs, replication)
     return Opened(identity=identity, logs=logs, replication=replication, shipping=shipping)
 
 
 def _start_shipping(
-    resources: ExitStack, asked: ToOpen, identity: OutboxIdentity, logs: Sequence[tuple[SegmentLog, PositionsStore]]
+    resources: ExitStack,
+    asked: ToOpen,
+    identity: OutboxIdentity,
+    logs: Sequence[tuple[SegmentLog, PositionsStore]],
+    replication: "Replication | None" = None,
 ) -> Shipping:
     to_ship = ToShip(
         directory=asked.directory,
@@ -106,6 +110,7 @@ def _start_shipping(
         batch_bytes=asked.batch_bytes,
         filesystem=asked.filesystem,
         clock=asked.clock,
+        replication=replication,
     )
     return start_shipping(resources, to_ship, asked.kafka, asked.replicas.open_timeout_s)
 

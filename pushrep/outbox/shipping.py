@@ -21,12 +21,14 @@ from pushrep.log import SegmentLog
 from pushrep.outbox.destinations import checked_skip, destination_of
 from pushrep.outbox.epoch import LATER_EPOCHS
 from pushrep.outbox.errors import OutboxInUse, SettingRefused
+from pushrep.outbox.granted_pins import GrantedPins
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
     from pushrep.kafka.shipment import DestinationLag
     from pushrep.kafka.shipper import Shipped, Shipper
+    from pushrep.outbox.replication import Replication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class ToShip:
     batch_bytes: int
     filesystem: Filesystem
     clock: Clock
+    replication: "Replication | None" = None
 
 
 def check_destination(kafka: object) -> KafkaDestination | None:
@@ -146,6 +149,7 @@ def _hold(to_ship: ToShip, shipper: "Shipper | None") -> None:
 
 
 def _shipped(to_ship: ToShip) -> "Shipped":
+    from pushrep.kafka.pins import OwnPins  # noqa: PLC0415
     from pushrep.kafka.resume import Origin  # noqa: PLC0415
     from pushrep.kafka.shipper import Shipped  # noqa: PLC0415
 
@@ -160,4 +164,5 @@ def _shipped(to_ship: ToShip) -> "Shipped":
         batch_bytes=to_ship.batch_bytes,
         filesystem=to_ship.filesystem,
         clock=to_ship.clock,
+        pins=OwnPins() if to_ship.replication is None else GrantedPins(to_ship.replication),
     )

@@ -1,0 +1,61 @@
+"""How many partitions of a topic are used is kept by every member of an outbox: here is what shipping asks of it.
+
+The number stands in destinations.json, which lies on one disk. A member that leads next, or a directory that lost the
+file, would fix it anew, and a topic that grew meanwhile would get one pair in two partitions.
+"""
+
+from typing import Protocol
+from uuid import UUID
+
+from pushrep.kafka.errors import DestinationRefused
+from pushrep.kafka.progress import Progress
+
+
+class Pins(Protocol):
+    """The numbers of each PID epoch, oldest first, by the topic's id."""
+
+    def known(self, topic_id: UUID) -> tuple[int, ...]:
+        """As the members keep them; empty for a topic that was never shipped to."""
+        ...
+
+    def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
+        """Enough members have them on disk when this returns. Waits for them; raises NotPinned."""
+        ...
+
+
+class OwnPins:
+    """Of an outbox without other members: destinations.json alone."""
+
+    def known(self, topic_id: UUID) -> tuple[int, ...]:  # noqa: ARG002 - the Protocol's
+        """Nothing more."""
+        return ()
+
+    def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
+        """Nobody else is to know."""
+
+
+def settled(progress: Progress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
+    """How many of a topic's `partitions` are used where nothing is fixed yet; `known` as in Pins.
+
+    Raises DestinationRefused if there are several, and nothing says where in the logs which of them began.
+    """
+    if progress.epochs or not known:
+        return partitions
+    if len(set(known)) > 1:
+        raise DestinationRefused(
+            topic,
+            "partitions",
+            partitions,
+            f"the outbox has used {', '.join(map(str, known))} of them in turn, and destinations.json, which knows "
+            "from which offsets on, is missing: copy it from the member that shipped last, or ship to a new topic",
+        )
+    return min(known[0], partitions)
+
+
+def counts_of(progress: Progress) -> tuple[int, ...]:
+    """What members are to keep of it: each number that was used, oldest first."""
+    found: list[int] = []
+    for epoch in progress.epochs:
+        if epoch.partitions is not None and found[-1:] != [epoch.partitions]:
+            found.append(epoch.partitions)
+    return tuple(found)

@@ -1,0 +1,57 @@
+"""How many partitions of a topic are used, in the grant: each member has it on disk before the first batch is sent.
+
+Grant.destinations: (topic id, n) of each destination; of one that was repartitioned one after another, oldest first
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from pushrep.errors import PushrepError
+from pushrep.kafka.errors import NotPinned
+
+if TYPE_CHECKING:
+    from pushrep.outbox.replication import Replication
+    from pushrep.replication.grants import Grant
+
+Destinations = tuple[tuple[UUID, int], ...]
+
+
+class GrantedPins:
+    """pushrep.kafka.pins.Pins over the members of an open outbox."""
+
+    def __init__(self, replication: "Replication") -> None:
+        self._replication = replication
+
+    def known(self, topic_id: UUID) -> tuple[int, ...]:
+        """As in the grant by which it leads. Raises NotPinned while it does not lead."""
+        return tuple(count for one, count in self._grant().destinations if one == topic_id)
+
+    def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
+        """A new grant that says so, unless the grant does already. Raises NotPinned."""
+        replication = self._replication
+        if self.known(topic_id) == partitions:
+            return
+        if not replication.own_lanes:
+            raise NotPinned("the outbox is not open yet")
+        try:
+            with replication.step_lock:
+                replication.change_members(
+                    lambda newest, epoch: replace(
+                        newest.renewed(epoch, newest.leader),
+                        destinations=_with(newest.destinations, topic_id, partitions),
+                    )
+                )
+        except (PushrepError, OSError) as error:
+            raise NotPinned(str(error)) from error
+
+    def _grant(self) -> "Grant":
+        grant = self._replication.grant
+        if grant is None:
+            raise NotPinned("too few members answer")
+        return grant
+
+
+def _with(known: Destinations, topic_id: UUID, partitions: tuple[int, ...]) -> Destinations:
+    others = tuple(one for one in known if one[0] != topic_id)
+    return (*others, *((topic_id, count) for count in partitions))

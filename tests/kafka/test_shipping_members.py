@@ -1,0 +1,100 @@
+"""What the members of an outbox keep of its destinations: how many partitions of the topic are used, by the topic's id.
+
+destinations.json lies on one disk only: a member that leads next does not have it, and the topic may have grown.
+"""
+
+import json
+from uuid import UUID
+
+import pytest
+
+from pushrep.kafka import DestinationRefused, KafkaDestination
+from pushrep.log import LogConfig
+from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.outbox import Acks, Outbox
+from pushrep.outbox.destinations import repartition
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
+from tests.kafka.plain_client import add_partitions, consume, create_topic
+from tests.kafka.topic_reader import read_filtered, same
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+WAIT_S = 60
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
+
+
+@pytest.fixture
+def node(tmp_path):
+    settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}))
+    with ReplicaNode(tmp_path / "node", settings) as running:
+        yield running
+
+
+@pytest.fixture
+def opened(broker, node, tmp_path, request):
+    """Open the outbox, whose one replica is `node`, with the test's topic as destination."""
+    topic = request.node.name.removeprefix("test_")[:100]
+
+    def open_outbox(**more):
+        given = {
+            "replicas": [str(node.address)], "acks": Acks.ALL, "push": QUICK, "open_timeout_s": WAIT_S,
+            "log_config": LogConfig(preallocate_bytes=0),
+            "kafka": KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20),
+        }  # fmt: skip
+        return Outbox.open(tmp_path / "outbox", topic, 4, "test", **given | more)
+
+    create_topic(broker.bootstrap_servers, topic, 2)
+    open_outbox.topic = topic
+    return open_outbox
+
+
+def kept_by(node):
+    """(topic id, n) as the node has it on disk."""
+    [promises] = node.directory.glob("*/promises.json")
+    return [(UUID(one), n) for one, n in json.loads(promises.read_text())["grant"]["destinations"]]
+
+
+def test_a_member_that_lost_the_file_uses_as_many_partitions_as_before(broker, node, opened, tmp_path):
+    """Contract: a grant says "per destination (topic id, n)"; "n is fixed at first use"."""
+    with opened() as outbox:
+        for partition in range(4):
+            outbox.append_many(partition, [b"one"] * 20)
+        outbox.wait_shipped(WAIT_S)
+        [(topic_id, n)] = kept_by(node)
+        assert (topic_id, n) == (outbox.facts.shipping.shipper._shipment.progress.topic_id, 2)
+        assert outbox.facts.replication.grant.destinations == ((topic_id, 2),)
+    (tmp_path / "outbox" / "destinations.json").unlink()
+    add_partitions(broker.bootstrap_servers, opened.topic, 4)
+    with opened() as outbox:
+        outbox.append_many(3, [b"two"] * 20)
+        outbox.wait_shipped(WAIT_S)
+        logs = {partition: list(outbox.log(partition).records(0)) for partition in range(4)}
+        pid = outbox.pid
+    assert consume(broker.bootstrap_servers, opened.topic, 3) == []
+    found = read_filtered(broker.bootstrap_servers, opened.topic, 4)
+    assert all(same(found.of(pid, partition), records) for partition, records in logs.items())
+    assert found.copies == 0, "what the topic held was found there"
+
+
+def test_after_a_repartition_the_file_has_to_be_there(broker, node, opened, tmp_path):
+    """Several numbers were used in turn, and which of them from which offset on stands in destinations.json only."""
+    file = tmp_path / "outbox" / "destinations.json"
+    with opened() as outbox:
+        outbox.append_many(3, [b"one"] * 20)
+        outbox.wait_shipped(WAIT_S)
+    add_partitions(broker.bootstrap_servers, opened.topic, 4)
+    repartition(tmp_path / "outbox")
+    with opened() as outbox:
+        outbox.append_many(3, [b"two"] * 20)
+        outbox.wait_shipped(WAIT_S)
+        assert [n for _, n in kept_by(node)] == [2, 4]
+    saved = file.read_bytes()
+    file.unlink()
+    with pytest.raises(DestinationRefused, match=r"used 2, 4 of them in turn.*copy it") as caught:
+        opened()
+    assert caught.value.setting == "partitions"
+    file.write_bytes(saved)
+    with opened() as outbox:
+        outbox.append_many(3, [b"three"] * 20)
+        outbox.wait_shipped(WAIT_S)
+    assert [len(consume(broker.bootstrap_servers, opened.topic, partition)) for partition in range(4)] == [0, 20, 0, 40]

@@ -1,0 +1,37 @@
+"""How many partitions of a topic are used: what the file says, what the members keep, or as many as there are.
+
+Contract: "n is fixed at first use"; a grant says "per destination (topic id, n)".
+"""
+
+from uuid import UUID
+
+import pytest
+
+from pushrep.kafka.errors import DestinationRefused
+from pushrep.kafka.pins import OwnPins, counts_of, settled
+from pushrep.kafka.progress import EpochPartitions, Progress
+
+KNOWN = Progress(topic_id=UUID(int=7), epochs=(EpochPartitions(0, 3),))
+
+
+def test_the_file_is_believed_then_the_members_then_the_topic():
+    assert settled(KNOWN, "orders", 8, (5,)) == 8, "with_topic keeps the file's own numbers"
+    assert KNOWN.with_topic(UUID(int=7), 8, 0).epochs == KNOWN.epochs
+    assert settled(Progress(), "orders", 8, (5,)) == 5
+    assert settled(Progress(), "orders", 8, (5, 5)) == 5
+    assert settled(Progress(), "orders", 8, ()) == 8
+    assert settled(Progress(), "orders", 8, OwnPins().known(UUID(int=7))) == 8
+
+
+def test_several_numbers_without_the_file_are_refused():
+    """Which of them holds from which offset on stands in the file only."""
+    with pytest.raises(DestinationRefused, match=r"used 2, 4 of them in turn.*copy it from the member") as caught:
+        settled(Progress(), "orders", 8, (2, 4))
+    assert (caught.value.setting, caught.value.value) == ("partitions", 8)
+
+
+def test_members_keep_each_number_that_was_used_oldest_first():
+    epochs = (EpochPartitions(0, 3), EpochPartitions(1, 3, {0: 5}), EpochPartitions(2, 6, {0: 9}))
+    assert counts_of(Progress(epochs=epochs)) == (3, 6)
+    assert counts_of(Progress(epochs=(*epochs, EpochPartitions(3, None)))) == (3, 6), "it is fixed when it is seen"
+    assert counts_of(Progress()) == ()
