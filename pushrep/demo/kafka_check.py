@@ -14,6 +14,7 @@ Run as `python -m pushrep.demo.kafka_check --help`; the answer's fields are thos
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +31,7 @@ from pushrep.errors import PushrepError
 
 READ_WITHIN_S: Final = 60.0
 """Without a record for so long the brokers are gone."""
-_AT_ONCE: Final = 10_000
+_AT_ONCE, _WAIT_S = 10_000, 0.2
 _TYPES: Final = {"carrier": "text", "tailnum": "text", "origin": "text", "dest": "text", "time_hour": "timestamptz"}
 _EVERY: Final = ", ".join(COLUMNS)
 _ROW: Final = f"ROW({_EVERY})::text"
@@ -54,9 +55,12 @@ def key_rows(servers: str, topic: str, partitions: int) -> Iterator[tuple[int, i
     with closing(Consumer({**settings, "check.crcs": True, "log_level": 0})) as consumer:
         left = {n: end for n, end in enumerate(ends) if end > 0}
         consumer.assign([TopicPartition(topic, n, 0) for n in left])
+        read_at_s = time.monotonic()
         while left:
-            messages = consumer.consume(_AT_ONCE, READ_WITHIN_S)
-            if not messages:
+            messages = consumer.consume(_AT_ONCE, _WAIT_S)
+            if messages:
+                read_at_s = time.monotonic()
+            elif time.monotonic() - read_at_s > READ_WITHIN_S:
                 raise TopicNotRead(f"topic {topic}: nothing came for {READ_WITHIN_S:.0f} s, {left} is not read")
             for message in messages:
                 if (error := message.error()) is not None:

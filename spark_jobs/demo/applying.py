@@ -2,7 +2,7 @@
 
     running ──inside the planned batch──▶ doomed ──depth reached──▶ frozen ── still inside? ──yes──▶ kill -9 ──▶ running
        ▲                                                                 └──no: thaw, next batch──▶ running
-       └──everything appended is committed──▶ SIGTERM ──▶ done
+       └──everything there is is committed──▶ SIGTERM ──▶ done
 
 The freeze (SIGSTOP to every process) makes "in the middle of a batch" a fact: whatever the checkpoint shows while
 nothing moves is what the kill leaves behind.
@@ -89,10 +89,12 @@ class Applying:
         self._look(now_s)
         if not self._killed and self._is_doomed(now_s):
             self._kill(now_s)
-        elif self._killed and final_ends is not None and self.ends == dict(enumerate(final_ends)):
+        elif final_ends is not None and self._inside is None and self.ends == dict(enumerate(final_ends)):
             self.child.stop(STOP_WAIT_S)
             self._hear()
             self.done = True
+            if not self._killed:
+                self._say(f"{self._program} was done before its kill: no batch took as long as the one before it")
 
     def _hear(self) -> None:
         """What the job tells of its batches; where it stands is the checkpoint's to say."""

@@ -53,7 +53,7 @@ class KafkaSupervisor:
         )
         self._live.say("producer, relay and apply job have started")
         moved_at_s, moved = self._now_s(), (0, 0)
-        while not run.done:
+        while not (run.done and (brokering is None or brokering.done)):
             now_s = self._now_s()
             watching.step()
             if brokering is not None:

@@ -1,0 +1,126 @@
+"""`make demo-kafka` as a user runs it, with fewer flights and one kill of each: the same programs, the same check."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.kafka.cluster import missing
+
+pytest.importorskip("pyspark")
+
+from pushrep.demo.topics import Ends, TopicsNotMade, make_topics
+from spark_jobs.demo.kafka.preflight import require_tools
+from spark_jobs.demo.preflight import DemoUnavailable
+
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+FLIGHTS = 3000
+JARS = ("--kafka-jars", str(ROOT / ".cache/kafka/libs"), "--connector", str(ROOT / ".cache/spark-kafka/libs"))
+# Slow enough that a busy machine finds the producer alive at its kill, fast enough to be done when Spark has started.
+SHORT = ("--limit", str(FLIGHTS), "--rate", "300", "--kills", "1", "--seed", "20130101")
+
+
+def command(out, *options):
+    program = "from spark_jobs.demo.kafka.command import demo_kafka; demo_kafka()"
+    return [sys.executable, "-c", program, "--out", str(out), *SHORT, *JARS, *options]
+
+
+def mentioning(path):
+    """Processes whose command line names this path: the demo's programs and its PostgreSQL all do."""
+    needle, found = str(path).encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if needle in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.fixture
+def out(tool_or_skip, tmp_path):
+    tool_or_skip(missing())
+    try:
+        require_tools(brokers=None, database=None, kafka_jars=Path(JARS[1]), connector=Path(JARS[3]))
+    except DemoUnavailable as error:
+        tool_or_skip(str(error))
+    return tmp_path / "demo-kafka-out"
+
+
+def full_run(out, databases):
+    done = subprocess.run(command(out, "--json"), capture_output=True, text=True, env=databases)
+    assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
+    told = json.loads(done.stdout)
+    assert told == json.loads((out / "summary.json").read_text())
+    assert (told["flights"], told["kept"]) == (FLIGHTS, FLIGHTS)
+    assert (told["missing"], told["twice"], told["foreign"], told["misplaced"], told["carriers_wrong"]) == (
+        0,
+        0,
+        0,
+        0,
+        [],
+    )
+    assert [told[f"{name}_kills"] for name in ("producer", "broker", "relay", "apply")] == [1, 1, 1, 1]
+    assert told["relay_dropped"] == told["first_copies"] == told["first"] - FLIGHTS
+    assert told["apply_dropped"] == told["second_copies"] == told["second"] - FLIGHTS
+    assert told["first_copies"] > 20, "the producer's kill must make records enter twice"
+    page = (out / "report.html").read_text()
+    assert "Every flight is in the table once and in order" in page
+    assert 'src="http' not in page, "self-contained"
+    assert page.count("broker") >= 4, "the broker's kill is marked in both pictures"
+    assert not (out / "scratch").exists()
+
+
+def interrupted_run(out, databases):
+    """Ctrl-C when broker and database are up; returns what it said."""
+    said = []
+    with subprocess.Popen(
+        command(out), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=databases
+    ) as demo:
+        try:
+            for line in demo.stdout:
+                said.append(line)
+                if "have started" in line:
+                    demo.send_signal(signal.SIGINT)
+        finally:
+            demo.kill()
+    assert demo.returncode == 130, said
+    return "".join(said)
+
+
+@pytest.fixture
+def place():
+    """Where PostgreSQL's files go. Not below pytest's directory: for root it runs as another user."""
+    with tempfile.TemporaryDirectory(prefix="pushrep-t-") as directory:
+        yield Path(directory)
+
+
+def test_flights_come_out_once_and_in_order_and_ctrl_c_leaves_nothing(out, place):
+    """Item "make demo-kafka": producer, broker and both Spark jobs killed, checked by SQL against the original."""
+    databases = os.environ | {"TMPDIR": str(place)}
+    full_run(out, databases)
+    assert mentioning(out) + mentioning(place) == [], "a program was left behind"
+    said = interrupted_run(out, databases)
+    assert "replacing what the last demo left" in said
+    assert "nothing is left running" in said
+    assert mentioning(out) + mentioning(place) == [], "a program was left behind"
+    assert not (out / "report.html").exists(), "the old report would tell of another run"
+    assert list(place.iterdir()) == [], "a database was left behind"
+
+
+def test_topics_are_made_once_and_their_ends_told(broker):
+    names = [f"demo-{os.getpid()}-{n}" for n in range(2)]
+    make_topics(broker.bootstrap_servers, names, 3)
+    ends = Ends(broker.bootstrap_servers, dict.fromkeys(names, 3))
+    assert ends.ask() == {name: [0, 0, 0] for name in names}
+    ends.close()
+    with pytest.raises(TopicsNotMade, match="already exists"):
+        make_topics(broker.bootstrap_servers, names[:1], 3)
