@@ -7,14 +7,16 @@ looks at more examples. The seed stands in the header of the run; `PUSHREP_TORTU
 import os
 import random
 import signal
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-# A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of Spark's CPU time.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+from tests.class_archives import SPARK, java_options
+
+os.environ.setdefault("JDK_JAVA_OPTIONS", java_options(Path(__file__).parents[1] / ".cache" / "java" / SPARK))
 
 # A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
