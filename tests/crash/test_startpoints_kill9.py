@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from pushrep import ReplayClient
 from pushrep.log import SegmentLog
 from pushrep.seams import RealFilesystem
 from pushrep.startpoints import Applied, Consumed, LogConsumer, Startpoint, StartpointStore, Written
@@ -68,21 +70,34 @@ def in_child(work):
     return code == 0
 
 
-def consume(directory, filesystem=None):
+@contextmanager
+def over_logs(directory, store):
+    with LogConsumer.open(directory, "orders", "billing", store=store) as consumer:
+        yield consumer
+
+
+@contextmanager
+def over_replays(directory, store):
+    with ReplayClient(directory) as client, client.subscribe("orders", consumer="billing", startpoints=store) as made:
+        yield made
+
+
+def consume(directory, filesystem=None, opened=over_logs):
     """Read and commit everything, ten records at a time; the offsets that were handed out."""
     store = StartpointStore.open(
         directory / "startpoints", **({} if filesystem is None else {"filesystem": filesystem})
     )
     seen = []
-    with LogConsumer.open(directory, "orders", "billing", store=store) as consumer:
+    with opened(directory, store) as consumer:
         while found := consumer.poll(10):
             seen += [record.offset for _, _, records in found for record in records]
             consumer.commit()
     return seen
 
 
+@pytest.mark.parametrize("opened", [over_logs, over_replays], ids=["logs", "replays"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_consumer_killed_at_each_step(tmp_path, torture, after):
+def test_a_consumer_killed_at_each_step(tmp_path, torture, after, opened):
     """The startpoint says "the latest": a second resolution would find another end, since the log grows each time."""
     finished, at = False, 1 + torture.random(after).randrange(torture.count(9, 1))
     while not finished and at < CALLS_MAX:
@@ -92,10 +107,10 @@ def test_a_consumer_killed_at_each_step(tmp_path, torture, after):
             consume(directory)
             store = StartpointStore.open(directory / "startpoints")
             store.write("billing", "orders", 0, Startpoint.specific(12), "again from 12")
-            finished = in_child(lambda: consume(directory, Killing(at, after=after)))  # noqa: B023 - called at once
+            finished = in_child(lambda: consume(directory, Killing(at, after=after), opened))  # noqa: B023 - at once
             log.append([b"y"] * 5)
             before = store.checkpoint(store.checkpoints()[0].reader)
-            seen = consume(directory)
+            seen = consume(directory, opened=opened)
         told = f"killed {'after' if after else 'before'} change {at}"
         first = 12 if before.sequence == 0 else before.offset
         assert seen == list(range(first, 35)), told

@@ -193,6 +193,20 @@ def test_a_failed_bootstrap_holds_nobody(directory, store):
         assert drain(consumer).keys() == {0}
 
 
+def test_a_revoked_bootstrap_holds_nobody(directory, store):
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        drain(consumer)
+        consumer.commit()
+    store.write("billing", "orders", 1, Startpoint.bootstrap(), "first")
+    with LogConsumer.open(directory, "orders", "billing") as consumer:
+        assert [p for p, _, _ in consumer.poll(10)] == [1]
+        taken = LogConsumer.open(directory, "orders", "billing", partitions=[1])
+        with taken, pytest.raises(PartitionLost):
+            consumer.commit()
+        store.write("billing", "orders", 0, Startpoint.specific(RECORDS - 2), "the last two")
+        assert drain(consumer) == {0: [RECORDS - 2, RECORDS - 1]}
+
+
 def test_retention_and_cuts_are_told(directory, logs):
     with LogConsumer.open(directory, "orders", "billing", partitions=[0]) as consumer:
         drain(consumer)

@@ -117,6 +117,16 @@ def test_the_newest_wins_and_nothing_older_comes_back(store):
     assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [newest], "only that sequence"
 
 
+def test_newest_is_a_number_and_no_clock(store, clock):
+    """A writer whose clock goes ahead does not win over one that writes later."""
+    clock.advance(3_600_000)
+    first = store.write("billing", "orders", 0, Startpoint.specific(70), "an hour ahead")
+    clock.set_wall(clock.wall_ms() - 3_600_000)
+    second = store.write("billing", "orders", 0, Startpoint.specific(20), "later")
+    assert second > first
+    assert store.read("billing", "orders", 0).sequence == second
+
+
 def test_one_written_while_the_older_was_applied_is_next(store):
     claim = store.claim("billing", "orders", 0)
     older = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
