@@ -81,7 +81,7 @@ def main(**given: Any) -> None:
     """Apply a log or a topic to a table: every record once, whatever was replayed, killed or run again.
 
     Records whose key (or header stream-metadata) names a source record are filtered by the rule of
-    docs/replay-filter.md; records without it pass. The marks live in a directory beside the checkpoint, or in the
+    docs/spark.md; records without it pass. The marks live in a directory beside the checkpoint, or in the
     database with the rows: keep both, or neither.
     """
     run_job(given, lambda given, reporter, debug: apply(_options(given), reporter, debug=debug))
