@@ -1,0 +1,25 @@
+# pushrep with Spark, Kafka's clients and Java: what replicas, Spark's master and workers, and the jobs run in.
+# Build it from the project's top: docker build -t pushrep:0.1.0 .
+FROM maven:3.9.11-eclipse-temurin-17 AS connector
+COPY tests/spark/pom.xml .
+RUN mvn -q -B -f pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=/jars
+
+FROM python:3.11.14-slim-bookworm
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /opt/pushrep
+COPY constraints.txt pyproject.toml README.md CHANGELOG.md ./
+COPY filtering filtering
+COPY partitioner partitioner
+COPY pushrep pushrep
+COPY spark_jobs spark_jobs
+RUN pip install --no-cache-dir -c constraints.txt '.[demo-kafka,kafka,sql]'
+# Also among Spark's own jars, so that `--source kafka` wants nothing said.
+COPY --from=connector /jars/ /opt/spark-kafka/
+RUN ln -s /opt/spark-kafka/*.jar /usr/local/lib/python3.11/site-packages/pyspark/jars/
+# A new volume belongs to whom the directory below it belongs to.
+RUN useradd --uid 10001 --create-home pushrep && install -d -o pushrep -g pushrep /data /shared
+USER pushrep
+WORKDIR /home/pushrep
+ENV PYSPARK_PYTHON=python3
