@@ -2,7 +2,7 @@
 
 import getpass
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -11,7 +11,7 @@ from pushrep.errors import BadArgument
 from pushrep.startpoints.errors import CorruptStore
 from pushrep.startpoints.events import Applied, Expired, Fact, Failed
 from pushrep.startpoints.ledger import Ledger, Standing
-from pushrep.startpoints.model import REASON_CHARACTERS_MAX, Reader
+from pushrep.startpoints.model import REASON_CHARACTERS_MAX, Kind, Reader
 from pushrep.startpoints.resolve import LogFacts, Unresolved, resolve
 from pushrep.startpoints.states import State
 
@@ -118,10 +118,19 @@ class Answer(NamedTuple):
     is_new: bool
 
 
-def answer_of(found: Standing, reader: Reader, log: LogFacts, *, position: int | None, now_ms: int) -> Answer:
+def answer_of(  # noqa: PLR0913 - all that decides
+    found: Standing,
+    reader: Reader,
+    log: LogFacts,
+    *,
+    position: int | None,
+    now_ms: int,
+    refused: Mapping[Kind, str] | None = None,
+) -> Answer:
     """The stored answer of an applied or failed startpoint, a fresh one of a pending one. Pure.
 
-    A stored offset that the log has lost meanwhile, or of another log, fails: it is never resolved a second time.
+    `refused`: kinds that this reader can't honour, and why: they fail. A stored offset that the log has lost meanwhile,
+    or of another log, fails, too: it is never resolved a second time.
     """
     if found.state is State.FAILED:
         return Answer(
@@ -133,6 +142,8 @@ def answer_of(found: Standing, reader: Reader, log: LogFacts, *, position: int |
             return Answer(found.applied, is_new=False)
         return Answer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
     written = found.written
+    if (why := (refused or {}).get(written.startpoint.kind)) is not None:
+        return Answer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
     resolved = resolve(written.startpoint, log, created_ms=written.created_ms, position=position)
     if isinstance(resolved, Unresolved):
         return Answer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=resolved.why), is_new=True)

@@ -23,6 +23,7 @@ from pushrep.startpoints.store import StartpointStore
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
+_REFUSED = {Kind.BOOTSTRAP: "BOOTSTRAP holds other partitions, which a consumer group can't: take EARLIEST"}
 
 
 class GroupStartpoints:
@@ -77,13 +78,10 @@ class GroupStartpoints:
         waiting = self._store.read(*_names(reader))
         if waiting is None or waiting.sequence <= sequence:
             return None
-        if waiting.written.startpoint.kind is Kind.BOOTSTRAP:
-            why = "BOOTSTRAP holds other partitions, which a consumer group can't: take EARLIEST"
-            return Refusal(waiting.sequence, StartpointFailed(reader, waiting.sequence, why))
         start, end = facts.bounds(facts.topic, facts.partition)
         log = LogFacts(start=start, end=end, first_at=lambda ms: facts.first_at(facts.topic, facts.partition, ms))
         try:
-            applied = self._store.apply(claim, log, position=facts.position, committed=sequence)
+            applied = self._store.apply(claim, log, position=facts.position, committed=sequence, refused=_REFUSED)
         except StartpointFailed as failed:
             return Refusal(failed.sequence, failed)
         if applied is None:

@@ -33,7 +33,7 @@ from pushrep.startpoints.errors import (
 from pushrep.startpoints.events import Applied, Cancelled, Consumed, Fact, Failed, Written
 from pushrep.startpoints.journal import LOCK_WAIT_S, Journal
 from pushrep.startpoints.ledger import Standing
-from pushrep.startpoints.model import Reader, Startpoint, Target
+from pushrep.startpoints.model import Kind, Reader, Startpoint, Target
 from pushrep.startpoints.partition_log import PartitionLog
 from pushrep.startpoints.resolve import LogFacts
 from pushrep.startpoints.starting import Start, from_startpoint, without_startpoint
@@ -251,14 +251,22 @@ class StartpointStore(BaseStore):
             return without_startpoint(checkpoint, last, log, default, reset=reset, now_ms=self._clock.wall_ms())
 
     @changes
-    def apply(self, claim: Claim, log: LogFacts, *, position: int | None = None, committed: int = 0) -> Applied | None:
+    def apply(
+        self,
+        claim: Claim,
+        log: LogFacts,
+        *,
+        position: int | None = None,
+        committed: int = 0,
+        refused: Mapping[Kind, str] | None = None,
+    ) -> Applied | None:
         """Resolve what is pending, once; the stored answer if that was done before; None if nothing is pending.
 
         `committed`: the sequence that the reader's own commits carry, where they lie elsewhere (Kafka's group, say).
-        Raises StartpointFailed, PartitionLost.
+        `refused`: kinds that the reader can't honour, and why: they fail. Raises StartpointFailed, PartitionLost.
         """
         with self._transaction() as change:
-            return self._apply(change, self._owned(claim), log, position, committed)
+            return self._apply(change, self._owned(claim), log, position, committed, refused)
 
     @changes
     def commit(self, claim: Claim, offset: int, *, sequence: int = 0, log_id: str = "") -> bool:
@@ -310,15 +318,22 @@ class StartpointStore(BaseStore):
 
     # ---- inside
 
-    def _apply(
-        self, change: Change, checkpoint: Checkpoint, log: LogFacts, position: int | None, committed: int = 0
+    def _apply(  # noqa: PLR0913, PLR0917 - what `apply` is told
+        self,
+        change: Change,
+        checkpoint: Checkpoint,
+        log: LogFacts,
+        position: int | None,
+        committed: int = 0,
+        refused: Mapping[Kind, str] | None = None,
     ) -> Applied | None:
         reader = checkpoint.reader
         found = change.ledger.pending(reader, max(committed, checkpoint.sequence))
         if found is None:
             return None
         stands_at = position if position is not None else checkpoint.offset
-        answer = answer_of(found, reader, log, position=stands_at, now_ms=self._clock.wall_ms())
+        now_ms = self._clock.wall_ms()
+        answer = answer_of(found, reader, log, position=stands_at, now_ms=now_ms, refused=refused)
         if answer.is_new:
             change.append(answer.fact)
         if isinstance(answer.fact, Failed):

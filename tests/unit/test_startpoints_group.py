@@ -1,0 +1,123 @@
+"""Startpoints of consumer groups by a store, without a client: what a partition that comes or runs is told."""
+
+import pytest
+
+from filtering.consumers.startpoints import PartitionFacts, Refusal, Wish
+from pushrep.errors import BadArgument
+from pushrep.startpoints import (
+    Applied,
+    Consumed,
+    Failed,
+    GroupStartpoints,
+    Startpoint,
+    StartpointFailed,
+    StartpointStore,
+    Written,
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return StartpointStore.open(tmp_path / "startpoints")
+
+
+@pytest.fixture
+def group(store):
+    return GroupStartpoints(store)
+
+
+def facts(position, end=100, partition=0):
+    def first_at(topic, partition, ms):
+        return ms // 1000 if ms // 1000 < end else None
+
+    return PartitionFacts("orders", partition, lambda topic, partition: (10, end), first_at, position)
+
+
+def write(store, wish, partition=0):
+    return store.write("billing", "orders", partition, wish, "why")
+
+
+def events(store):
+    return [type(fact) for fact in store.history()]
+
+
+def test_rule_2_a_running_partition_is_told_once_and_keeps_the_stored_offset(store, group):
+    assert group.pending("billing", facts(60), 0) is None
+    assert group.moved("billing", facts(70), 0) is None
+    first = write(store, Startpoint.relative(records=-20, reset_marks=True))
+    assert group.moved("billing", facts(70), 0) == Wish(50, first, reset_marks=True)
+    assert group.moved("billing", facts(90), 0) == Wish(50, first, reset_marks=True), "until it runs from it"
+    assert group.moved("billing", facts(90), first) is None
+    second = write(store, Startpoint.latest())
+    assert group.moved("billing", facts(51, end=120), first) == Wish(120, second, reset_marks=False)
+    another = GroupStartpoints(store)  # after a kill: nothing was committed
+    assert another.pending("billing", facts(60, end=130), 0) == Wish(120, second, reset_marks=False)
+    assert events(store) == [Written, Applied, Written, Applied]
+
+
+def test_rule_3_consumed_is_said_after_the_commit_and_names_only_that_sequence(store, group):
+    group.pending("billing", facts(60), 0)
+    first, second = write(store, Startpoint.specific(20)), write(store, Startpoint.specific(30), partition=1)
+    group.moved("billing", facts(70), 0)
+    group.consumed("billing", "orders", 0, first)
+    assert store.history()[-1].sequence == first
+    assert store.read("billing", "orders", 1).sequence == second
+    assert group.moved("billing", facts(21), first) is None
+
+
+def test_rule_3_what_was_committed_and_not_said_is_said_by_the_next_holder(store, group):
+    sequence = write(store, Startpoint.specific(20))
+    group.pending("billing", facts(60), 0)
+    assert GroupStartpoints(store).pending("billing", facts(25), sequence) is None
+    assert events(store) == [Written, Applied, Consumed]
+
+
+def test_rule_3_who_lost_the_partition_neither_applies_nor_consumes(store, group):
+    sequence = write(store, Startpoint.specific(20))
+    group.pending("billing", facts(60), 0)
+    GroupStartpoints(store).pending("billing", facts(60), 0)
+    write(store, Startpoint.specific(40))
+    assert group.moved("billing", facts(60), sequence) is None
+    group.consumed("billing", "orders", 0, sequence)
+    assert events(store) == [Written, Applied, Written]
+
+
+def test_rule_4_what_fails_is_a_refusal_with_its_reason(store, group):
+    group.pending("billing", facts(60), 0)
+    for wish, told in ((Startpoint.specific(999), "beyond the end"), (Startpoint.bootstrap(), "take EARLIEST")):
+        sequence = write(store, wish)
+        for ask in (group.moved, group.pending):
+            refusal = ask("billing", facts(60), 0)
+            assert isinstance(refusal, Refusal)
+            assert refusal.sequence == sequence
+            with pytest.raises(StartpointFailed, match=told):
+                raise refusal.error
+        assert [fact.why for fact in store.history() if isinstance(fact, Failed)][-1].find(told) >= 0, "it is kept"
+        store.cancel(sequence, "a typo")
+        assert group.moved("billing", facts(60), 0) is None
+
+
+def test_rule_9_whether_marks_begin_anew_is_said(store, group):
+    for reset_marks in (True, False):
+        write(store, Startpoint.timestamp(42_000, reset_marks=reset_marks))
+        wish = group.pending("billing", facts(60), 0)
+        assert (wish.offset, wish.reset_marks) == (42, reset_marks)
+
+
+def test_the_version_changes_with_what_is_written_and_not_with_reading(store, group):
+    before = group.version()
+    group.pending("billing", facts(60), 0)
+    assert group.version() == before
+    write(store, Startpoint.specific(20))
+    assert group.version() != before
+
+
+def test_a_partition_that_never_came_is_told_nothing(store, group):
+    write(store, Startpoint.specific(20))
+    assert group.moved("billing", facts(60), 0) is None
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_looking_takes_time_above_0(store, seconds):
+    with pytest.raises(BadArgument, match="look_every_s"):
+        GroupStartpoints(store, look_every_s=seconds)
