@@ -15,7 +15,7 @@ import logging
 from filtering.consumers.startpoints import Answer, PartitionFacts, Refusal, Wish
 from pushrep.errors import BadArgument
 from pushrep.startpoints.checkpoints import Claim
-from pushrep.startpoints.errors import PartitionLost, StartpointFailed
+from pushrep.startpoints.errors import PartitionLost, StartpointFailed, StoreUnavailable
 from pushrep.startpoints.model import Kind, Reader
 from pushrep.startpoints.resolve import LogFacts
 from pushrep.startpoints.states import State
@@ -40,10 +40,17 @@ class GroupStartpoints:
         self.look_every_s = look_every_s
         self._store = store
         self._claims: dict[Reader, Claim] = {}
+        self._version: int | None = None
 
     def version(self) -> int:
-        """A number that changes with every change of the store."""
-        return self._store.size_bytes()
+        """A number that changes with every change of the store. One that can't be reached holds no running consumer."""
+        try:
+            self._version = self._store.size_bytes()
+        except StoreUnavailable as error:
+            if self._version is None:
+                raise
+            _LOG.warning("%s; new startpoints wait, it is looked at again in %g s", error, self.look_every_s)
+        return self._version
 
     def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Answer:
         """Take the partition over; apply the newest startpoint above the committed one, once. None: there is none."""

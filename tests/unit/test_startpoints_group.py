@@ -12,6 +12,7 @@ from pushrep.startpoints import (
     Startpoint,
     StartpointFailed,
     StartpointStore,
+    StoreUnavailable,
     Written,
 )
 
@@ -110,6 +111,22 @@ def test_the_version_changes_with_what_is_written_and_not_with_reading(store, gr
     assert group.version() == before
     write(store, Startpoint.specific(20))
     assert group.version() != before
+
+
+def test_a_store_that_is_away_for_a_while_holds_no_running_consumer(store, monkeypatch, caplog):
+    def away():
+        raise StoreUnavailable("kafka:startpoints", "no broker answers")
+
+    started, fresh = GroupStartpoints(store), GroupStartpoints(store)
+    known = started.version()
+    write(store, Startpoint.specific(20))
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "size_bytes", away)
+        assert started.version() == known
+        assert "new startpoints wait" in caplog.text
+        with pytest.raises(StoreUnavailable):
+            fresh.version()
+    assert started.version() != known
 
 
 def test_a_partition_that_never_came_is_told_nothing(store, group):
