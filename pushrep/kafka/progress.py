@@ -75,10 +75,23 @@ class Progress:
 
     def topic_partition(self, partition: int, offset: int) -> int:
         """The Kafka partition of a log partition's record; every epoch's number is fixed."""
+        epoch = self._epoch_of(partition, offset)
+        assert epoch.partitions is not None, "it is fixed before anything is shipped"
+        return partition % epoch.partitions
+
+    def same_since(self, partition: int, offset: int) -> int:
+        """From which offset on, up to `offset`, the log partition's records go to one and the same Kafka partition."""
+        wanted = self.topic_partition(partition, offset)
+        while (start := self._epoch_of(partition, offset).starts.get(partition, 0)) > 0:
+            if self.topic_partition(partition, start - 1) != wanted:
+                return start
+            offset = start - 1
+        return 0
+
+    def _epoch_of(self, partition: int, offset: int) -> EpochPartitions:
         for epoch in reversed(self.epochs):
             if offset >= epoch.starts.get(partition, 0):
-                assert epoch.partitions is not None, "it is fixed before anything is shipped"
-                return partition % epoch.partitions
+                return epoch
         raise AssertionError("the first epoch begins at the beginning")
 
     def next_boundary(self, partition: int, offset: int) -> int | None:

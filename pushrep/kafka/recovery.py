@@ -157,7 +157,9 @@ class Recovery:
         if known > bounds.end:
             _LOG.warning("%s-%d lost what it had acknowledged: it is shipped again", self._facts.topic, partition)
             for source in sources:
-                source.acknowledged, source.destination_offset = source.log.log_start_offset, -1
+                since = self._shipment.progress.same_since(source.partition, source.acknowledged)  # what went there
+                source.acknowledged = max(source.log.log_start_offset, since)
+                source.destination_offset = -1
             known = -1
         for source in sources:
             source.rewind()

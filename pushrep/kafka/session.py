@@ -145,11 +145,14 @@ class Session:
         for sources in self._sources.values():
             if source in sources:
                 sources.remove(source)
-        partition = self._shipment.progress.topic_partition(source.partition, source.next_offset)
+        progress = self._shipment.progress
+        partition = progress.topic_partition(source.partition, source.next_offset)
+        if 0 < source.next_offset == progress.same_since(source.partition, source.next_offset):
+            source.begin_elsewhere()
         if partition not in self._pipelines:
             self._pipelines[partition], self._sources[partition] = Pipeline(partition), []
         self._sources[partition].append(source)
-        source.boundary = self._shipment.progress.next_boundary(source.partition, source.next_offset)
+        source.boundary = progress.next_boundary(source.partition, source.next_offset)
 
     # -- what is there to send -------------------------------------------------------------------------------------
 

@@ -70,6 +70,10 @@ class LogSource:
         self._read.clear()
         self._pieces.clear()
 
+    def begin_elsewhere(self) -> None:
+        """Its next record is the first that goes to another partition of the topic, of which nothing is known yet."""
+        self.destination_offset = min(self.destination_offset, 0)
+
     def stop(self, reason: str, until_ms: int) -> None:
         """Go no further before `until_ms`, or before somebody acted."""
         self.stopped, self.stopped_until_ms = reason, until_ms

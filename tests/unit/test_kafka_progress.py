@@ -73,6 +73,16 @@ def test_each_epoch_goes_by_its_own_number_of_partitions():
     assert (fixed.next_boundary(0, 0), fixed.next_boundary(0, 100), fixed.next_boundary(9, 5)) == (100, None, None)
 
 
+def test_where_records_of_another_partition_end():
+    """What a partition of the topic lost is sent again from there on, and nothing that went elsewhere."""
+    epochs = (EpochPartitions(0, 2), EpochPartitions(1, 4, {3: 20, 1: 20}), EpochPartitions(2, 8, {3: 50, 1: 50}))
+    progress = Progress(epochs=epochs)
+    assert [progress.topic_partition(3, offset) for offset in (19, 20, 49, 50)] == [1, 3, 3, 3]
+    assert [progress.same_since(3, offset) for offset in (0, 19, 20, 49, 50, 90)] == [0, 0, 20, 20, 20, 20]
+    assert [progress.same_since(1, offset) for offset in (0, 19, 20, 50, 90)] == [0, 0, 0, 0, 0]
+    assert progress.same_since(0, 99) == 0, "a partition that no epoch names goes by the last from its beginning"
+
+
 def test_a_grown_topic_changes_nothing_before_repartition():
     """Contract: "n is fixed at first use: more partitions change nothing until `pushrep outbox repartition`"."""
     first = Progress().with_topic(UUID(int=1), 3, 0)
