@@ -1,7 +1,7 @@
 """When whom to kill on the road through Kafka: drawn from one seed, counted in records and batches, not in seconds.
 
     flights in the log       0 ────x──────────────x──── all    the producer dies as its progress passes x
-    records in both topics   0 ──────b──────────b────── all    the broker dies, if it is our own
+    work of all three        0 ──────b──────────b────── all    the broker dies, if it is our own
     relay and apply          batch 0 · 1 · ✗2 · 2 · 3 ...      each dies once inside a batch, which then runs again
 
 How far a killed process really was is up to the machine; what it left behind is measured, not planned.
@@ -18,7 +18,8 @@ from spark_jobs.demo.plan import InsideBatch, apart
 class KafkaPlan:
     """The draws of one seed: the producer's as ProducerPlan tells them.
 
-    `broker_kills`: records in the two topics, replays included, halved, when the broker is killed.
+    `broker_kills`: a third of what is shipped, read by the relay and read by the apply job, when the broker is killed:
+    whoever is slow, each of them has something to do at some of the kills.
     """
 
     seed: int

@@ -57,8 +57,8 @@ class KafkaSupervisor:
             now_s = self._now_s()
             watching.step()
             if brokering is not None:
-                both = watching.records(road.first) + watching.records(road.second)
-                brokering.step(both // 2, watching.answered_at_s)
+                done = watching.records(road.first) + run.relaying.records + run.applying.records
+                brokering.step(done // 3, watching.answered_at_s)
             run.step(self._now_s, watching)
             self._sample(run, watching, road)
             state = (sum(self.samples[-1][1:]), len(self.history.kills))
