@@ -92,6 +92,8 @@ class TopicMarks:
         numbered = [f"{key}/{part}" for part in range(int(seal.get("parts", 0)))]
         data = b"".join(values.get(part, b"") for part in numbered)
         if (len(data), zlib.crc32(data)) != (seal.get("size_bytes"), seal.get("crc32")):
+            if self._look().get((query_id, batch_id)) != found:
+                return self.read(query_id, batch_id)  # replaced while it was read, and compacted
             raise MarksStoreDamaged(self.location, f"the parts of {key} are not what its seal says; restore the topic")
         return self._parsed(data, query_id, batch_id)
 
