@@ -69,10 +69,10 @@ $(JUDGE): tests/crash/history_judge/main.go tests/crash/history_judge/go.mod tes
 	@if command -v go >/dev/null; then cd tests/crash/history_judge && timeout 120 go build -o $(CURDIR)/$@ . \
 		|| echo "the judge of histories could not be built"; else echo "no Go: the judge of histories is left out"; fi
 
-# What Spark's JVM loads at each start, mapped instead of read: less than half of a start's CPU time. Tests start dozens.
-$(ARCHIVE)/.done: tests/class_archives.py | $(VENV)/.dev
-	@echo "making an archive of Spark's classes in $(ARCHIVE) ..."
-	@$(BIN)/python -m tests.class_archives $(CURDIR)/$(ARCHIVE) || echo "none could be made: Spark starts without it"
+# What Spark's JVM and a broker's load at each start, mapped instead of read: half of a start's CPU time. Tests start dozens.
+$(ARCHIVE)/.done: tests/class_archives.py | $(VENV)/.dev $(JARS)/.done
+	@echo "making archives of Spark's and Kafka's classes in $(ARCHIVE) ..."
+	@$(BIN)/python -m tests.class_archives $(CURDIR)/$(ARCHIVE) || echo "not all could be made: JVMs start without"
 	@mkdir -p $(ARCHIVE) && touch $@
 
 judge: $(JUDGE)  ## Build the checker of histories of appends and reads (wants Go)

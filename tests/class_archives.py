@@ -1,4 +1,4 @@
-"""`python -m tests.class_archives DIRECTORY`: what Spark's JVM loads at each start, once and for all.
+"""`python -m tests.class_archives DIRECTORY`: what Spark's JVM and a broker's load at each start, once and for all.
 
 A JVM that maps its classes from such an archive (JDK 13 and newer: application class-data sharing) starts with less
 than half of the processor time; the tests start dozens. tests/conftest.py names the archive to every JVM. One that was
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SPARK = "spark.jsa"
+SPARK, KAFKA = "spark.jsa", "kafka.jsa"
 SETTINGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of its CPU time."""
 _TIMEOUT_S = 900
@@ -19,17 +19,35 @@ _TIMEOUT_S = 900
 
 def java_options(archive: Path) -> str:
     """JDK_JAVA_OPTIONS for every JVM of the tests."""
-    if not archive.exists():
-        return " ".join(SETTINGS)
+    return " ".join([*SETTINGS, *(f'"{option}"' for option in use(archive))])
+
+
+def use(archive: Path) -> list[str]:
+    """The options of a JVM with this archive; none where it was not made."""
     # An archive that does not fit is no news, and what a JVM says of itself stands in its program's output.
-    return " ".join([*SETTINGS, f'"-XX:SharedArchiveFile={archive}"', "-Xlog:disable", "-Xlog:all=error:stderr"])
+    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"] if archive.exists() else []
+
+
+def make_kafka(archive: Path) -> None:
+    """Start a broker and shut it down. Raises RuntimeError."""
+    from tests.kafka.cluster import QUICK_START, KafkaCluster
+
+    archive.unlink(missing_ok=True)  # a JVM that has it in use writes none
+    with tempfile.TemporaryDirectory(dir=archive.parent) as name:
+        made = Path(name) / KAFKA
+        jvm = (*QUICK_START, f"-XX:ArchiveClassesAtExit={made}", "-Xlog:disable")
+        with KafkaCluster(Path(name) / "cluster", jvm=jvm) as cluster:
+            cluster.shut_down()
+        if not made.exists():
+            raise RuntimeError("the broker left no archive")
+        made.replace(archive)  # a JVM that has the one before mapped keeps that
 
 
 def make_spark(archive: Path) -> None:
     """Run the apply job over a small log, with an archive of what its JVM loaded. Raises RuntimeError."""
     from pushrep import Outbox
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=archive.parent) as name:
         home = Path(name)
         for _ in range(2):
             with Outbox.open(home / "log", "orders", 2, "archive") as box:
@@ -62,9 +80,11 @@ def make_spark(archive: Path) -> None:
         )
         if done.returncode or not (home / SPARK).exists():
             raise RuntimeError(f"the job ended with {done.returncode}: {done.stdout[-2000:]}")
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        archive.write_bytes((home / SPARK).read_bytes())
+        (home / SPARK).replace(archive)
 
 
 if __name__ == "__main__":
-    make_spark(Path(sys.argv[1]).resolve() / SPARK)
+    directory = Path(sys.argv[1]).resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    make_spark(directory / SPARK)
+    make_kafka(directory / KAFKA)
