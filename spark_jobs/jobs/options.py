@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_jobs.errors import SparkJobError
+from spark_jobs.jobs.store_place import BadStore, store_words
 from spark_jobs.marks_stores import KAFKA
 from spark_jobs.sinks.table import BadSink, IdempotentSink, idempotent_table
 from spark_jobs.sql import BadSqlTable, SqlTable
@@ -34,6 +35,7 @@ _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         "topic": "--topic",
         "maxrecordspertrigger": "--max-records-per-trigger",
         "startingstartpoint": "--consumer",
+        "startpoints": "--store",
     },
     "kafka": {
         "subscribe": "--topic",
@@ -70,6 +72,9 @@ class JobOptions:
     carrier: str = "key"
     starting_offsets: str | None = None
     consumer: str | None = None
+    store: str | None = None
+    store_servers: str | None = None
+    store_config: Path | None = None
     max_records_per_trigger: int | None = None
     window: int = 0
     only_pids: frozenset[int] | None = None
@@ -92,6 +97,7 @@ class JobOptions:
                 "export and apply-checkpoint"
             )
             raise BadOption("--consumer", self.consumer, why)
+        self._check_store()
         for option, given in (("--marks-servers", self.marks_servers), ("--marks-config", self.marks_config)):
             if given is not None and not self.marks_in_topic():
                 raise BadOption(option, str(given), "belongs to marks in a topic: --marks kafka:TOPIC")
@@ -152,9 +158,18 @@ class JobOptions:
             options["maxOffsetsPerTrigger" if kafka else "maxRecordsPerTrigger"] = str(self.max_records_per_trigger)
         if self.consumer is not None:
             options["startingStartpoint"] = self.consumer
+        options |= store_words(self.store, self.store_servers, self.store_config)
         if self.carrier == "header":
             options["includeHeaders"] = "true"
         return options | self.source_options
+
+    def _check_store(self) -> None:
+        try:
+            store_words(self.store, self.store_servers, self.store_config)
+        except BadStore as error:
+            raise BadOption(error.option, error.value, error.why) from error
+        if self.store is not None and self.consumer is None:
+            raise BadOption("--store", self.store, "whose startpoints are to be followed says --consumer")
 
     def _check_source_options(self) -> None:
         by_name = {name.lower(): (name, text) for name, text in self.source_options.items()}

@@ -17,6 +17,7 @@ from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.jobs.apply import main
 from spark_jobs.jobs.options import ApplyOptions, BadOption
 from spark_jobs.jobs.reporting import Reporter, one_line
+from spark_jobs.jobs.store_place import store_words
 from spark_jobs.marks import LocalMarks
 from spark_jobs.replay_filter import BatchCounts
 
@@ -66,6 +67,17 @@ WRONG = {
     ),
     "a consumer said twice": (
         [*GIVEN, "--source-option", "startingStartpoint=c"], 1, "startingStartpoint='c': say it by --consumer",
+    ),
+    "a store said twice": ([*GIVEN, "--source-option", "startpoints=s"], 1, "startpoints='s': say it by --store"),
+    "a store of nobody": ([*GIVEN, "--store", "s"], 1, "--store='s': whose startpoints are to be followed says"),
+    "a store of no brokers": (
+        [*GIVEN, "--consumer", "c", "--store", "kafka:s"], 1, "--store-servers: kafka:s lies on brokers: say where",
+    ),
+    "a store of another kind": (
+        [*GIVEN, "--consumer", "c", "--store", "s3://b/s"], 1, "--store='s3://b/s': s3://b/s can't be a store",
+    ),
+    "brokers of a directory": (
+        [*GIVEN, "--consumer", "c", "--store", "s", "--store-servers", "h:1"], 1, "belongs to startpoints in a topic",
     ),
     "kafka without a broker": ([*GIVEN[:2], *GIVEN[4:], "--source", "kafka"], 1, "kafka.bootstrap.servers=HOST:9092"),
     "an empty sink": ([*GIVEN, "--sink", ""], 1, "error: --sink='': it is empty"),
@@ -333,3 +345,14 @@ def test_a_gap_is_never_passed_over_in_kafka_whatever_case_the_option_has():
     given = {"topic": "t", "sink": "/s", "checkpoint": "c", "marks": "m", "source": "kafka"}
     with pytest.raises(BadOption, match="failOnDataLoss"):
         ApplyOptions(source_options={"failondataloss": "FALSE"}, **given)
+
+
+def test_a_store_in_a_topic_is_told_to_the_source_in_its_words(tmp_path):
+    config = tmp_path / "client.properties"
+    config.write_text("client.id=billing\n")
+    assert store_words("kafka:s", "h:1", config) == {
+        "startpoints": "kafka:s",
+        "startpoints.bootstrap.servers": "h:1",
+        "startpoints.client.id": "billing",
+    }
+    assert store_words(None, None, None) == {}
