@@ -81,12 +81,14 @@ class Keeping:
     def mark_deleted(self, asked: wire.DeleteRequest, sender: str) -> KeptRecording:
         """It is DELETED in the catalogue, and its sessions are told."""
         recording = self._found(asked.recording_id, sender)
-        self._refuse_if_led(recording)
+        if self._server.recordings.is_led(recording):
+            raise _led(recording)
         running = self._server.sessions_of(recording)
         if running and not asked.force:
             why = f"{running} replays of recording {asked.recording_id} run: stop them, or force it"
             raise KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
-        self._server.recordings.deleted(recording)
+        if not self._server.recordings.deleted(recording):
+            raise _led(recording)  # it came at this moment
         self._server.tell_and_wait(recording, e.Deleted())
         return recording
 
@@ -123,10 +125,11 @@ class Keeping:
     def _own(self, recording_id: int, sender: str) -> _Log:
         """A log that no leader has a say in."""
         found = self._log(recording_id, sender)
-        self._refuse_if_led(found.recording)
+        if self._server.recordings.is_led(found.recording):
+            raise _led(found.recording)
         return found
 
-    def _refuse_if_led(self, recording: KeptRecording) -> None:
-        if self._server.recordings.is_led(recording):
-            why = f"{recording.entry.tp} is its leader's to change: its newest grant names this node, or it is written"
-            raise KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
+
+def _led(recording: KeptRecording) -> KeepingRefused:
+    why = f"{recording.entry.tp} is its leader's to change: its newest grant names this node, or it is written"
+    return KeepingRefused(ErrorCode.RECORDING_IN_USE, why)

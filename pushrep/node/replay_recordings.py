@@ -143,13 +143,33 @@ class Recordings:
         self.catalogue.resumed(recording.entry.recording_id)
         self._extended.add(recording.entry.recording_id)
 
-    def deleted(self, recording: KeptRecording) -> None:
-        """Durably: nobody is given it any more. Raises OSError."""
-        self.catalogue.deleted(recording.entry.recording_id)
-        self._extended.discard(recording.entry.recording_id)
+    def deleted(self, recording: KeptRecording) -> bool:
+        """Durably: nobody is given it any more, no leader its log until `remove` is over. Raises OSError.
+
+        False, and nothing changed, if a leader has it.
+        """
+        kept, tp = recording.kept, recording.entry.tp
+        if not kept.begin_removal(tp, lambda session: session == NO_SESSION or session.is_over):
+            return False
+        try:
+            if not self.is_member(recording):  # a grant that came meanwhile counts on what lies here
+                self.catalogue.deleted(recording.entry.recording_id)
+                self._extended.discard(recording.entry.recording_id)
+                return True
+        except BaseException:
+            kept.end_removal(tp)
+            raise
+        kept.end_removal(tp)
+        return False
 
     def remove(self, recording: KeptRecording) -> int:
-        """The files of a log that is marked as deleted; how many bytes that was. Raises OSError."""
+        """The files of a log that `deleted` has marked; how many bytes that was. Raises OSError."""
+        try:
+            return self._remove(recording)
+        finally:
+            recording.kept.end_removal(recording.entry.tp)
+
+    def _remove(self, recording: KeptRecording) -> int:
         filesystem, directory = self.store.filesystem, recording.kept.directory / str(recording.entry.tp)
         recording.kept.release(recording.entry.tp)
         if filesystem.exists(directory) and read_partition_metadata(directory, filesystem) in {
@@ -163,8 +183,8 @@ class Recordings:
         return freed
 
     def _finish_removing(self, recording: KeptRecording) -> None:
-        replica = recording.kept.open_replica(recording.entry.tp)
-        if self.is_member(recording) or (replica is not None and replica.state().session != NO_SESSION):
+        kept, tp = recording.kept, recording.entry.tp
+        if self.is_member(recording) or not kept.begin_removal(tp, lambda session: session == NO_SESSION):
             # Its leader was here before us and counts on what lies here: that is another recording now.
             self.catalogue.removed(recording.entry.recording_id)
         else:

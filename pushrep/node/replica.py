@@ -154,6 +154,15 @@ class Replica:
             self._outbox.note_unfilled(str(self.tp), None)
             _LOG.warning("%s holds everything up to offset %d again", self.tp, unfilled_to)
 
+    def retire(self, may: Callable[[ReplicaSession], bool]) -> bool:
+        """Follow nobody from now on, if its session lets it go: no request is under way that could change that."""
+        with self._lock:
+            if not may(self._session):
+                return False
+            if self.failure is None:
+                self.failure = CantFollow(f"{self.tp} is being removed")
+            return True
+
     def close(self) -> None:
         """Close the log; what its disk refuses now is logged. A failed one is scanned when it is opened again."""
         with self._lock:

@@ -13,7 +13,7 @@ node only answers who wants to lead (`at_home`), when the service is not running
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, raise_repl
 from pushrep.node.replica import Replica
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.error_codes import ErrorCode
+from pushrep.replication.effects import ReplicaSession
 from pushrep.replication.grants import Grant, OfferedGrant, judge_grant
 from pushrep.replication.outcome import Outcome
 from pushrep.seams import Clock, Filesystem, LockHeld
@@ -59,6 +60,7 @@ class KeptOutbox:
         self._borrowers = 0
         self._last_contact_ms = -1
         self._replicas: dict[tuple[str, int], Replica] = {}
+        self._removing: set[tuple[str, int]] = set()
         self._keeper = PromiseKeeper(self.directory, outbox_id, store.filesystem)
 
     @property
@@ -169,6 +171,8 @@ class KeptOutbox:
         with self._lock:
             if self._borrowers or (self.promises.is_led_here and not self._is_visited):
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} belongs to its service")
+            if (tp.topic, tp.partition) in self._removing:
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is being removed: ask again")
             replica = self._replicas.get((tp.topic, tp.partition))
             if replica is not None and replica.failure is not None:
                 replica.close()
@@ -184,6 +188,23 @@ class KeptOutbox:
         """The log of `tp` if it is in use."""
         replica = self._replicas.get((tp.topic, tp.partition))
         return replica if replica is not None and replica.tp == tp else None
+
+    def begin_removal(self, tp: TopicIdPartition, may: Callable[[ReplicaSession], bool]) -> bool:
+        """Give the log to nobody until `end_removal`; False, and nothing changed, if its session says otherwise.
+
+        A leader that comes at this moment is either here before, and is found, or is told to ask again.
+        """
+        with self._lock:
+            replica = self._replicas.get((tp.topic, tp.partition))
+            if replica is not None and replica.tp == tp and not replica.retire(may):
+                return False
+            self._removing.add((tp.topic, tp.partition))
+            return True
+
+    def end_removal(self, tp: TopicIdPartition) -> None:
+        """Its files are gone, or stay: a log of that name may be opened."""
+        with self._lock:
+            self._removing.discard((tp.topic, tp.partition))
 
     def release(self, tp: TopicIdPartition) -> None:
         """Close the log and know it no more, before its files go."""

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
-from pushrep.protocol.values import Struct
+from pushrep.protocol.values import OFFSET_MAX, Struct
 from pushrep.records import CorruptRecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.feed import ReplayedBlock
 from pushrep.replay.model import TO_END, ReplayRequest
 from pushrep.replay.received import checked, count_records
+from pushrep.replay.resuming import end_of_refused, is_at_end
 from pushrep.replay.waiting import Waiting
 from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire, started
 from pushrep.seams import Clock
@@ -33,8 +34,6 @@ from pushrep.seams.network import HostPort
 _GOODBYE_S = 1.0
 _COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})
 """Ends that a reader who comes again need not hear of: it was too slow, or the node stops."""
-_LATER = frozenset({ErrorCode.MAX_REPLAYS, ErrorCode.NODE_STOPPING, ErrorCode.REQUEST_TIMED_OUT})
-"""Refusals that may be over soon."""
 
 
 class Attached(NamedTuple):
@@ -266,17 +265,27 @@ class RemoteSession:
         except NodeUnreachable as error:
             self._later(error.why)
         except ReplayRefused as refused:
-            if refused.code in _LATER:
-                self._later(str(refused))
-            else:
-                self._refused(refused)
+            self._refused(refused)
 
     def _started_again(self, connection: NodeConnection, request: ReplayRequest) -> int:
-        asked = request_to_wire(self._recording_id, request)
-        response = started(connection, asked)
+        try:
+            response = started(connection, request_to_wire(self._recording_id, request))
+        except ReplayRefused as refused:
+            self._until_what_is_left(connection, refused)
+            raise
         # Of a node that crashed: its watermark is older, and TO_END ends below what it meant when it was asked first.
         self._is_short = self._until is not None and response.end_offset < self._until
         return response.session_id
+
+    def _until_what_is_left(self, connection: NodeConnection, refused: ReplayRefused) -> None:
+        """TO_END of a log that holds less by now ends there: what lay above was cut, and no wait brings it back."""
+        if self._until is None or not is_at_end(refused, self._received):
+            return
+        try:
+            started(connection, request_to_wire(self._recording_id, ReplayRequest(0, OFFSET_MAX, bound="written")))
+        except ReplayRefused as outside:  # no log has that offset: the refusal tells its range
+            if outside.code is ErrorCode.INVALID_POSITION and outside.end is not None:
+                self._until = min(self._until, max(outside.end, self._received))
 
     def _rest_of_request(self) -> ReplayRequest | None:
         """What is still to come of it; None, and the end, if that is nothing."""
@@ -298,27 +307,12 @@ class RemoteSession:
         self._retry_ms = now_ms + random.randint(pause_ms // 2, pause_ms)  # noqa: S311 - so that not all come at once
 
     def _refused(self, refused: ReplayRefused) -> None:
-        start, end, at = refused.start, refused.end, self._received
-        is_shorter = refused.code is ErrorCode.INVALID_POSITION and end is not None and at > end
-        is_at_end = refused.code is ErrorCode.EMPTY_RECORDING or (
-            refused.code is ErrorCode.INVALID_POSITION and start is not None and end is not None and start <= at <= end
-        )
-        if refused.code is ErrorCode.TRUNCATED or is_shorter:
-            cut = at if end is None else min(at, end)
-            self._pending_end = e.SendEnd(
-                ReplayEndReason.TRUNCATED, at, ErrorCode.TRUNCATED, refused.why, cut_offset=cut
-            )
-        elif refused.code is ErrorCode.INVALID_POSITION and start is not None and at < start:
-            self._fail(ErrorCode.OFFSET_OUT_OF_RANGE, f"retention took what lies below offset {start}")
-        elif refused.code is ErrorCode.UNKNOWN_RECORDING:
-            why = "the recording was deleted"
-            self._pending_end = e.SendEnd(ReplayEndReason.RECORDING_DELETED, at, ErrorCode.RECORDING_DELETED, why)
-        elif is_at_end and self._left is not None:
-            self._pending_end = e.SendEnd(ReplayEndReason.LIMIT_REACHED, at)  # n records end at a stop
-        elif is_at_end and self._until is not None:
+        end = end_of_refused(refused, self._received, self._left, self._until)
+        if end is None:
             self._later(refused.why)
-        else:
-            self._fail(refused.code, refused.why)
+            return
+        self._hang_up()
+        self._pending_end = end
 
     def _fail(self, code: ErrorCode, why: str) -> None:
         self._hang_up()

@@ -142,6 +142,8 @@ class ReplaySession:
         self.tip = tip.bound
         if event.facts.written < self.position:
             return self._cut_at(event.facts.written, -1)
+        if self._end is not None and event.facts.written < self._end:
+            self._end, self._held_until = event.facts.written, 0  # the rest of what was there at the request is gone
         if self._reading is not None or self._is_sending:
             return self._stalled_if_due()
         if self._left == 0 or (self._end is not None and self.position >= self._end):

@@ -1,0 +1,112 @@
+"""What comes at the very moment of something else: a leader and a deletion, a cut and a replay to the end."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from pushrep.log import SegmentLog
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.replay import TO_END, KeepingRefused, RecordingState, ReplayEndReason, ReplayRequest
+from pushrep.replication.grants import Member
+from tests.integration.replay.conftest import QUICK, offsets, until
+
+
+def between(owner, name, what):
+    """Have `what` happen the next time that `owner.name` is called, before it does its work."""
+    original, happened = getattr(owner, name), []
+
+    def called(*args):
+        if not happened:
+            happened.append(name)
+            what()
+        return original(*args)
+
+    setattr(owner, name, called)
+    return happened
+
+
+@pytest.mark.parametrize("by", ["grant", "session"])
+def test_delete_is_refused_for_a_leader_that_came_after_the_first_look(world, node, client, leader, by):
+    """Delete is refused for a log whose newest grant lists this node as a member, or that a leader writes."""
+    leader.stop()
+
+    def come():
+        leader.come(node.address)
+        if by == "grant":
+            leader.grant(Member(0, "elsewhere:1"), Member(1, str(node.address)))
+            leader.say(end_session_reason=0)
+
+    happened = between(node._replays.recordings, "deleted", come)
+    with pytest.raises(KeepingRefused) as refused:
+        client.delete("orders-0")
+    assert (refused.value.code, happened) == (ErrorCode.RECORDING_IN_USE, ["deleted"])
+    if by == "grant":
+        leader.come(node.address)
+    leader.fill(120)
+    assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(120))
+    assert client.recordings()[0].state is RecordingState.VALID
+
+
+def test_a_leader_that_comes_while_a_recording_is_deleted_is_acknowledged_nothing_and_begins_anew(
+    world, node, client, leader
+):
+    """State DELETED first, files after: nothing is appended in between that would go with them."""
+    leader.stop()
+    (one,) = client.recordings()
+    asked = DescribeLogRequest(outbox_id=leader.outbox, create=True, partitions=(leader.tp,))
+    answers = []
+
+    def come():
+        with closing(ReplicaClient(node.address)) as another:
+            answers.append(another.ask(asked, DescribeLogResponse).logs[0].error_code)
+
+    happened = between(node._replays.recordings, "remove", come)
+    assert client.delete("orders-0").wait() > 0
+    assert (happened, answers) == (["remove"], [ErrorCode.KAFKA_STORAGE_ERROR])
+    world.leader(node, leader.tp, outbox=leader.outbox, epoch=512).fill(5)
+    (again,) = client.recordings()
+    assert again.recording_id > one.recording_id
+    assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(5))
+
+
+def held_up(world, node):
+    """A replay to the end that has had its first batches and waits for its reader, and what it gave."""
+    client = world.client(node, replace(QUICK, credit_bytes=700))
+    replay = client.replay(ReplayRequest("orders-0", 0, TO_END))
+    batches = iter(replay.batches())
+    return replay, batches, [record for _ in range(3) for record in next(batches).records()]
+
+
+def test_to_end_ends_at_a_cut_that_a_leader_made_above_it(world, node):
+    """TO_END is up to what is recorded when the request is handled: what was cut of that is not waited for."""
+    leader = world.leader(node).fill(63, per_batch=7)
+    leader.fill(100, per_batch=7, watermark=63)
+    client = world.client(node, replace(QUICK, credit_bytes=700))
+    replay = client.replay(ReplayRequest("orders-0", 0, TO_END, bound="written"))
+    batches = iter(replay.batches())
+    got = list(next(batches).records())
+    leader.epoch_before = leader.epoch
+    leader.cut(70)
+    for batch in batches:
+        got += batch.records()
+    assert offsets(got)[:70] == list(range(70))
+    assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
+
+
+def test_to_end_of_a_log_that_was_cut_while_the_node_was_down_ends_where_it_ends_now(world, node, leader):
+    """It does not ask again for minutes: no wait brings back what was cut."""
+    replay, batches, got = held_up(world, node)
+    leader.stop()
+    node.stop()
+    with SegmentLog.open(world.root / "node" / str(leader.outbox) / "orders-0", has_replicas=True) as log:
+        cut = next(log.batches(60, 61)).header.base_offset
+        log.truncate_to(cut, force=True)
+    node = world.node(port=node.address.port)
+    for batch in batches:
+        got += batch.records()
+    assert offsets(got) == list(range(cut))
+    assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
+    until(lambda: node.replays().sessions_active == 0, "slots always come back")
