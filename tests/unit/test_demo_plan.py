@@ -77,6 +77,12 @@ def test_a_batch_ends_where_its_offsets_file_says(tmp_path):
     assert end_offsets(path, 8) == {}, "a trimmed checkpoint is no error"
 
 
+def test_a_batch_of_kafkas_source_ends_by_its_topics_partitions(tmp_path):
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "3").write_text('v1\n{}\n{"flights":{"2":22,"0":7}}')
+    assert end_offsets(tmp_path, 3) == {0: 7, 2: 22}
+
+
 def test_no_checkpoint_yet_is_no_batch(tmp_path):
     assert batch_inside(tmp_path / "none") is None
     assert committed_batch(tmp_path / "none") is None
