@@ -72,7 +72,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_report_header():
-    return f"torture: {'long' if _TORTURE.is_long else 'short'} forms, PUSHREP_TORTURE_SEED={_TORTURE.seed}"
+    from tests import postgresql
+    from tests.kafka import broker_processes
+
+    return [
+        f"torture: {'long' if _TORTURE.is_long else 'short'} forms, PUSHREP_TORTURE_SEED={_TORTURE.seed}",
+        f"Kafka's brokers: {broker_processes.road()}; PostgreSQL: {postgresql.road()}",
+    ]
 
 
 @pytest.fixture(scope="session")

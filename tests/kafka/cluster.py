@@ -1,15 +1,12 @@
-"""Real Kafka brokers from Maven's jars: one node or three, on loopback, killed and restarted at will.
+"""Real Kafka brokers: one node or three, on loopback, killed and restarted at will.
 
 Each node is broker and controller (KRaft). Everything lives below one directory; `stop()` ends what was started, by
-process id. The jars come from `make jars`.
+process id. They run from Maven's jars (`make jars`) or in containers: tests/kafka/broker_processes.py.
 """
 
-import os
 import random
-import shutil
 import signal
 import socket
-import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
@@ -19,9 +16,9 @@ from typing import Self
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-JARS = Path(__file__).parents[2] / ".cache" / "kafka" / "libs"
+from tests.kafka.broker_processes import BrokerProcess, broker_process, image, no_jars, run, with_jars
+
 START_TIMEOUT_S = 90
-STOP_TIMEOUT_S = 30
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 """A broker of a test lives for seconds: the second compiler would never earn back what it costs."""
 
@@ -32,11 +29,7 @@ class NotReady(Exception):
 
 def missing() -> str | None:
     """Why no broker can be started here, in words for a person; None if one can."""
-    if shutil.which("java") is None:
-        return "java is not installed: Kafka's brokers need Java 17 or newer"
-    if not (JARS / ".done").exists():
-        return "Kafka's jars are missing: run `make jars`"
-    return None
+    return None if image() is not None else no_jars()
 
 
 class KafkaCluster:
@@ -51,7 +44,8 @@ class KafkaCluster:
     ) -> None:
         self.directory, self.nodes, self._jvm = directory, range(1, nodes + 1), jvm
         self._settings = settings or {}
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._brokers: dict[int, BrokerProcess] = {}
+        self._running: set[int] = set()
         ports = free_ports(2 * nodes)
         self._ports = dict(zip(self.nodes, ports[:nodes], strict=True))
         self._controllers = dict(zip(self.nodes, ports[nodes:], strict=True))
@@ -60,7 +54,7 @@ class KafkaCluster:
     @property
     def pids(self) -> list[int]:
         """Of the brokers that run."""
-        return [process.pid for process in self._processes.values()]
+        return [self._brokers[node].pid for node in sorted(self._running)]
 
     @property
     def bootstrap_servers(self) -> str:
@@ -87,12 +81,8 @@ class KafkaCluster:
 
     def start(self, node: int = 1) -> None:
         """Start a node on its data; `wait_ready` tells when it serves."""
-        home = self.directory / f"node-{node}"
-        with (home / "broker.log").open("ab") as log:
-            self._processes[node] = subprocess.Popen(
-                [*java("-Xms256m", "-Xmx768m", *self._jvm), "kafka.Kafka", str(home / "server.properties")],
-                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=home, start_new_session=True,
-            )  # fmt: skip
+        self._brokers[node].start()
+        self._running.add(node)
 
     def kill(self, node: int = 1) -> None:
         """kill -9."""
@@ -105,7 +95,9 @@ class KafkaCluster:
     def stop(self) -> None:
         """End every node; nothing is left running."""
         with ExitStack() as stack:
-            for node in list(self._processes):
+            for broker in self._brokers.values():
+                stack.callback(broker.remove)
+            for node in list(self._running):
                 stack.callback(self._end, node, signal.SIGKILL)
 
     def wait_ready(self) -> None:
@@ -121,24 +113,16 @@ class KafkaCluster:
             reraise=True,
         ):
             with attempt:
-                for node, process in self._processes.items():
-                    if process.poll() is not None:
-                        raise RuntimeError(f"broker {node} ended with {process.returncode}: {self._tail(node)}")
+                for node in self._running:
+                    if (code := self._brokers[node].ended_with()) is not None:
+                        raise RuntimeError(f"broker {node} ended with {code}: {self._brokers[node].said()}")
                 named = set(admin.list_topics(timeout=3).brokers)
-                if not named >= set(self._processes):
-                    raise NotReady(f"{sorted(named)} of {sorted(self._processes)} brokers answer")
+                if not named >= self._running:
+                    raise NotReady(f"{sorted(named)} of {sorted(self._running)} brokers answer")
 
     def _end(self, node: int, how: signal.Signals) -> None:
-        process = self._processes.pop(node)
-        process.send_signal(how)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _tail(self, node: int) -> str:
-        return (self.directory / f"node-{node}" / "broker.log").read_text(errors="replace")[-2000:]
+        self._running.remove(node)
+        self._brokers[node].end(how)
 
     def _format(self, node: int) -> None:
         home = self.directory / f"node-{node}"
@@ -172,19 +156,14 @@ class KafkaCluster:
         } | self._settings
         properties = home / "server.properties"
         properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        done = subprocess.run(
-            [*java(*QUICK_START), "kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", str(properties)],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"formatting node {node} failed: {done.stdout}{done.stderr}")
+        options, program = ("-Xms256m", "-Xmx768m", *self._jvm), ("kafka.Kafka", str(properties))
+        self._brokers[node] = broker_process(home, options, program)
+        run(home, QUICK_START, ("kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", str(properties)))
 
 
 def java(*options: str) -> list[str]:
-    """The command that runs a class of Kafka's jars."""
-    if why := missing():
-        raise RuntimeError(why)
-    return [shutil.which("java") or "java", *options, "-cp", f"{JARS}{os.sep}*"]
+    """The command that runs a class of Kafka's jars. Raises RuntimeError where they can't be run."""
+    return with_jars(*options)
 
 
 def new_cluster_id() -> str:
