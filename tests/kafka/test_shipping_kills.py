@@ -1,7 +1,8 @@
-"""Three real brokers and an outbox process, killed at random: every record visible once, in order, none lost.
+"""Three real brokers, an outbox process and a Spark job, killed at random: every record visible once, in order.
 
-    service: appends, acknowledged by its own disk ─▶ ships ─▶ topic of 3 partitions on 3 brokers
-       ▲ kill -9                                        ▲ kill -9 of a leader, a follower, the controller
+    service: appends, acknowledged by its own disk ─▶ ships ─▶ topic of 3 partitions ─▶ Spark's apply job ─▶ table
+       ▲ kill -9                                      on 3 brokers ▲                        ▲ kill -9, with its JVM
+                                                                   kill -9 or SIGTERM: a leader, the controller
 
 `make torture` does it for minutes.
 """
@@ -11,18 +12,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 
+import pyarrow.dataset
 import pytest
 
 from pushrep.kafka import KafkaDestination
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Outbox
 from tests.kafka.plain_client import create_topic
+from tests.kafka.spark_process import SparkJob, connector
 from tests.kafka.topic_reader import read_filtered, same
 
-pytestmark = [pytest.mark.java, pytest.mark.slow]
-PARTITIONS, WAIT_S = 5, 180
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
+PARTITIONS, WAIT_S, JOB_S = 5, 180, 300
 
 SERVICE = """
 import sys
@@ -32,10 +36,11 @@ directory, topic, servers = sys.argv[1:]
 destination = KafkaDestination(bootstrap_servers=servers, request_timeout_ms=5000)
 with Outbox.open(directory, topic, 5, "test", kafka=destination, batch_bytes=4000, linger_ms=1, open_timeout_s=0.1,
                  durability=Durability.BUFFERED, log_config=LogConfig(flush_ms=10)) as outbox:
-    n = 0
+    numbers = [outbox.log(partition).log_end_offset for partition in range(5)]
     while True:
         for partition in range(5):
-            outbox.append_many(partition, [b"x" * 100] * 20)
+            outbox.append_many(partition, [b"%d %d" % (partition, numbers[partition] + n) for n in range(20)])
+            numbers[partition] += 20
         outbox.flush()
         print(outbox.lag()[f"kafka:{topic}"].records, flush=True)
         if sys.stdin.read(1) != ".":
@@ -47,7 +52,11 @@ class Service:
     """The outbox in a process of its own; a step appends to every partition."""
 
     def __init__(self, *arguments):
-        command = [sys.executable, "-c", SERVICE, *map(str, arguments)]
+        self._arguments = arguments
+        self._start()
+
+    def _start(self):
+        command = [sys.executable, "-c", SERVICE, *map(str, self._arguments)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -59,12 +68,69 @@ class Service:
         self.process.stdin.flush()
 
     def kill(self):
-        self.process.kill()
+        if self.process.poll() is None:
+            self.process.kill()
         with contextlib.suppress(BrokenPipeError):  # a step that it did not read any more
             self.process.stdin.close()
         self.process.stdout.close()
         self.process.stderr.close()
         assert self.process.wait() == -signal.SIGKILL
+
+    def restart(self):
+        self.kill()
+        self._start()
+        self.step()
+
+
+class Reader:
+    """The apply job over the topic, in batches of a second. It may end by itself while brokers are away, as a
+    supervisor has to expect; then it is started again.
+    """
+
+    def __init__(self, place, cluster, topic, jars):
+        self._place = place
+        self._arguments = (
+            *("--source", "kafka", "--topic", topic, "--conf", f"spark.jars={jars}"),
+            *("--source-option", f"kafka.bootstrap.servers={cluster.bootstrap_servers}"),
+            *("--sink", str(place / "table"), "--value-format", "string", "--checkpoint", str(place / "checkpoint")),
+        )
+        self.ended, self._is_killed = 0, False
+        self._start("--trigger", "1s")
+
+    def _start(self, *arguments):
+        self.job, self._is_killed = SparkJob(self._place, "apply", *self._arguments, *arguments), False
+
+    @property
+    def batches(self):
+        """Batches that were done, over all runs."""
+        return sum(event["event"] == "batch" for event in self.job.events)
+
+    def keep_running(self):
+        """Start it again if it was killed, or ended by itself."""
+        if not self.job.is_running:
+            self.ended += not self._is_killed
+            self._start("--trigger", "1s")
+
+    def until(self, batches, meanwhile):
+        """Return when so many are done, whatever it takes; `meanwhile` gives it something to read."""
+        deadline_s = time.monotonic() + JOB_S
+        while self.batches < batches:
+            assert time.monotonic() < deadline_s, f"{self.batches} of {batches} batches: {self.job.events[-1:]}"
+            self.keep_running()
+            meanwhile()
+            time.sleep(0.05)
+
+    def kill(self):
+        self.job.kill()
+        self._is_killed = True
+
+    def finish(self):
+        """Read what is left, and the table as (topic partition, topic offset, value), in the topic's order."""
+        self.kill()
+        self._start()
+        assert self.job.wait(JOB_S) == 0, self.job.told
+        rows = pyarrow.dataset.dataset(self._place / "table", partitioning="hive").to_table().to_pylist()
+        return sorted((row["partition"], row["offset"], row["value"]) for row in rows)
 
 
 def controller_of(cluster):
@@ -74,42 +140,73 @@ def controller_of(cluster):
     return admin.list_topics(timeout=30).controller_id
 
 
-def test_kills_of_brokers_and_of_the_outbox_process(three_brokers, tmp_path, torture):
+def a_broker_dies(cluster, service, kills, rng):
+    """One of three goes and comes back; the service appends before, meanwhile and behind it."""
+    for _ in range(rng.randrange(5, 40)):
+        service.step()
+    is_first = not any(kills.values())
+    is_controller = is_first or rng.random() < 0.3
+    node = controller_of(cluster) if is_controller else rng.choice(list(cluster.nodes))
+    how = rng.choice([cluster.kill, cluster.kill, cluster.shut_down])
+    how(node)
+    kills[f"brokers by {how.__name__}"] += 1
+    kills["of them the controller"] += is_controller
+    for _ in range(rng.randrange(5, 40)):
+        service.step()
+    return node
+
+
+def test_kills_of_brokers_of_the_outbox_process_and_of_spark(three_brokers, tmp_path, torture, tool_or_skip):
     """Shown on real brokers: "every appended record visible once after filtering, none missing, order ... kept"."""
+    jars, why = connector()
+    tool_or_skip(why)
     cluster, topic = three_brokers, f"kills-{torture.seed}"
-    rng = torture.random("kills")
+    rng, kills = torture.random("kills"), Counter()
     create_topic(cluster.bootstrap_servers, topic, 3)
-    outbox, kills = tmp_path / "outbox", 0
-    arguments = (outbox, topic, cluster.bootstrap_servers)
-    ends_s = time.monotonic() + torture.count(0, 300)
+    ends_s = time.monotonic() + torture.count(0, 480)
     with ExitStack() as stack:
-        service = Service(*arguments)
-        stack.callback(lambda: service.process.poll() is None and service.kill())
-        while kills < torture.count(1, 2) or time.monotonic() < ends_s:
-            for _ in range(rng.randrange(5, 40)):
-                service.step()
-            node = controller_of(cluster) if kills == 0 or rng.random() < 0.3 else rng.choice(list(cluster.nodes))
-            rng.choice([cluster.kill, cluster.kill, cluster.shut_down])(node)
-            for _ in range(rng.randrange(5, 40)):
-                service.step()
-            if kills == 0 or rng.random() < 0.5:
-                service.kill()
-                service = Service(*arguments)
-                service.step()
+        service = Service(tmp_path / "outbox", topic, cluster.bootstrap_servers)
+        stack.callback(service.kill)
+        reader = Reader(tmp_path / "spark", cluster, topic, jars)
+        stack.callback(reader.kill)
+        while not kills or time.monotonic() < ends_s:
+            is_first = not kills
+            reader.keep_running()
+            node = a_broker_dies(cluster, service, kills, rng)
+            if is_first or rng.random() < 0.5:
+                service.restart()
+                kills["outbox"] += 1
+            if is_first or rng.random() < 0.4:
+                reader.until(reader.batches + 1, service.step)  # it has something to lose
+                reader.kill()
+                kills["spark"] += 1
             cluster.start(node)
             cluster.wait_ready()
-            kills += 1
-        service.kill()
-    destination = KafkaDestination(bootstrap_servers=cluster.bootstrap_servers)
-    config = LogConfig(flush_ms=10)
-    with Outbox.open(
-        outbox, topic, PARTITIONS, "test", kafka=destination, durability=Durability.BUFFERED, log_config=config
-    ) as opened:
-        opened.wait_shipped(WAIT_S)
-        logs, pid = [list(opened.log(n).records(0)) for n in range(PARTITIONS)], opened.pid
+            for _ in range(rng.randrange(5, 20)):
+                service.step()
+        stack.pop_all().close()
+        logs, pid = shipped(tmp_path / "outbox", cluster, topic)
+        stack.callback(reader.kill)
+        rows = reader.finish()
     found = read_filtered(cluster.bootstrap_servers, topic, 3)
     for partition, records in enumerate(logs):
         assert records
         assert same(found.of(pid, partition), records), f"partition {partition}"
+        applied = [value for _, _, value in rows if value.startswith(f"{partition} ")]
+        assert applied == [record.value.decode() for record in records], f"partition {partition} in the table"
     assert len(found.visible) == PARTITIONS
-    sys.stdout.write(f"{kills} kills, {sum(map(len, logs))} records, {found.copies} raw copies\n")
+    assert len(rows) == sum(map(len, logs)), "and nothing else"
+    told = ", ".join(f"{count} {what}" for what, count in kills.items())
+    sys.stdout.write(
+        f"killed: {told}; {len(rows)} records, {found.copies} raw copies in the topic, {reader.batches} batches of "
+        f"Spark, which ended {reader.ended} times by itself\n"
+    )
+
+
+def shipped(directory, cluster, topic):
+    """Everything that the logs hold, once the topic has it; and their PID."""
+    destination = KafkaDestination(bootstrap_servers=cluster.bootstrap_servers)
+    settings = {"durability": Durability.BUFFERED, "log_config": LogConfig(flush_ms=10)}
+    with Outbox.open(directory, topic, PARTITIONS, "test", kafka=destination, **settings) as opened:
+        opened.wait_shipped(WAIT_S)
+        return [list(opened.log(n).records(0)) for n in range(PARTITIONS)], opened.pid

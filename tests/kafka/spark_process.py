@@ -1,0 +1,78 @@
+"""A Spark job as a process: started, read, killed with its JVM and the JVM's workers, whatever they were doing."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from spark_jobs.demo.processes import processes
+
+ROOT = Path(__file__).parents[2]
+_LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
+_CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
+_QUIET = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2", "spark.driver.host=127.0.0.1")
+_GONE_S = 30
+
+
+def connector():
+    """(the value of spark.jars, why Spark's Kafka connector can't be used or None)."""
+    jars = sorted(_LIBS.glob("*.jar"))
+    missing = [name for name in _CONNECTOR if not any(jar.name.startswith(name) for jar in jars)]
+    why = f"Spark's Kafka connector lacks {', '.join(missing)}: run `make jars`" if missing else None
+    return ",".join(map(str, jars)), why
+
+
+class SparkJob:
+    """`python -m spark_jobs.jobs.<job> arguments`, in a process group of its own; its events are `events`."""
+
+    def __init__(self, place, job, *arguments):
+        place.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(place / "scratch"),
+        }
+        self._events, self._errors = place / "events.jsonl", place / "errors"
+        confs = (part for setting in _QUIET for part in ("--conf", setting))
+        command = [sys.executable, "-m", f"spark_jobs.jobs.{job}", "--json", str(self._events), *confs, *arguments]
+        with self._errors.open("ab") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=place, env=environment, stdin=subprocess.DEVNULL,
+                stdout=errors, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def is_running(self):
+        return self.process.poll() is None
+
+    @property
+    def events(self):
+        """Everything that this job and those before it in this place told; a last line that is not whole is left."""
+        lines = self._events.read_text().splitlines(keepends=True) if self._events.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n") and line.startswith("{")]
+
+    @property
+    def told(self):
+        return self._errors.read_text(errors="replace")[-4000:]
+
+    def wait(self, timeout_s):
+        """Its exit code, once it ended by itself."""
+        return self.process.wait(timeout_s)
+
+    def kill(self):
+        """kill -9 for Python, its JVM and the JVM's workers; all are gone when this returns."""
+        deadline = time.monotonic() + _GONE_S
+        while alive := [one for one in processes() if one.session == self.process.pid and one.alive]:
+            for member in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member.pid, signal.SIGKILL)
+            self.process.poll()
+            assert time.monotonic() < deadline, f"alive after kill -9: {alive}"
+            time.sleep(0.01)
+        self.process.wait(_GONE_S)
