@@ -4,6 +4,7 @@
 looks at more examples. The seed stands in the header of the run; `PUSHREP_TORTURE_SEED=<seed> make torture` repeats it.
 """
 
+import gc
 import os
 import random
 import signal
@@ -21,6 +22,9 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", java_options(Path(__file__).parents[1]
 # A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A child that collects what its parent left behind falls over Kafka's clients, whose threads it does not have.
+os.register_at_fork(after_in_child=gc.disable)
 
 settings.register_profile("pushrep", deadline=None)
 settings.register_profile("torture", deadline=None, max_examples=500)
