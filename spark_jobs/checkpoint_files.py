@@ -75,7 +75,7 @@ class LoggedOffsets:
     sources: tuple[tuple[str, str | None], ...]
 
     @classmethod
-    def parse(cls, path: Path, text: str) -> "LoggedOffsets":
+    def parse(cls, path: Path | str, text: str) -> "LoggedOffsets":
         version, *lines = text.split("\n")
         if version not in VERSIONS or not lines or not lines[0].startswith("{"):
             why = f"no offsets of version {' or '.join(VERSIONS)}; this release knows no other"

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from pushrep.errors import PushrepError
 from spark_jobs.batch_errors import MarksMissing, MarksOfAnotherQuery
+from spark_jobs.checkpoint_files import LoggedOffsets
 from spark_jobs.errors import SparkJobError
 from spark_jobs.java import require_java
 from spark_jobs.jobs.marks_place import topic_marks_of
@@ -80,12 +81,24 @@ def progress_with_spark(spark: SparkSession, options: JobOptions, marks: MarksSt
         if unusable := checkpoint.why_unusable():
             raise BadOption("--checkpoint", options.checkpoint, f"{unusable}; name a directory, or a new one")
         query_id = _query_of(checkpoint)
-        has_begun = any(name.isdigit() for name in checkpoint.names("offsets"))
+        planned = sorted(int(name) for name in checkpoint.names("offsets") if name.isdigit())
+        if planned and options.source == "kafka":
+            _check_topics(options, checkpoint, f"offsets/{planned[-1]}")
     with named("--marks", marks.location):
         _check_owner(marks, query_id, options.adopt)
-    if options.source == "pushrep" and not has_begun:
+    if options.source == "pushrep" and not planned:
         _check_start(_source_options(options))
     return query_id
+
+
+def _check_topics(options: JobOptions, checkpoint: HadoopDirectory, name: str) -> None:
+    """Spark would plan a batch of the new topics, write it down, and then miss the old ones. Raises BadOption."""
+    logged = LoggedOffsets.parse(checkpoint.path_of(name), checkpoint.read(name))
+    offsets = [json.loads(offset) for _, offset in logged.sources if offset is not None]
+    read = {topic for offset in offsets if isinstance(offset, dict) for topic in offset}
+    if gone := sorted(read - set(options.topics())):
+        why = f"the checkpoint's query has read {', '.join(gone)}: name that, too, or begin with a fresh checkpoint"
+        raise BadOption("--topic", options.topic, why)
 
 
 def _check_places(options: JobOptions) -> None:

@@ -112,6 +112,10 @@ class JobOptions:
         """The directory that the job fills with rows, if it fills one."""
         return None
 
+    def topics(self) -> tuple[str, ...]:
+        """Kafka's `subscribe` takes several, with commas between."""
+        return tuple(name.strip() for name in self.topic.split(",")) if self.source == "kafka" else (self.topic,)
+
     def marks_path(self) -> str | None:
         """The directory of the marks; None where they lie with the rows, or in a topic."""
         return None if self.marks_in_topic() else self.marks

@@ -47,10 +47,6 @@ class RelayOptions(JobOptions):
         self.client()
         self._check_client()
 
-    def topics(self) -> tuple[str, ...]:
-        """Kafka's `subscribe` takes several, with commas between."""
-        return tuple(name.strip() for name in self.topic.split(",")) if self.source == "kafka" else (self.topic,)
-
     def carrier_out(self) -> str:
         """Where the new metadata travels: as the source has it, unless told otherwise."""
         return self.to_carrier or self.carrier
