@@ -1,4 +1,4 @@
-"""Every numbered statement of push replication, and every row of a replica's table, has a test that is there."""
+"""Every numbered statement of push replication and startpoints, and every row of a replica's table, has its test."""
 
 import ast
 import re
@@ -17,6 +17,12 @@ NUMBERS = {"L": 5, "S": 5, "A": 3, "H": 2, "E": 3, "R": 2, "Q": 2}
 NUMBERED = {f"{letter}{n}" for letter, count in NUMBERS.items() for n in range(1, count + 1)}
 BEFORE_THE_TABLE = {check.error.name for check in (*LEADER_CHECKS, *SESSION_CHECKS)}
 REFUSALS = BEFORE_THE_TABLE | {Outcome.UNKNOWN_TOPIC_ID.name, Outcome.KAFKA_STORAGE_ERROR.name}
+
+STARTPOINTS = {str(rule) for rule in range(1, 10)}
+PROMISES = {
+    "kinds", "bootstrap", "newest", "readers", "states", "record", "topic", "crash", "processes", "groups", "plain",
+    "source", "export", "apply-checkpoint", "command",
+}  # fmt: skip
 
 
 def lines(heading):
@@ -43,13 +49,16 @@ def functions(path):
         ("PushManager", NUMBERED),
         ("What a replica finds", {finding.name for finding in Finding}),
         ("What a replica refuses", REFUSALS),
+        ("Startpoints", STARTPOINTS | PROMISES),
     ],
 )
 def test_every_statement_has_a_line(heading, wanted):
     assert lines(heading).keys() == wanted
 
 
-@pytest.mark.parametrize("heading", ["PushManager", "What a replica finds", "What a replica refuses", "Together"])
+@pytest.mark.parametrize(
+    "heading", ["PushManager", "What a replica finds", "What a replica refuses", "Together", "Startpoints"]
+)
 def test_every_line_names_tests_that_are_there(heading):
     for statement, tests in lines(heading).items():
         assert tests, f"{statement} has no test"
@@ -62,3 +71,9 @@ def test_a_numbered_statement_stands_in_the_name_of_its_test():
     for number, tests in lines("PushManager").items():
         for test in tests:
             assert test.partition("::")[2].startswith(f"test_{number.lower()}_"), f"{number}: {test}"
+
+
+def test_a_rule_of_startpoints_stands_in_the_name_of_its_tests():
+    for number, tests in lines("Startpoints").items():
+        for test in tests if number in STARTPOINTS else ():
+            assert re.search(rf"_rules?_(\d_and_)?{number}_", test), f"{number}: {test}"

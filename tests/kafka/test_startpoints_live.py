@@ -1,0 +1,281 @@
+"""Groups of Kafka that an operator moves while they are read, without a rejoin: both consumers, on a real broker."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from filtering import StreamMetadata
+from filtering.consumers.positions import decode
+from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, State, store_at
+from tests.kafka.plain_client import create_topic, plain_producer
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+
+PID, COUNT = 7, 40
+_names = (f"live-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def topic(broker):
+    create_topic(broker.bootstrap_servers, name := next(_names), partitions=2)
+    for partition in range(2):
+        fill(broker, name, partition, range(COUNT))
+    return name
+
+
+def fill(broker, topic, partition, offsets):
+    producer = plain_producer(broker.bootstrap_servers, enable_idempotence=True)
+    for offset in offsets:
+        producer.produce(topic, key=StreamMetadata(PID, partition, offset).pack(), value=b"v", partition=partition)
+    assert producer.flush(30) == 0
+
+
+@pytest.fixture
+def store(request, broker, tmp_path):
+    """A real store of startpoints, by its place."""
+    if request.param == "directory":
+        made = store_at(tmp_path / "startpoints")
+    else:
+        create_topic(broker.bootstrap_servers, name := f"{next(_names)}-startpoints", cleanup_policy="compact")
+        made = store_at(f"kafka:{name}", {"bootstrap.servers": broker.bootstrap_servers})
+    with made:
+        yield made
+
+
+def events(store):
+    return [type(fact).__name__ for fact in store.history()]
+
+
+class Reader:
+    """Both clients' consumers as one."""
+
+    def __init__(self):
+        self.assigned, self.failures = [], []
+
+    async def read(self, count):
+        """What comes until so many records came, at least one look; failures are noted."""
+        found = {}
+        for _ in range(600):
+            try:
+                await self.take(found)
+            except StartpointFailed as failed:
+                self.failures.append(failed)
+            if sum(map(len, found.values())) >= count:
+                break
+        return found
+
+    async def failed(self):
+        """The next failure, while nothing is read."""
+        for _ in range(600):
+            if self.failures:
+                return self.failures.pop()
+            assert await self.read(0) == {}
+        raise AssertionError("it never failed")
+
+
+class ByConfluent(Reader):
+    def __init__(self, broker, topic, store):
+        super().__init__()
+        from filtering.consumers.confluent import ReplayFilteredConsumer
+
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": topic, "auto.offset.reset": "earliest"}
+        self.consumer = ReplayFilteredConsumer(
+            {**settings, "log_level": 0}, startpoints=GroupStartpoints(store, look_every_s=0.05)
+        )
+        self.consumer.subscribe([topic], on_assign=lambda _, partitions: self.assigned.append(len(partitions)))
+
+    async def take(self, found):
+        for message in self.consumer.consume(500, 0.1):
+            assert message.error() is None, message.error()
+            found.setdefault(message.partition(), []).append(message.offset())
+
+    async def one(self):
+        """Blocks until there is one, however long that takes."""
+        return (message := self.consumer.poll(-1)).partition(), message.offset()
+
+    async def commit(self):
+        self.consumer.commit()
+
+    async def close(self):
+        self.consumer.close()
+
+
+class ByAiokafka(Reader):
+    def __init__(self, broker, topic, store):
+        super().__init__()
+        from filtering.consumers.aiokafka import ReplayFilteredConsumer
+
+        async def assigned(_, partitions):
+            self.assigned.append(len(partitions))
+
+        self.consumer = ReplayFilteredConsumer(
+            topic,
+            group_id=topic,
+            bootstrap_servers=broker.bootstrap_servers,
+            auto_offset_reset="earliest",
+            startpoints=GroupStartpoints(store, look_every_s=0.05),
+            on_assign=assigned,
+        )
+        self.is_started = False
+
+    async def take(self, found):
+        if not self.is_started:
+            await self.consumer.start()
+            self.is_started = True
+        for partition, records in (await self.consumer.getmany(timeout_ms=100)).items():
+            found.setdefault(partition.partition, []).extend(record.offset for record in records)
+
+    async def one(self):
+        return (record := await self.consumer.getone()).partition, record.offset
+
+    async def commit(self):
+        await self.consumer.commit()
+
+    async def close(self):
+        await self.consumer.close()
+
+
+CLIENTS = pytest.mark.parametrize("reader", [ByConfluent, ByAiokafka], ids=["confluent", "aiokafka"], indirect=True)
+# Which store it is, a client does not see; so not each of one with each of the other.
+BOTH = pytest.mark.parametrize(
+    ("store", "reader"),
+    [("directory", ByConfluent), ("topic", ByAiokafka)],
+    ids=["directory-confluent", "topic-aiokafka"],
+    indirect=True,
+)
+IN_A_DIRECTORY = pytest.mark.parametrize("store", ["directory"], indirect=True, ids=[""])
+
+
+@pytest.fixture
+def reader(request, broker, topic, store):
+    """Call it in a loop; it is closed by `told`."""
+    return lambda: request.param(broker, topic, store)
+
+
+def told(make, story):
+    async def whole():
+        reader = make()
+        try:
+            return await story(reader)
+        finally:
+            await reader.close()
+
+    return asyncio.run(whole())
+
+
+EVERYTHING = {0: list(range(COUNT)), 1: list(range(COUNT))}
+
+
+@BOTH
+def test_rules_2_and_3_a_running_group_is_sent_back_once_without_a_rejoin(broker, topic, store, reader):
+    """Applied between two reads, stored before it is used, consumed by the commit behind it; the other goes on."""
+
+    async def story(one):
+        assert await one.read(2 * COUNT) == EVERYTHING
+        await one.commit()
+        first = store.write(topic, topic, 0, Startpoint.relative(records=-15, reset_marks=True), "nonsense since 25")
+        assert await one.read(15) == {0: list(range(25, 40))}
+        assert events(store) == ["Written", "Applied"]
+        await one.commit()
+        assert events(store) == ["Written", "Applied", "Consumed"]
+        second = store.write(topic, topic, None, Startpoint.specific(30, reset_marks=True), "again")
+        assert await one.read(20) == {0: list(range(30, 40)), 1: list(range(30, 40))}
+        third = store.write(topic, topic, 0, Startpoint.specific(35, reset_marks=True), "before anyone committed")
+        assert await one.read(5) == {0: list(range(35, 40))}
+        await one.commit()
+        assert len(one.assigned) == 1, "no rejoin"
+        reader = store.checkpoints()[0].reader
+        assert store.standing(first, reader).state is State.CONSUMED
+        assert store.standing(second, reader).state is State.APPLIED, "passed by before it was committed"
+        return third
+
+    third = told(reader, story)
+    fill(broker, topic, 0, range(35, 45))
+
+    async def later(one):
+        assert await one.read(5) == {0: list(range(45, 50))}, "the log's offsets; the records 35 to 39 are replays"
+
+    told(reader, later)
+    assert committed(broker, topic, 0).startpoint == third
+
+
+@CLIENTS
+@IN_A_DIRECTORY
+def test_rule_9_without_reset_marks_nothing_comes_twice(topic, store, reader):
+    async def story(one):
+        assert await one.read(2 * COUNT) == EVERYTHING
+        store.write(topic, topic, None, Startpoint.earliest(), "nothing to see")
+        assert await one.read(0) == {}
+        while "Applied" not in events(store):
+            assert await one.read(0) == {}
+        store.write(topic, topic, 1, Startpoint.specific(38, reset_marks=True), "but here")
+        assert await one.read(2) == {1: [38, 39]}
+
+    told(reader, story)
+
+
+@CLIENTS
+@IN_A_DIRECTORY
+def test_who_waits_for_a_record_hears_of_a_startpoint(topic, store, reader):
+    async def story(one):
+        assert await one.read(2 * COUNT) == EVERYTHING
+        await one.commit()
+        loop = asyncio.get_running_loop()
+        wish = (topic, topic, 0, Startpoint.specific(39, reset_marks=True), "the last one")
+        later = loop.run_in_executor(None, lambda: store.write(*wish))
+        assert await asyncio.wait_for(one.one(), 60) == (0, 39)
+        await later
+
+    told(reader, story)
+
+
+@CLIENTS
+@IN_A_DIRECTORY
+def test_rule_4_a_failed_startpoint_stops_its_partition_until_it_is_cancelled_or_replaced(broker, topic, store, reader):
+    async def story(one):
+        assert await one.read(2 * COUNT) == EVERYTHING
+        await one.commit()
+        first = store.write(topic, topic, 0, Startpoint.specific(999), "a typo")
+        failed = await one.failed()
+        assert "beyond the end" in str(failed)
+        assert (failed.sequence, list(one.consumer.stopped)) == (first, [(topic, 0)])
+        for partition in (0, 1):
+            fill(broker, topic, partition, range(40, 42))
+        assert await one.read(2) == {1: [40, 41]}, "the other one goes on"
+        await one.commit()
+        store.cancel(first, "it was one")
+        assert await one.read(2) == {0: [40, 41]}, "from where it was committed"
+        assert one.consumer.stopped == {}
+        store.write(topic, topic, 0, Startpoint.specific(999), "again a typo")
+        await one.failed()
+        store.write(topic, topic, 0, Startpoint.specific(41, reset_marks=True), "meant was this")
+        assert await one.read(1) == {0: [41]}
+        assert len(one.assigned) == 1
+
+    told(reader, story)
+
+
+@CLIENTS
+@IN_A_DIRECTORY
+def test_rule_4_a_group_that_comes_starts_but_for_the_failed_partition(topic, store, reader):
+    sequence = store.write(topic, topic, 0, Startpoint.specific(999), "a typo")
+
+    async def story(one):
+        assert await one.read(COUNT) == {1: list(range(COUNT))}
+        assert (await one.failed()).sequence == sequence
+        store.cancel(sequence, "it was one")
+        assert await one.read(COUNT) == {0: list(range(COUNT))}, "never committed: the client's own policy"
+
+    told(reader, story)
+
+
+def committed(broker, topic, partition):
+    from confluent_kafka import Consumer, TopicPartition
+
+    client = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": topic, "log_level": 0})
+    try:
+        [found] = client.committed([TopicPartition(topic, partition)], 30)
+    finally:
+        client.close()
+    return decode(found.metadata)
