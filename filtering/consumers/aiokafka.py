@@ -23,7 +23,7 @@ from aiokafka.structs import ConsumerRecord
 from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
 from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.following import Following
-from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, encode
+from filtering.consumers.positions import END, METADATA_CHARACTERS_MAX, Position, encode
 from filtering.consumers.reading import FilterSettings, Reading
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting
@@ -160,7 +160,7 @@ class ReplayFilteredConsumer:
             metadata = encode(Position(one.marks, None, one.startpoint))
             if len(metadata) > METADATA_CHARACTERS_MAX:
                 raise MarksTooLarge(one.topic, one.partition, len(metadata), METADATA_CHARACTERS_MAX, len(one.marks))
-            offsets[TopicPartition(one.topic, one.partition)] = (one.offset, metadata)
+            offsets[TopicPartition(one.topic, one.partition)] = (one.offset, metadata + END)
         if offsets:
             await self.client.commit(offsets)
             self._reading.committed(due)

@@ -24,6 +24,18 @@ _LOG = logging.getLogger(__name__)
 MarksOf = Callable[[tuple[str, int], Position], HighwaterMarks | None]
 
 
+def metadata_of(committed: TopicPartition) -> str | None:
+    """What stands beside a committed offset.
+
+    Without a NUL at its end, as others may write it, the client reads on in its memory: what is no text then is theirs.
+    """
+    try:
+        found: str | None = committed.metadata
+    except UnicodeDecodeError:
+        return None
+    return found
+
+
 class ConfluentStarts:
     """marks_of: the marks that a committed position names. Not thread-safe; asks brokers for 30 s at most."""
 
@@ -41,7 +53,7 @@ class ConfluentStarts:
         for committed in self.committed(partitions):
             partition = (committed.topic, committed.partition)
             offset = committed.offset if committed.offset >= 0 else None
-            position = decode(committed.metadata)
+            position = decode(metadata_of(committed))
             marks = self._marks_of(partition, position)
             if marks is None and offset is not None:
                 _LOG.warning(

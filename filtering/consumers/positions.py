@@ -5,6 +5,8 @@
 
 `startpoint` is the sequence of the startpoint that this run descends from; left out for none. Kafka allows 4096
 characters (`offset.metadata.max.bytes`). Metadata that is not ours counts as none. Format: docs/formats/positions.md.
+
+Each ends in a NUL, which confluent-kafka's client adds by itself: it reads up to one, past the end if there is none.
 """
 
 import base64
@@ -17,7 +19,8 @@ from filtering.consumers.errors import CorruptPosition
 from filtering.errors import FilteringError
 from filtering.highwater import HighwaterMarks
 
-METADATA_CHARACTERS_MAX = 4096
+METADATA_CHARACTERS_MAX = 4095  # and the NUL
+END = "\0"
 FORMAT_VERSION = 1
 _MARKS_BYTES_MAX = 64 << 20  # of one partition; what a commit of 4096 characters can blow up to is far below
 
@@ -42,7 +45,7 @@ NOTHING = Position(None)
 
 
 def encode(position: Position) -> str:
-    """The metadata of a commit; it may be longer than Kafka allows."""
+    """The metadata of a commit, without its END; it may be longer than Kafka allows."""
     fields: dict[str, object] = {"pushrep": FORMAT_VERSION}
     if position.stored is not None:
         fields["stored"] = list(position.stored)
@@ -54,9 +57,9 @@ def encode(position: Position) -> str:
 
 
 def decode(metadata: str | None) -> Position:
-    """What `encode` wrote; NOTHING for metadata of others. Raises CorruptPosition."""
+    """What `encode` wrote, whatever a client put behind it; NOTHING for metadata of others. Raises CorruptPosition."""
     try:
-        fields = json.loads(metadata or "")
+        fields, _ = json.JSONDecoder().raw_decode(metadata or "")
     except ValueError:
         return NOTHING
     if not isinstance(fields, dict) or "pushrep" not in fields:

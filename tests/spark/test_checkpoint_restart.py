@@ -15,6 +15,7 @@ from pushrep.startpoints import Startpoint, StartpointStore
 from spark_jobs import LocalMarks, ReplayFilteredBatches, register_sources
 from spark_jobs.checkpoint_apply import Place, apply
 from spark_jobs.checkpoint_files import LastBatchUncommitted, QueryRunning, QueryStateful
+from spark_jobs.checkpoint_marks import MarksPlace
 from spark_jobs.checkpoint_pair import NOTES_NAME
 from spark_jobs.settings import setting
 
@@ -121,9 +122,9 @@ def test_marks_outside_begin_anew_in_the_same_run(spark, logs, tmp_path, checkpo
         return kept
 
     assert filtered() == rows(0, 0) + rows(1, 0)
-    send("orders", None, Startpoint.specific(12), logs=logs, marks=tmp_path / "marks")
+    send("orders", None, Startpoint.specific(12), logs=logs, marks=MarksPlace(str(tmp_path / "marks")))
     assert filtered() == [], "seen before: the marks went on"
-    send("orders", 1, Startpoint.specific(14, reset_marks=True), logs=logs, marks=tmp_path / "marks")
+    send("orders", 1, Startpoint.specific(14, reset_marks=True), logs=logs, marks=MarksPlace(str(tmp_path / "marks")))
     assert filtered() == rows(1, 14)
 
 

@@ -152,7 +152,7 @@ def test_a_consumer_is_assigned_and_commits_while_its_coordinator_moves(reader):
     inside = [Answered("orders", 0, KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))]
     committed = Refusing(moved, inside, answer=[TopicPartition("orders", 0, OFFSET_INVALID)])
     commit = Refusing(moved, inside, answer=[TopicPartition("orders", 0, 1)])
-    reader._client = client = Client(reader._client, committed=committed, commit=commit)
+    reader._client = reader._starts._client = client = Client(reader._client, committed=committed, commit=commit)
     reader.assign([TopicPartition("orders", 0)])
     assert [(one.topic, one.partition, one.offset) for one in client.assigned] == [("orders", 0, OFFSET_INVALID)]
     assert committed.calls == 3

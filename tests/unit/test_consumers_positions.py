@@ -44,6 +44,12 @@ def test_the_released_bytes_are_read():
     assert decode(GOLDEN) == Position(MARKS, None, 12)
 
 
+@pytest.mark.parametrize("behind", ["", "\0", "1\3", "\0{}", '{"pushrep":2}'], ids=repr)
+def test_what_a_client_left_behind_it_counts_for_nothing(behind):
+    """One client's commit has a NUL at its end; where it has none, librdkafka's client reads on in its memory."""
+    assert decode(GOLDEN + behind) == Position(MARKS, None, 12)
+
+
 def test_metadata_of_others_counts_as_none():
     for metadata in (None, "", "leader", "{}", "[1]", "12", '{"other": 1}', "{"):
         assert decode(metadata) == NOTHING
