@@ -6,7 +6,9 @@
 A failure closes the pipeline: nothing more is sent until every answer is in. Then the first batch that is not
 acknowledged says what to do: the same bytes again in the same order, or a new producer id from what the topic holds on.
 Until the first batch under an id is acknowledged it goes alone, because a broker that knows nothing of an id takes any
-first sequence number: of several, a later one could land first. The same after a long silence, when it has forgotten.
+first sequence number: of several, a later one could land first. The same after a long silence, when it has forgotten;
+after a failure and over another connection, since who leads now may have read its log without remembering; and always
+for batches that are old: brokers tell by a batch's newest timestamp, not by its arrival, how long an id was silent.
 """
 
 from collections import deque
@@ -26,6 +28,7 @@ class Sent:
     """A batch on its way: records [start, end) of a log partition under `base_sequence`.
 
     log_crc: of the sealed batch in the log, of which this is all or a part. data: the bytes as they are sent.
+    is_old: its records' times are so far back that a broker may forget the producer at once.
     """
 
     partition: int
@@ -34,6 +37,7 @@ class Sent:
     log_crc: int
     batch: RecordBatch
     data: bytes = b""
+    is_old: bool = False
     base_sequence: int = -1
     in_flight: bool = False
     base_offset: int | None = None
@@ -70,6 +74,10 @@ class Pipeline:
         if not self._sent:
             self._is_known = False
 
+    def meets_another(self) -> None:
+        """Who is asked from now on may know nothing of our id: the next batch goes alone."""
+        self._is_known = False
+
     @property
     def in_flight(self) -> int:
         """Batches that wait for an answer."""
@@ -90,7 +98,8 @@ class Pipeline:
         """Whether one more batch may be sent now."""
         if self._is_closed or self.producer_id < 0:
             return False
-        return self._in_flight < (IN_FLIGHT_MAX if self._is_known else 1)
+        is_remembered = self._is_known and not any(one.is_old for one in self._sent)
+        return self._in_flight < (IN_FLIGHT_MAX if is_remembered else 1)
 
     def waiting(self) -> Sent | None:
         """The batch to send before any new one: the first that was sent before and is to be sent again."""
@@ -144,7 +153,7 @@ class Pipeline:
         """Send again what is not acknowledged, the same bytes in the same order."""
         for one in self._sent:
             one.answer = None
-        self._is_closed = False
+        self._is_closed = self._is_known = False
 
     def forget(self, first: Sent) -> list[Sent]:
         """Take back the batches from `first` on, of which the broker took none, and their sequence numbers."""
@@ -153,7 +162,7 @@ class Pipeline:
             taken.append(self._sent.pop())
         taken.append(self._sent.pop())
         self._next_sequence = first.base_sequence
-        self._is_closed = False
+        self._is_closed = self._is_known = False
         return taken[::-1]
 
 

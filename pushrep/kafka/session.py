@@ -69,6 +69,7 @@ class Session:
         self._pipelines: dict[int, Pipeline] = {}
         self._sources: dict[int, list[LogSource]] = {}
         self._nodes: dict[int, int] = {}  # where a pipeline's batches are in flight
+        self._connections: dict[int, AIOKafkaConnection | None] = {}  # over which a pipeline's last batches went
         self._last_answer_ms: dict[int, int] = {}
         self._idle_ms = min(_IDLE_MAX_MS, facts.producer_id_expiration_ms // 2)
         self._ready: dict[int, None] = {}
@@ -202,6 +203,8 @@ class Session:
             self._stop_source(source, str(error))
             return None
         if sent is not None:
+            forgotten_ms = self._clock.wall_ms() - self._facts.producer_id_expiration_ms // 2
+            sent.is_old = not self._facts.has_append_time and sent.batch.header.max_timestamp_ms < forgotten_ms
             self._wake_known(pipeline)
             pipeline.add(sent)
             source.in_flight += 1
@@ -262,9 +265,12 @@ class Session:
     def _collect(self, partitions: list[int], node: int) -> dict[int, Sent]:
         """A batch of each partition, up to a request's size; who has nothing more leaves `partitions`."""
         batches: dict[int, Sent] = {}
-        size = 0
+        size, connection = 0, self._channels[node].connection
         for partition in tuple(partitions):
             pipeline = self._pipelines[partition]
+            if self._connections.get(partition) is not connection:
+                self._connections[partition] = connection
+                pipeline.meets_another()
             if pipeline.in_flight and self._nodes.get(partition) != node:
                 partitions.remove(partition)  # the broker that led it has to answer first
                 continue

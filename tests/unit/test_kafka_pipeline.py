@@ -57,6 +57,10 @@ class Broker:
         self.taken.append(one.start)
         return Answer(Code.NONE, len(self.taken) - 1)
 
+    def forget(self):
+        """As after a restart, of batches whose records are older than `producer.id.expiration.ms`."""
+        self._last.clear()
+
 
 def test_the_first_batch_under_an_id_goes_alone():
     """Contract, Kafka as a destination: "the first batch under an id that is new ... goes alone"."""
@@ -81,6 +85,39 @@ def test_after_a_long_silence_the_next_one_goes_alone_again():
     go(busy, sent())
     busy.has_been_idle()
     assert busy.takes_more, "what is in flight keeps the id alive"
+
+
+def test_after_a_failure_and_over_another_connection_the_next_one_goes_alone():
+    """Contract, Kafka as a destination: a broker that starts again on old records has forgotten the producer."""
+    made = pipeline()
+    first, second = go(made, sent(0)), go(made, sent(3))
+    for one in (first, second):
+        list(made.on_answer(one, connection_lost("test")))
+    made.reopen()
+    made.on_sent(first)
+    assert not made.takes_more
+    assert list(made.on_answer(first, OK)) == [first]
+    made.on_sent(second)
+    assert made.takes_more
+    list(made.on_answer(second, OK))
+    made.meets_another()
+    go(made, sent(6))
+    assert not made.takes_more
+
+
+def test_old_batches_go_one_by_one():
+    """A broker tells by a batch's newest timestamp how long its producer was silent."""
+    made = pipeline()
+    young, old = sent(0), sent(3)
+    old.is_old = True
+    go(made, young)
+    assert made.takes_more
+    go(made, old)
+    assert not made.takes_more
+    list(made.on_answer(young, OK))
+    assert not made.takes_more, "the old one is still on its way"
+    list(made.on_answer(old, OK))
+    assert made.takes_more
 
 
 def test_sequences_go_on_and_wrap_after_two_to_the_31st():
@@ -190,3 +227,48 @@ def test_whatever_gets_lost_the_broker_has_it_once_and_in_order(data):
                 done += made.on_answer(wire.popleft(), connection_lost("test"))
     assert broker.taken == sorted(set(broker.taken)), "each once, in order"
     assert [one.start for one in done] == broker.taken[: len(done)]
+
+
+def recovered(made, broker, following):
+    """What goes on behind a failure, as Recovery does it: again, or under a new id from what the topic holds."""
+    if made.verdict()[1] is not Reaction.RESYNC:
+        made.reopen()
+        return following
+    made.begin(made.producer_id + 1, 0)
+    return max(broker.taken, default=-1) + 1
+
+
+@given(st.data())
+def test_a_broker_that_forgets_producers_gets_copies_and_never_a_hole(data):
+    """Prefix condition: whatever is sent again begins at some record and goes on from there, leaving nothing out."""
+    made, broker, wire = Pipeline(0), Broker(), deque()
+    following, total = 0, 12
+    made.begin(9, 0)
+    for _ in range(80):
+        if made.is_drained:
+            wire.clear()
+            following = recovered(made, broker, following)
+        step = data.draw(st.sampled_from(["send", "send", "answer", "refuse", "restart"]))
+        if step == "send" and made.takes_more:
+            if made.waiting() is None and following < total and made.has_room:
+                made.add(sent(following))
+                following += 1
+            if (one := made.waiting()) is not None:
+                made.on_sent(one)
+                wire.append(one)
+        elif wire and step == "answer":
+            one = wire.popleft()
+            list(made.on_answer(one, broker.append(one)))
+        elif wire and step == "refuse":  # it does not lead yet
+            list(made.on_answer(wire.popleft(), Answer(Code.NOT_LEADER_OR_FOLLOWER, -1)))
+        elif step == "restart":  # its records are old, so it reads nothing of producers from its log
+            for number in range(data.draw(st.integers(0, len(wire)))):
+                broker.append(wire[number])
+            broker.forget()
+            while wire:
+                list(made.on_answer(wire.popleft(), connection_lost("test")))
+            made.meets_another()
+    mark = -1
+    for start in broker.taken:
+        assert start <= mark + 1, f"a hole: {broker.taken}"
+        mark = max(mark, start)
