@@ -153,6 +153,9 @@ class KafkaCluster:
             "min.insync.replicas": in_sync,
             "default.replication.factor": copies,
             "group.initial.rebalance.delay.ms": "0",
+            # A member learns at its next heartbeat that partitions move.
+            "group.consumer.heartbeat.interval.ms": "300",
+            "group.consumer.min.heartbeat.interval.ms": "300",
         } | self._settings
         properties = home / "server.properties"
         properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))

@@ -46,6 +46,8 @@ def consumer(broker, group, **more):
 
     settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
     settings |= {"log_level": 0, **more.pop("settings", {})}
+    if settings.get("group.protocol") != "consumer":  # there the brokers say how often
+        settings["heartbeat.interval.ms"] = 300
     return ReplayFilteredConsumer(settings, **more)
 
 
