@@ -4,23 +4,25 @@ Each node is broker and controller (KRaft). Everything lives below one directory
 process id. They run from Maven's jars (`make jars`) or in containers: tests/kafka/broker_processes.py.
 """
 
-import random
 import signal
-import socket
-import uuid
-from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from pushrep.testing.kafka_node import (
+    MEMORY,
+    QUICK_START,
+    free_ports,
+    new_cluster_id,
+    node_settings,
+    write_properties,
+)
 from tests.kafka.broker_processes import BrokerProcess, broker_process, image, no_jars, run, with_jars
 
 START_TIMEOUT_S = 90
-QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-"""A broker of a test lives for seconds: the second compiler would never earn back what it costs."""
 
 
 class NotReady(Exception):
@@ -127,39 +129,19 @@ class KafkaCluster:
     def _format(self, node: int) -> None:
         home = self.directory / f"node-{node}"
         home.mkdir(parents=True, exist_ok=True)
-        voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in self._controllers.items())
-        copies, in_sync = str(len(self.nodes)), str(max(1, len(self.nodes) - 1))
-        settings = {
-            "process.roles": "broker,controller",
-            "node.id": str(node),
-            "controller.quorum.voters": voters,
-            "listeners": f"PLAINTEXT://127.0.0.1:{self._ports[node]},CONTROLLER://127.0.0.1:{self._controllers[node]}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._ports[node]}",
-            "controller.listener.names": "CONTROLLER",
-            "inter.broker.listener.name": "PLAINTEXT",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "log.dirs": str(self.log_directory(node)),
-            "auto.create.topics.enable": "false",
-            # After a kill the controller keeps the old session for so long, and refuses the node until it is over.
-            "broker.session.timeout.ms": "2000",
-            "broker.heartbeat.interval.ms": "250",
-            "offsets.topic.num.partitions": "4",
-            "offsets.topic.replication.factor": copies,
-            "transaction.state.log.num.partitions": "4",
-            "transaction.state.log.replication.factor": copies,
-            "transaction.state.log.min.isr": in_sync,
-            "share.coordinator.state.topic.replication.factor": copies,
-            "share.coordinator.state.topic.min.isr": in_sync,
-            "min.insync.replicas": in_sync,
-            "default.replication.factor": copies,
-            "group.initial.rebalance.delay.ms": "0",
-            # A member learns at its next heartbeat that partitions move.
-            "group.consumer.heartbeat.interval.ms": "300",
-            "group.consumer.min.heartbeat.interval.ms": "300",
-        } | self._settings
+        described = node_settings(node, self.log_directory(node), self._ports, self._controllers)
+        settings = (
+            described
+            | {
+                # A member learns at its next heartbeat that partitions move.
+                "group.consumer.heartbeat.interval.ms": "300",
+                "group.consumer.min.heartbeat.interval.ms": "300",
+            }
+            | self._settings
+        )
         properties = home / "server.properties"
-        properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        options, program = ("-Xms256m", "-Xmx768m", *self._jvm), ("kafka.Kafka", str(properties))
+        write_properties(properties, settings)
+        options, program = (*MEMORY, *self._jvm), ("kafka.Kafka", str(properties))
         self._brokers[node] = broker_process(home, options, program)
         run(home, QUICK_START, ("kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", str(properties)))
 
@@ -167,26 +149,3 @@ class KafkaCluster:
 def java(*options: str) -> list[str]:
     """The command that runs a class of Kafka's jars. Raises RuntimeError where they can't be run."""
     return with_jars(*options)
-
-
-def new_cluster_id() -> str:
-    """A random id without a dash in front, which Kafka's tools would take for an option; Kafka makes none such."""
-    while (made := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
-        pass
-    return made
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now, below those that the system gives to whoever connects.
-
-    Between this look and a broker's start any connection could be given one of the system's own.
-    """
-    with ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            one = stack.enter_context(socket.socket())
-            port = random.SystemRandom().randrange(15_000, 32_000)
-            with suppress(OSError):
-                one.bind(("127.0.0.1", port))
-                ports.append(port)
-        return ports
