@@ -279,6 +279,7 @@ def main(original: Path, asked: str, **places: str) -> None:
     """Compare the table with the original file, count both topics, and print what was found as JSON."""
     try:
         with psycopg.connect(places["database"]) as connection:
+            connection.execute("SET work_mem = '128MB'")  # of this session: whole rows are sorted, four times
             load_original(connection, original)
             for name in ("first", "second"):
                 load_topic(connection, name, key_rows(places["servers"], places[name], len(AIRPORTS)))
