@@ -47,12 +47,13 @@ class Confluent:
 
         from filtering.consumers.confluent import ReplayFilteredConsumer
 
-        settings = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest", "log_level": 0}
+        settings = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest"}
+        settings |= {"log_level": 0, "fetch.wait.max.ms": 10}
         self.consumer = ReplayFilteredConsumer(settings, startpoints=startpoints)
         self.consumer.assign([TopicPartition(topic, 0)])
 
     async def take(self):
-        return [message.offset() for message in self.consumer.consume(500, 0.1)]
+        return [message.offset() for message in self.consumer.consume(500, 0.03)]
 
     async def commit(self):
         self.consumer.commit()
@@ -64,7 +65,7 @@ class Aiokafka:
 
         self.consumer = ReplayFilteredConsumer(
             topic, group_id=topic, group_instance_id=topic, bootstrap_servers=servers, auto_offset_reset="earliest",
-            startpoints=startpoints,
+            fetch_max_wait_ms=10, startpoints=startpoints,
         )  # fmt: skip
         self.is_started = False
 
@@ -72,7 +73,7 @@ class Aiokafka:
         if not self.is_started:
             await self.consumer.start()
             self.is_started = True
-        found = await self.consumer.getmany(timeout_ms=100)
+        found = await self.consumer.getmany(timeout_ms=30)
         return [record.offset for records in found.values() for record in records]
 
     async def commit(self):

@@ -56,7 +56,7 @@ class Reader:
     async def read(self, count):
         """What comes until so many records came, at least one look; failures are noted."""
         found = {}
-        for _ in range(600):
+        for _ in range(2000):
             try:
                 await self.take(found)
             except StartpointFailed as failed:
@@ -67,7 +67,7 @@ class Reader:
 
     async def failed(self):
         """The next failure, while nothing is read."""
-        for _ in range(600):
+        for _ in range(2000):
             if self.failures:
                 return self.failures.pop()
             assert await self.read(0) == {}
@@ -81,12 +81,13 @@ class ByConfluent(Reader):
 
         settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": topic, "auto.offset.reset": "earliest"}
         self.consumer = ReplayFilteredConsumer(
-            {**settings, "log_level": 0}, startpoints=GroupStartpoints(store, look_every_s=0.05)
+            {**settings, "log_level": 0, "fetch.wait.max.ms": 10},
+            startpoints=GroupStartpoints(store, look_every_s=0.05),
         )
         self.consumer.subscribe([topic], on_assign=lambda _, partitions: self.assigned.append(len(partitions)))
 
     async def take(self, found):
-        for message in self.consumer.consume(500, 0.1):
+        for message in self.consumer.consume(500, 0.03):
             assert message.error() is None, message.error()
             found.setdefault(message.partition(), []).append(message.offset())
 
@@ -114,6 +115,7 @@ class ByAiokafka(Reader):
             group_id=topic,
             bootstrap_servers=broker.bootstrap_servers,
             auto_offset_reset="earliest",
+            fetch_max_wait_ms=10,
             startpoints=GroupStartpoints(store, look_every_s=0.05),
             on_assign=assigned,
         )
@@ -123,7 +125,7 @@ class ByAiokafka(Reader):
         if not self.is_started:
             await self.consumer.start()
             self.is_started = True
-        for partition, records in (await self.consumer.getmany(timeout_ms=100)).items():
+        for partition, records in (await self.consumer.getmany(timeout_ms=30)).items():
             found.setdefault(partition.partition, []).extend(record.offset for record in records)
 
     async def one(self):
