@@ -13,7 +13,7 @@ import socket
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -85,17 +85,23 @@ def new_cluster_id() -> str:
     return made
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, reserved: ExitStack | None = None) -> list[int]:
     """Ports of 127.0.0.1 that nobody listens on now, below those that the system gives to whoever connects.
 
-    Between this look and a broker's start any connection could be given one of the system's own.
+    Between this look and a broker's start any connection could be given one of the system's own. reserved: until it is
+    closed nobody else who looks gets them, also while a broker that was killed is away; the broker itself does.
     """
-    with ExitStack() as stack:
+    with ExitStack() as looking:
+        kept = looking if reserved is None else reserved
         ports: list[int] = []
         while len(ports) < count:
-            one = stack.enter_context(socket.socket())
-            port = random.SystemRandom().randrange(15_000, 32_000)
-            with suppress(OSError):
-                one.bind(("127.0.0.1", port))
-                ports.append(port)
+            one = socket.socket()
+            try:
+                one.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 32_000)))
+            except OSError:
+                one.close()
+                continue
+            # A listener that allows it, as Java's do, may have the port beside this socket, which never listens.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            ports.append(kept.enter_context(one).getsockname()[1])
         return ports

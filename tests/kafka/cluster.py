@@ -48,7 +48,8 @@ class KafkaCluster:
         self._settings = settings or {}
         self._brokers: dict[int, BrokerProcess] = {}
         self._running: set[int] = set()
-        ports = free_ports(2 * nodes)
+        self._reserved = ExitStack()
+        ports = free_ports(2 * nodes, self._reserved)
         self._ports = dict(zip(self.nodes, ports[:nodes], strict=True))
         self._controllers = dict(zip(self.nodes, ports[nodes:], strict=True))
         self.cluster_id = new_cluster_id()
@@ -97,6 +98,7 @@ class KafkaCluster:
     def stop(self) -> None:
         """End every node; nothing is left running."""
         with ExitStack() as stack:
+            stack.callback(self._reserved.close)
             for broker in self._brokers.values():
                 stack.callback(broker.remove)
             for node in list(self._running):
