@@ -12,9 +12,9 @@ def test_a_reserved_port_is_its_brokers_and_nobody_elses_until_it_is_given_back(
     with ExitStack() as reserved:
         [port] = free_ports(1, reserved)
         for _ in range(2):  # killed and started again
-            with socket.create_server(("127.0.0.1", port)) as broker:  # as Java's, it allows others that never listen
-                with socket.create_connection(("127.0.0.1", port), 30), broker.accept()[0]:
-                    pass
+            broker = socket.create_server(("127.0.0.1", port))  # as Java's, it allows others that never listen
+            with broker, socket.create_connection(("127.0.0.1", port), 30), broker.accept()[0]:
+                pass
             with socket.socket() as other, pytest.raises(OSError, match="in use"):
                 other.bind(("127.0.0.1", port))
             with pytest.raises(ConnectionRefusedError):
