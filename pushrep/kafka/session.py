@@ -124,6 +124,7 @@ class Session:
         self._shipment.told(None)
         for source in self._shipment.sources.values():
             source.in_flight = 0
+            source.rewind()  # first: what was sent and not acknowledged may lie before another partition's records
             self._place(source)
         for partition in self._pipelines:
             await self._recovery.resume(partition, self._sources[partition])

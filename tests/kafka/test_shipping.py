@@ -494,10 +494,17 @@ def test_repartition_uses_a_grown_topic_under_a_new_pid_epoch(broker, topic, ope
         outbox.append_many(3, [b"two"] * 10)
         outbox.wait_shipped(WAIT_S)
         records, pid = logs_of(outbox)[3], outbox.pid
-    old, new = consume(broker.bootstrap_servers, topic, 1), consume(broker.bootstrap_servers, topic, 3)
-    assert same(old, records[:20])
-    assert same(new, records[20:])
-    assert {StreamMetadata.unpack(seen.key).pid for seen in new} == {pid}
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    for is_again in (False, True):
+        old, new = consume(broker.bootstrap_servers, topic, 1), consume(broker.bootstrap_servers, topic, 3)
+        assert same(old, records[:20]), f"made again: {is_again}"
+        assert same(new, records[20:]), f"made again: {is_again}"
+        assert {StreamMetadata.unpack(seen.key).pid for seen in new} == {pid}
+        if not is_again:
+            admin.delete_topics([topic])[topic].result(WAIT_S)
+            create_topic(broker.bootstrap_servers, topic, 4)
+            with opened(4) as outbox:  # from the logs' start, each PID epoch by its own number again
+                outbox.wait_shipped(WAIT_S)
 
 
 def test_a_dropped_destination_keeps_nothing(broker, topic, opened, tmp_path):

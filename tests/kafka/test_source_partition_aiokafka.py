@@ -93,7 +93,7 @@ def test_a_record_that_the_topic_refuses_stops_its_partition_until_it_is_mended(
 def test_what_cannot_hold_the_promise_is_refused(broker, topic):
     async def story():
         with pytest.raises(NoSuchTopic):
-            await aio(broker, "nobody-made-this", request_timeout_ms=2000).start()
+            await aio(broker, "nobody-made-this", request_timeout_ms=500).start()
         create_topic(broker.bootstrap_servers, compacted := next(_topics), cleanup_policy="compact")
         with pytest.raises(TopicCompacted, match="compact"):
             await aio(broker, compacted).start()
