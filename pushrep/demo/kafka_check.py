@@ -34,8 +34,8 @@ READ_WITHIN_S: Final = 60.0
 _AT_ONCE, _WAIT_S = 10_000, 0.2
 _TYPES: Final = {"carrier": "text", "tailnum": "text", "origin": "text", "dest": "text", "time_hour": "timestamptz"}
 _EVERY: Final = ", ".join(COLUMNS)
-_ROW: Final = f"ROW({_EVERY})::text"
-"""A whole row as one value that can be compared: the columns have the same types on both sides."""
+_ROW: Final = f'(ROW({_EVERY})::text COLLATE "C")'
+"""A whole row as one value that can be compared, by its bytes: the columns have the same types on both sides."""
 # The departure as the demo defines it, said a second time in SQL: scheduled instant plus delay.
 _DAY: Final = "((time_hour + make_interval(mins => minute + coalesce(dep_delay, 0))) AT TIME ZONE 'UTC')::date"
 
