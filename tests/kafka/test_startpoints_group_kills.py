@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from filtering import StreamMetadata
+from filtering.consumers.confluent_asking import ask_partitions
 from filtering.consumers.positions import decode
 from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
 from tests.kafka.group_startpoint_program import STEPS
@@ -62,7 +63,7 @@ def committed(broker, topic):
 
     client = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": topic, "log_level": 0})
     try:
-        [found] = client.committed([TopicPartition(topic, 0)], 30)
+        [found] = ask_partitions(lambda left_s: client.committed([TopicPartition(topic, 0)], left_s))
     finally:
         client.close()
     return found.offset, decode(found.metadata).startpoint
