@@ -163,6 +163,11 @@ def _tell(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
     for row in rows:
         if row.why is not None:
             click.echo(f"{target.topic}-{row.partition}: {row.why}")
+    if not rows and not startpoint.reset_marks:
+        click.echo(
+            f"no log here tells how far {target} is: a replay filter behind it drops what it has seen, if this goes "
+            "back; --reset-marks lets it through"
+        )
     again = [row for row in rows if row.read_again]
     if again and not startpoint.reset_marks:
         click.echo(
