@@ -58,6 +58,10 @@ class Keeping:
             raise KeepingRefused(ErrorCode.INVALID_POSITION, why)
         at = next(log.batches(asked.offset, asked.offset + 1), None) if asked.offset < log.log_end_offset else None
         cut = asked.offset if at is None else at.header.base_offset
+        if cut < log.log_start_offset:
+            assert at is not None, "else it is the offset itself"
+            why = f"offset {asked.offset} lies in the batch at {cut}, which begins below the log start"
+            raise KeepingRefused(ErrorCode.INVALID_POSITION, f"{why}: cut at {at.header.next_offset} or above")
         epoch = log.leader_epochs.epoch_of(cut - 1)
         stopped = self._server.tell_and_wait(recording, e.Truncated(cut, epoch))
         end = log.truncate_to(cut, force=True)

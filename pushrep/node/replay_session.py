@@ -66,6 +66,7 @@ class ServedSession:
         self.not_before_ms = 0
         """A turn before that would do nothing."""
         self._server, self._slices = server, SliceReader(source.path, source.filesystem, files)
+        self._slices.forget()  # while nobody read here the log may have been cut, or deleted and begun anew
         self._call: Call | None = None
         self._lease: Lease | None = None
         self._found: list[Found] = []

@@ -1,9 +1,9 @@
-"""ReplaySessions: all sessions of one node or client: slots, ids, whose turn it is, what was refused. Sans-IO.
+"""ReplaySessions: all sessions of one node or client: slots, ids, what was refused. Sans-IO.
 
     session id, 64 bits    | serial, rising, 32 | random, 32 |      nobody guesses another's, none comes twice
 
-One turn a session and round: the shell asks `turns()` for the order and gives each its Turn; the round begins one
-further each time, so that a socket that is full behind the last one is nobody's for ever.
+Whose turn it is says the shell: a local session steps when its reader asks, a node's take one block each in a queue
+(pushrep/node/replay_server.py).
 """
 
 from collections import Counter
@@ -32,7 +32,6 @@ class ReplaySessions:
         self._random_bits = random_bits
         self._sessions: dict[int, ReplaySession] = {}
         self._serial = 0
-        self._first = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -78,14 +77,6 @@ class ReplaySessions:
             elif isinstance(effect, Refuse):
                 self.refused[effect.code] += 1
         return effects
-
-    def turns(self) -> list[ReplaySession]:
-        """Every session once, in the order of this round."""
-        order = list(self._sessions.values())
-        if not order:
-            return order
-        self._first = (self._first + 1) % len(order)
-        return order[self._first :] + order[: self._first]
 
     def stop(self, session_id: int, now_ms: int) -> list[tuple[ReplaySession, Effects]]:
         """End one session; unknown ids, and those that are over, are fine."""

@@ -110,3 +110,36 @@ def test_to_end_of_a_log_that_was_cut_while_the_node_was_down_ends_where_it_ends
     assert offsets(got) == list(range(cut))
     assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
     until(lambda: node.replays().sessions_active == 0, "slots always come back")
+
+
+def values(client):
+    return [record.value for record in client.replay(ReplayRequest("orders-0", length=TO_END))]
+
+
+def test_a_recording_that_begins_anew_under_the_name_of_a_deleted_one_is_given_and_not_the_old_files(
+    world, node, client, leader
+):
+    """No such recording any more: what a session of the deleted one had open is nobody's."""
+    assert len(values(client)) == 100
+    leader.stop()
+    client.delete("orders-0").wait()
+    world.leader(node, leader.tp, outbox=leader.outbox, epoch=512).append(b"new")
+    assert values(client) == [b"new"]
+
+
+def test_a_log_that_was_cut_and_grew_again_while_nobody_read_it_is_given_as_it_is_now(world, node):
+    """The segments above the cut went, and others of the same name came."""
+    leader = world.leader(node).fill(100)
+    leader.say(watermark=100)
+    client = world.client(node)
+    before = values(client)
+    leader.stop()
+    end = client.truncate("orders-0", 20)
+    leader.end = leader.start_offset = end
+    leader.watermark, leader.epoch_before, leader.epoch = end, 256, 512
+    leader.come(node.address)
+    while leader.end < 120:
+        leader.append(*[b"new %03d" % n + b"." * 40 for n in range(leader.end, leader.end + 7)])
+    now = values(client)
+    assert now[:end] == before[:end]
+    assert [value[:7] for value in now[end:]] == [b"new %03d" % n for n in range(end, leader.end)]
