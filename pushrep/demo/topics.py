@@ -151,7 +151,7 @@ def make(servers: str, partitions: int, topics: tuple[str, ...]) -> None:
     try:
         make_topics(servers, topics, partitions)
     except (TopicsNotMade, KafkaException) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(f"{servers}: {error}") from error
 
 
 @main.command()

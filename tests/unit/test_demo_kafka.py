@@ -200,6 +200,16 @@ def test_a_missing_package_is_named_and_a_database_of_the_users_needs_no_server(
     assert "Spark's Kafka connector" in refused(tmp_path, *given)
 
 
+def test_a_database_that_does_not_answer_is_said_without_its_password(tmp_path):
+    for name in ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2"):
+        (tmp_path / f"{name}-1.jar").touch()
+    given = ("--brokers", "b:1", "--connector", str(tmp_path), "--database")
+    said = refused(tmp_path, *given, "postgresql://u:secret@127.0.0.1:9/d")
+    assert "--database does not: connection failed" in said
+    assert "secret" not in said
+    assert "give --database postgresql://HOST/DATABASE" in refused(tmp_path, *given, "sqlite:d.db")
+
+
 def test_no_java_is_said_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert "Spark needs Java 17 or newer" in refused(tmp_path)

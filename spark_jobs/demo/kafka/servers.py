@@ -44,7 +44,7 @@ class Wanted:
 class Home:
     """What a run stands on. `close` may be called at any time, and ends what was started here but for the broker.
 
-    `home` is our own broker's, `broker` its first start; both None where the brokers are the user's.
+    `home` is our own broker's; None before `prepare_broker`, and where the brokers are the user's.
     """
 
     def __init__(self, servers: Servers, wanted: Wanted, say: Callable[[str], None]) -> None:
