@@ -72,6 +72,19 @@ def test_truncate_stops_replays_above_the_cut_first_and_leaves_those_below(world
         assert reader.log_end_offset == 49
 
 
+def test_truncate_inside_of_the_batch_that_the_log_start_lies_in_is_refused_and_says_where_it_may_be_cut(
+    world, node, client, leader
+):
+    leader.say(log_start_offset=10)
+    leader.stop()
+    assert client.recordings()[0].start_offset == 10
+    with pytest.raises(KeepingRefused, match="cut at 14 or above") as told:
+        client.truncate("orders-0", 12)
+    assert told.value.code is ErrorCode.INVALID_POSITION
+    assert client.truncate("orders-0", 14) == 14
+    assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(10, 14))
+
+
 def test_a_cut_never_waits_for_a_lease(client, stopped):
     sleeping = client.replay(ReplayRequest("orders-0"))
     sleeping.pause()
