@@ -115,7 +115,7 @@ class Machine:
         text = self._names.sub(lambda found: self.addresses[found[1]], text)
         for volume, inside in service.volumes.items():
             text = re.sub(rf"(?<![\w.-]){re.escape(inside)}(?=/|$)", str(self.volume(volume)), text)
-        return text.replace("/opt/spark-kafka", str(LIBS))
+        return text.replace("/opt/spark-kafka", str(LIBS)).replace("/home/pushrep", str(self.home(service.name)))
 
     def volume(self, name: str) -> Path:
         """Where a named volume lies here."""
@@ -143,7 +143,7 @@ class Machine:
         with self.output(name).open("ab") as output:
             process = subprocess.Popen(
                 [*command, *more], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                cwd=self.home(service), start_new_session=True,
+                cwd=self.home(name), start_new_session=True,
             )  # fmt: skip
         self._processes[name] = process
         self._ends.callback(_end, process)
@@ -183,14 +183,14 @@ class Machine:
         self._processes[name].send_signal(signal.SIGTERM)
         return self._processes[name].wait(STOP_TIMEOUT_S)
 
-    def home(self, service: Service) -> Path:
-        """A directory for what the container would keep in itself."""
-        home = self._directory / "containers" / service.name
+    def home(self, name: str) -> Path:
+        """A directory for what the service's container would keep in itself."""
+        home = self._directory / "containers" / name
         home.mkdir(parents=True, exist_ok=True)
         return home
 
     def output(self, name: str) -> Path:
-        return self.home(self._services[name]) / "output.log"
+        return self.home(name) / "output.log"
 
     def said(self, name: str) -> str:
         """The end of its output."""
@@ -214,7 +214,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def kafka(machine: Machine, service: Service) -> list[str]:
     """Kafka's image: its environment becomes server.properties and a formatted directory, then the broker runs."""
-    home = machine.home(service)
+    home = machine.home(service.name)
     defaults, mounted, final = (home / name for name in ("default", "mounted", "config"))
     for directory in (defaults, mounted, final):
         directory.mkdir(exist_ok=True)
