@@ -98,7 +98,7 @@ class ReplayFilteredConsumer:
         """Join the group. The callbacks get this consumer; in `on_revoke` a commit still counts, in `on_lost` not."""
 
         def assigned(client: Consumer, partitions: list[TopicPartition]) -> None:
-            starts = self._starts.load(partitions)
+            starts = self._loaded(partitions)
             if self._is_incremental():
                 client.incremental_assign(starts)
             else:
@@ -280,6 +280,14 @@ class ReplayFilteredConsumer:
                     self._failure = error
                     raise
         return kept
+
+    def _loaded(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Where partitions that come are to begin."""
+        try:
+            return self._starts.load(partitions)
+        except Exception as error:
+            self._failure = error  # the client goes on all the same, with records that nobody has marks for
+            raise
 
     def _is_incremental(self) -> bool:
         """Whether partitions come and go one by one, rather than all at once."""

@@ -9,7 +9,7 @@ from filtering import StreamMetadata
 from filtering.consumers.asking import Failure
 from filtering.consumers.confluent_asking import ask_partitions, failure_of_code
 from filtering.consumers.positions import decode
-from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, State, store_at
+from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, State, StoreUnavailable, store_at
 from tests.kafka.plain_client import create_topic, plain_producer
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -272,6 +272,28 @@ def test_rule_4_a_group_that_comes_starts_but_for_the_failed_partition(topic, st
         assert (await one.failed()).sequence == sequence
         store.cancel(sequence, "it was one")
         assert await one.read(COUNT) == {0: list(range(COUNT))}, "never committed: the client's own policy"
+
+    told(reader, story)
+
+
+@CLIENTS
+@IN_A_DIRECTORY
+def test_a_store_that_is_away_when_partitions_come_is_told_by_every_read(store, reader, monkeypatch):
+    """Not only by the first: nothing is read then, and nothing must look like an idle topic."""
+
+    def away(*_words, **_named):
+        raise StoreUnavailable("kafka:startpoints", "no broker answers")
+
+    monkeypatch.setattr(store, "claim", away)
+
+    async def take_all(one):
+        for _ in range(2000):
+            await one.take({})
+
+    async def story(one):
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await take_all(one)
 
     told(reader, story)
 
