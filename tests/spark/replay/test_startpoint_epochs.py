@@ -31,8 +31,9 @@ class Topic:
                     self.source[partition] = max(0, self.source[partition] - self.rng.randint(1, 9))
                 keys.append(StreamMetadata(7, partition, self.source[partition]).pack())
                 self.source[partition] += 1
-            with SegmentLog.open(self.directory / f"orders-{partition}") as log:
-                log.append([b"x"] * count, keys=keys[-count:])
+            if count:
+                with SegmentLog.open(self.directory / f"orders-{partition}") as log:
+                    log.append([b"x"] * count, keys=keys[-count:])
 
     def send(self, partition, offset, *, reset_marks):
         """A startpoint, and what it means: go there, and forget or not."""
