@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.resources import files
 from pathlib import Path
 from queue import Queue
 from typing import Any, Self
@@ -42,6 +43,16 @@ def environment() -> dict[str, str]:
     }
 
 
+def own_spark_home(directory: Path) -> Path:
+    """pyspark's files under another roof: the workers of a local cluster keep theirs beside them."""
+    home = directory / "spark-home"
+    home.mkdir(exist_ok=True)
+    for entry in Path(str(files("pyspark"))).iterdir():
+        if entry.name != "work" and not (home / entry.name).exists():
+            (home / entry.name).symlink_to(entry)
+    return home
+
+
 class SparkDriver:
     """`with SparkDriver(directory) as driver: driver.run(place=..., options=...)`; orders: spark_driver_program.py."""
 
@@ -59,15 +70,20 @@ class SparkDriver:
         self._errors = (directory / "driver.log").open("w+")
         jars = ",".join(map(str, sorted(LIBS.glob("*.jar"))))
         program = Path(__file__).with_name("spark_driver_program.py")
+        own = environment() | {"SPARK_HOME": str(own_spark_home(directory))}
         self._process = subprocess.Popen(
             [sys.executable, str(program), master, jars, str(directory / "scratch")],
-            cwd=directory, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            cwd=directory, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             text=True, start_new_session=True,
         )  # fmt: skip
         self._answers: Queue[str] = Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._answer()
+        try:
+            self._answer()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Self:
         return self

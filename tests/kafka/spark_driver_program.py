@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 ANSWER = "answer "
@@ -45,7 +44,8 @@ class Handler:
     def __call__(self, rows, batch_id):
         rows = rows.select("topic", "partition", "offset")
         if self._gate is not None:
-            rows = rows.mapInArrow(partial(waits_at, Path(self._gate)), rows.schema)
+            gate = Path(self._gate)
+            rows = rows.mapInArrow(lambda batches: waits_at(gate, batches), rows.schema)
         self._table(rows, batch_id)
 
 
@@ -148,6 +148,15 @@ class Driver:
         """The end of a query that follows its topics."""
         self.queries[place][0].stop()
         return self.finish(place)
+
+    def backfill(self, place, options, form="batches", rule=None):
+        """A batch frame of the same topics, without a query."""
+        from spark_jobs import filter_frame, filter_replays
+
+        frame = self.spark.read.format("kafka").options(**options).load()
+        rule = rule or {}
+        kept = filter_replays(frame, **rule) if form == "operator" else filter_frame(frame, **rule).rows
+        kept.select("topic", "partition", "offset").write.parquet(f"{place}/table/batch_id=0")
 
     def job(self, name, arguments):
         """A job's command in this session: exit code and all it said."""

@@ -84,12 +84,8 @@ def many_topics(servers, torture):
 
 
 SPLITS = {
-    "minPartitions": ("batches", {"minPartitions": "8", "maxOffsetsPerTrigger": "170"}),
-    "maxRecordsPerPartition": ("batches", {"maxRecordsPerPartition": "17"}),
-    "all of them, the operator": (
-        "operator",
-        {"minPartitions": "5", "maxRecordsPerPartition": "40", "maxOffsetsPerTrigger": "150"},
-    ),
+    "batches": ("batches", {"minPartitions": "7", "maxRecordsPerPartition": "17", "maxOffsetsPerTrigger": "170"}),
+    "the operator": ("operator", {"minPartitions": "4", "maxRecordsPerPartition": "40", "maxOffsetsPerTrigger": "170"}),
 }
 LONG_SPLITS = {
     f"{form}, {', '.join(split)}": (form, split)
@@ -120,7 +116,7 @@ def test_whatever_cuts_batches_and_tasks_changes_nothing(driver, one_topic, tmp_
 @pytest.mark.timeout(1800)
 def test_every_split_of_both_forms_in_the_long_run(driver, one_topic, tmp_path, torture):
     if not torture.is_long:
-        pytest.skip("the three splits above are the short form")
+        pytest.skip("the two splits above are the short form")
     for number, (form, options) in enumerate(LONG_SPLITS.values()):
         driver.run(place=tmp_path / str(number), form=form, options=one_topic.options | options)
         assert table(tmp_path / str(number)) == one_topic.expected(), (form, options)
@@ -130,6 +126,14 @@ def test_many_topics_in_one_query_and_the_header_carrier(driver, many_topics, tm
     """Contract "The rule": per (destination topic, PID, source partition); of several headers the last counts."""
     rule = {"carrier": "header", "window": 3}
     driver.run(place=tmp_path, rule=rule, options=many_topics.options | {"minPartitions": "12"})
+    assert table(tmp_path) == many_topics.expected(window=3)
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_a_batch_frame_of_the_same_topics(driver, many_topics, tmp_path, form):
+    """Contract "Spark": both forms also accept a batch DataFrame (backfills)."""
+    rule = {"carrier": "header", "window": 3}
+    driver.backfill(place=tmp_path, form=form, rule=rule, options=many_topics.options | {"minPartitions": "12"})
     assert table(tmp_path) == many_topics.expected(window=3)
 
 
@@ -169,8 +173,8 @@ def roll_back(place, to):
 @pytest.mark.parametrize("form", BOTH)
 def test_a_checkpoint_that_was_rolled_back_by_some_batches(driver, one_topic, tmp_path, form, torture):
     """Contract "Spark": marks versions from there on, and what the table has of these batches, are dropped first."""
-    if form == "operator" and not torture.is_long:
-        pytest.skip("its state goes back with Spark's checkpoint: the long form alone")
+    if not torture.is_long:
+        pytest.skip("the short form rolls back a query that was killed, below")
     rolls = partial(driver.run, place=tmp_path, form=form)
     rolls(options=one_topic.options | {"maxOffsetsPerTrigger": "70"})
     assert table(tmp_path) == one_topic.expected()
@@ -188,7 +192,7 @@ def test_a_checkpoint_that_was_rolled_back_by_some_batches(driver, one_topic, tm
     assert after[2] != before[2], "planned anew, in other batches"
 
 
-def test_a_fresh_checkpoint_adopts_the_marks_of_another(driver, one_topic, tmp_path):
+def test_a_fresh_checkpoint_adopts_the_marks_of_another(driver, one_topic, tmp_path, torture):
     """Contract "Spark": `adopt=(query, batch)` starts a fresh checkpoint from another's marks; `initialState` too."""
     old, limit = tmp_path / "old", {"maxOffsetsPerTrigger": "100"}
     query_id = driver.run(place=old, options=one_topic.options | limit)
@@ -202,45 +206,48 @@ def test_a_fresh_checkpoint_adopts_the_marks_of_another(driver, one_topic, tmp_p
         ends[topic].setdefault(str(partition), 0)
     before = {row for batch, rows in by_batch(old).items() if batch < 2 for row in rows}
     goes_on = {"startingOffsets": json.dumps(ends), **limit}
-    place = tmp_path / "operator"
     adopts = {"adopt": [query_id, 1], "marks": old / "marks"}
-    driver.run(place=place, form="operator", options=one_topic.options | goes_on, **adopts)
-    assert table(place) | before == one_topic.expected()
-    assert not table(place) & before
+    if torture.is_long:
+        place = tmp_path / "operator"
+        driver.run(place=place, form="operator", options=one_topic.options | goes_on, **adopts)
+        assert table(place) | before == one_topic.expected()
+        assert not table(place) & before
     driver.run(place=tmp_path / "new", options=one_topic.options | goes_on, table=old / "table", **adopts)
     assert table(old) == one_topic.expected()
 
 
 def test_killed_between_rows_and_marks_with_marks_in_a_topic(driver, servers, one_topic, tmp_path):
-    """Contract "Where marks live", a Kafka topic: the batch runs again, and N > 0 without N-1 is an error."""
+    """Contract "Where marks live", a Kafka topic: the batch runs again; N > 0 without N-1 is an error.
+
+    Contract "Spark": rolled back by some batches, marks and rows from there on are dropped, and Spark plans anew.
+    """
     create_topic(servers, marks := f"marks-{uuid.uuid4().hex[:8]}", cleanup_policy="compact")
-    query = {
-        "place": tmp_path,
-        "options": one_topic.options | {"maxOffsetsPerTrigger": "100"},
-        "marks": [servers, marks],
-    }
+    query = {"place": tmp_path, "marks": [servers, marks]}
+    small, large = (one_topic.options | {"maxOffsetsPerTrigger": limit} for limit in ("100", "140"))
     with pytest.raises(OrderFailed, match="the driver has ended"):
-        driver.run(**query, die_at=1)
+        driver.run(**query, options=small, die_at=1)
     rows = by_batch(tmp_path)
     assert sorted(rows) == [0, 1], "the rows were there"
     driver.restart()
     with topic_marks(servers, marks) as store:
         query_id = store.owner()
         assert store.batches(query_id) == [0], "their marks were not"
-    driver.run(**query)
+    driver.run(**query, options=small)
+    before = by_batch(tmp_path)
     assert table(tmp_path) == one_topic.expected()
-    assert by_batch(tmp_path)[1] == rows[1], "the same rows again"
-    with topic_marks(servers, marks) as store:
-        last = store.batches(query_id)[-1]
-        store.drop_from(query_id, last)
-    roll_back(tmp_path, to=last - 1)
-    driver.run(**query)
+    assert before[1] == rows[1], "the same rows again"
+
+    roll_back(tmp_path, to=0)
+    driver.run(**query, options=large)
     assert table(tmp_path) == one_topic.expected()
+    assert by_batch(tmp_path)[0] == before[0]
+    assert by_batch(tmp_path)[1] != before[1], "planned anew, in other batches"
+
     with topic_marks(servers, marks) as store:
-        store.drop_from(query_id, last - 1)
-    roll_back(tmp_path, to=last - 1)
-    with pytest.raises(OrderFailed, match=f"lack batch {last - 1} of query {query_id}"):
-        driver.run(**query)
+        store.drop_from(query_id, 0)
+    roll_back(tmp_path, to=0)
+    with pytest.raises(OrderFailed, match=f"lack batch 0 of query {query_id}"):
+        driver.run(**query, options=large)
 
 
 def test_a_job_whose_checkpoint_is_elsewhere_keeps_its_marks_there(driver, servers, one_topic, tmp_path):
