@@ -18,6 +18,7 @@ from filtering.highwater import HighwaterMarks
 from filtering.pair_table import PAIR_BYTES
 from filtering.stream_metadata import pack_keys
 from pushrep.seams import SYSTEM_CLOCK
+from spark_jobs.batch_counts import BatchCounts
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, FilterRule, decider
 from spark_jobs.slice_scan import KEY, governed, keyed_frame, scan_slices
@@ -27,28 +28,6 @@ STRETCHES_MAX = 64
 """With more stretches than this the rows are decided one by one: each is a comparison for every row."""
 
 _DECISION = "_pushrep_decision"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCounts:
-    """What became of a batch's rows. rows = kept + dropped + unkeyed; late rows are among the dropped.
-
-    `unkeyed` passed untouched: no metadata, or a PID outside of `only_pids`. `jumped`: source offsets that marks
-    passed over, 0 as long as nothing is missing. `kept`, `dropped`, `late` and `jumped` are None if the handler's
-    first action did not read all rows, or there was none. `all_dropped`: (topic, pid, source partition) of pairs of
-    which no row passed. `skipped`: the batch had been stored before, the handler was not called.
-    """
-
-    batch_id: int
-    rows: int
-    unkeyed: int
-    pairs: int
-    kept: int | None = None
-    dropped: int | None = None
-    late: int | None = None
-    jumped: int | None = None
-    all_dropped: tuple[tuple[str, int, int], ...] = ()
-    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,51 +1,51 @@
 """filter_replays: the streaming operator, whose marks live in Spark's state store and so in the query's checkpoint.
 
-    rows ─┬─ no metadata, other PIDs ───────────────────────────────────────────────┬─▶ rows
-          └─ pack ─▶ blobs by (topic, pid, source partition) ─▶ state ─▶ unpack ────┘
-             mapInArrow              shuffle            transformWithState
+    rows ─▶ pack ─▶ observed ─▶ chunks by (topic, pid, source partition) ─▶ state ─▶ observed ─▶ unpack ─▶ rows
+            mapInArrow                    shuffle               transformWithState              mapInArrow
 
-Rows travel to the operator as blobs, Arrow IPC streams of at most about BLOB_BYTES, so that every column keeps its
-type and its value whatever it is, and no row is taken apart. The operator brings a pair's rows of one batch into log
-order, decides by the same ReplayFilter as everyone, and remembers the pair's marks as their own versioned bytes, with
-the startpoint epoch that they are of (mark_epochs.py).
-All of a pair's rows of one batch must fit into a worker's memory: give the source a limit per trigger. The two ways
-read the source once each.
+Rows travel as chunks (row_chunks.py), so that every column keeps its type and its value whatever it is, and no row is
+taken apart on the way: Spark's door into the operator converts cell by cell. The operator decides a pair's chunks of
+one batch by the same ReplayFilter as everyone (pair_decision.py) and remembers the pair's marks as their own versioned
+bytes, with the startpoint epoch that they are of (mark_epochs.py). Rows without metadata go around the rule in chunks
+of their own, of which the operator hands on every one and remembers nothing; so the source is read once.
+
+Of Spark's two doors this is the one of pandas frames: a frame handed back becomes a record batch of its own, where the
+door of rows makes one of all that a pair gives, which must stay below 2 GiB.
+All of a pair's rows of one batch must fit into a worker's memory: give the source a limit per trigger.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from filtering.highwater import HighwaterMarks
-from filtering.stream_metadata import parse_keys
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
-from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
-from spark_jobs.slice_filter import FilterRule, only_epoch
-from spark_jobs.slice_scan import KEY, governed, keyed_frame
-
-BLOB_BYTES = 1 << 20
+from spark_jobs.mark_epochs import Epoch
+from spark_jobs.operator_counts import (
+    DECIDED,
+    DECIDED_ARROW,
+    METRICS,
+    Reports,
+    handed_on,
+    observed_after,
+    observed_before,
+)
+from spark_jobs.pair_decision import Chunk, PairMarks, PairName, decide_pair
+from spark_jobs.row_chunks import CHUNK_BYTES, PACKED, Packing, is_outside, pack_rows, unpack_rows
+from spark_jobs.slice_filter import FilterRule, quiet_filter
+from spark_jobs.slice_scan import KEY, keyed_frame
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _PAIR = ("topic", "pid", "source_partition")
-_PACKED = "topic string, pid bigint, source_partition int, rows binary"
-_PACKED_FIELDS: Any = [
-    ("topic", pa.string()),
-    ("pid", pa.int64()),
-    ("source_partition", pa.int32()),
-    ("rows", pa.binary()),
-]
-_PACKED_ARROW = pa.schema(_PACKED_FIELDS)
 _STATE = "epoch bigint, marks binary"
 _MARKED = f"topic string, pid bigint, source_partition int, {_STATE}"
+_FRAME_BYTES = 16 * CHUNK_BYTES
 
 
 class StateStoreUnfit(SparkJobError):
@@ -56,6 +56,19 @@ class StateStoreUnfit(SparkJobError):
         self.provider = provider
 
 
+class TtlTooShort(SparkJobError):
+    """Marks would be forgotten while the topic still holds records of theirs: raise `ttl_s`, or force it."""
+
+    def __init__(self, ttl_s: float, retention_ms: int | None) -> None:
+        kept = "for nobody said how long" if retention_ms is None else f"for retention.ms={retention_ms}"
+        super().__init__(
+            f"ttl_s={ttl_s} forgets marks whose records the topic keeps {kept}: what is read again after that passes "
+            "twice. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below it; "
+            "retention_ms=0 takes any ttl_s"
+        )
+        self.ttl_s, self.retention_ms = ttl_s, retention_ms
+
+
 def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     df: DataFrame,
     *,
@@ -63,7 +76,9 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     window: int = 0,
     only_pids: Iterable[int] | None = None,
     ttl_s: float | None = None,
+    retention_ms: int | None = None,
     marks: Mapping[MarksKey, HighwaterMarks] | None = None,
+    metrics: str = METRICS,
 ) -> DataFrame:
     """The rows of `df` that are no replays, in no particular order.
 
@@ -71,16 +86,37 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
 
     A streaming frame keeps its marks in the checkpoint of the query that it becomes part of, a batch frame forgets
     them. `marks`, as `{MarksKey(topic): HighwaterMarks}`, are where to begin: of a stream, for its first batch ever.
-    `ttl_s` is judged against the batch's own timestamp, which a re-run repeats, when a pair's next row comes.
-    Raises StateStoreUnfit, FrameUnusable, CarrierUnusable, BadFilterSetting; PairSplit inside the query.
+    `ttl_s` is judged against the batch's own timestamp, which a re-run repeats, when a pair's next row comes; it needs
+    `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0 takes any.
+    `metrics` names what the query's progress tells of it (`operator_counts`); two filters in one query need two names.
+    Raises StateStoreUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, BadFilterSetting; PairSplit inside the query.
     """
     pids = None if only_pids is None else frozenset(only_pids)
     rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
+    _check_ttl(rule.ttl_s, retention_ms)
+    keyed, packing = _packing(df, rule)
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pack_rows(batches, packing)
+
+    packed = observed_before(keyed.mapInArrow(pack, PACKED), metrics).groupBy(*_PAIR)
+    decided = _in_stream(df, packed, rule, marks or {}) if df.isStreaming else _in_batch(packed, rule, marks or {})
+    kept = observed_after(decided, metrics).where("data is not null")
+    return kept.mapInArrow(unpack_rows, df.schema)
+
+
+def _packing(df: DataFrame, rule: FilterRule) -> tuple[DataFrame, Packing]:
     keyed = keyed_frame(df, rule)
-    ours = governed(F.col(KEY), rule)
-    packed = keyed.where(ours).mapInArrow(pack_rows, _PACKED).groupBy(*_PAIR)
-    kept = _in_stream(df, packed, rule, marks or {}) if df.isStreaming else _in_batch(packed, rule, marks or {})
-    return kept.mapInArrow(unpack_rows, df.schema).unionByName(keyed.where(~ours).drop(KEY))
+    if rule.carrier == "key":  # its bytes are there already, among the frame's own columns
+        return keyed.drop(KEY), Packing("key", travels=True, only_pids=rule.only_pids)
+    return keyed, Packing(KEY, only_pids=rule.only_pids)
+
+
+def _check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
+    if ttl_s is None:
+        return
+    if retention_ms is None or retention_ms < 0 or ttl_s * 1000 < retention_ms:
+        raise TtlTooShort(ttl_s, retention_ms)
 
 
 def _in_stream(
@@ -98,29 +134,26 @@ def _in_stream(
     # Processing time only where it is asked for: with it Spark runs a batch for every trigger, rows or not.
     time_mode = "None" if rule.ttl_s is None else "ProcessingTime"
     return packed.transformWithStateInPandas(
-        PairProcessor(rule), "rows binary", outputMode="Append", timeMode=time_mode, initialState=initial
+        PairProcessor(rule), DECIDED, outputMode="Append", timeMode=time_mode, initialState=initial
     )
 
 
 def _in_batch(packed: GroupedData, rule: FilterRule, marks: Mapping[MarksKey, HighwaterMarks]) -> DataFrame:
     newest_first = sorted(marks.items(), key=lambda item: item[0], reverse=True)
 
-    def decide(key: tuple[Any, ...], frame: pd.DataFrame) -> pd.DataFrame:
-        topic, pid, partition = key[0], int(key[1]), int(key[2])
+    def decide(key: tuple[Any, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        topic, pid, source_partition = (scalar.as_py() for scalar in key)
+        name = PairName(topic, pid, source_partition)
         begin = (
-            PairMarks(k.startpoint_epoch, m) for k, m in newest_first if k.topic == topic and m.get(pid, partition)
+            PairMarks(k.startpoint_epoch, m)
+            for k, m in newest_first
+            if k.topic == name.topic and m.get(name.pid, name.source_partition)
         )
-        kept, _ = decide_pair(frame["rows"], next(begin, PairMarks()), rule, now_ms=None)
-        return pd.DataFrame({"rows": kept})
+        frames = (batch.to_pandas() for batch in batches)
+        kept, _ = decided_frames(name, frames, next(begin, PairMarks()), rule, Reports(), now_ms=None)
+        yield from (pa.RecordBatch.from_pandas(frame, DECIDED_ARROW, preserve_index=False) for frame in kept)
 
-    return packed.applyInPandas(decide, "rows binary")
-
-
-class PairMarks(NamedTuple):
-    """Marks that hold one pair (and maybe others), and the startpoint epoch of the rows that they come from."""
-
-    epoch: int = 0
-    marks: HighwaterMarks = HighwaterMarks()
+    return packed.applyInArrow(decide, DECIDED)
 
 
 class PairProcessor(StatefulProcessor):
@@ -131,15 +164,20 @@ class PairProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._marks = handle.getValueState("marks", _STATE)
+        self._reports = Reports()
+        quiet_filter()
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803 - Spark's names
+        name = PairName(key[0], int(key[1]), int(key[2]))
+        if is_outside(name.source_partition):
+            yield from outside_frames(rows)
+            return
         now_ms = None if self._rule.ttl_s is None else int(timerValues.getCurrentProcessingTimeInMs())
         state = self._marks.get()
         known = PairMarks() if state is None else PairMarks(state[0], HighwaterMarks.from_bytes(bytes(state[1])))
-        blobs = (blob for frame in rows for blob in frame["rows"])
-        kept, known = decide_pair(blobs, known, self._rule, now_ms=now_ms)
-        self._marks.update((known.epoch, known.marks.to_bytes()))
-        yield pd.DataFrame({"rows": kept})
+        frames, after = decided_frames(name, rows, known, self._rule, self._reports, now_ms=now_ms)
+        self._marks.update((after.epoch, after.marks.to_bytes()))
+        yield from frames
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803 - Spark's names
         self._marks.update((int(initialState["epoch"].iloc[0]), bytes(initialState["marks"].iloc[0])))
@@ -148,69 +186,48 @@ class PairProcessor(StatefulProcessor):
         """Nothing is held."""
 
 
-def decide_pair(
-    blobs: Iterable[bytes], known: PairMarks, rule: FilterRule, *, now_ms: int | None
-) -> tuple[list[bytes], PairMarks]:
-    """One pair's rows of one batch, in any order → blobs of those that pass, and the pair's marks after them.
-
-    Raises EpochsMixed.
-    """
-    table = pa.concat_tables(pa.ipc.open_stream(blob).read_all() for blob in blobs)
-    table = table.sort_by([("partition", "ascending"), ("offset", "ascending")])
-    epoch = _epoch_of(table)
-    marks = known.marks if known.epoch >= epoch.marks else HighwaterMarks()
-    if rule.ttl_s is not None and now_ms is not None:
-        marks = marks.without_expired(now_ms=now_ms, ttl_s=rule.ttl_s)
-    filter_ = rule.new_filter(marks)
-    passes = filter_.admit_batch(table[KEY], table["partition"].to_numpy())
-    kept = table.drop_columns([KEY]).filter(cast("Any", pa.array(passes)))
-    return list(_blobs(kept)), PairMarks(epoch.startpoint, filter_.marks(now_ms))
+def decided_frames(  # noqa: PLR0913 - a pair, what is known of it, and the rule
+    name: PairName,
+    frames: Iterable[pd.DataFrame],
+    known: PairMarks,
+    rule: FilterRule,
+    reports: Reports,
+    *,
+    now_ms: int | None,
+) -> tuple[Iterator[pd.DataFrame], PairMarks]:
+    """One group's chunks (PACKED) → what it hands on (DECIDED), and the pair's marks after it."""
+    if is_outside(name.source_partition):
+        return outside_frames(frames), known
+    answer = decide_pair(name, _chunks(frames), known, rule, now_ms=now_ms)
+    return _frames(answer.kept, reports.of(name, answer.counts)), answer.after
 
 
-def _epoch_of(table: pa.Table) -> Epoch:
-    columns = [table[name].combine_chunks().fill_null(0) for name in EPOCH_COLUMNS if name in table.column_names]
-    return only_epoch((None, table["partition"][0].as_py()), columns, None)
+def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Chunks of rows that the rule is not for → all of their data."""
+    return (handed_on(frame["data"].tolist()) for frame in frames)
 
 
-def pack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Keyed rows → blobs by pair; every row must have metadata."""
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        keys = parse_keys(batch.column(KEY))
-        topics = batch.column("topic").dictionary_encode()
-        codes = np.asarray(topics.indices).astype(np.int64)
-        order = np.lexsort((keys.partitions, keys.pids, codes))
-        same = (np.diff(x[order]) == 0 for x in (codes, keys.pids, keys.partitions))
-        cuts = np.flatnonzero(~np.logical_and.reduce(list(same))) + 1
-        packed: list[dict[str, Any]] = []
-        for low, high in pairwise([0, *cuts.tolist(), len(order)]):
-            first = order[low]
-            own = pa.Table.from_batches([batch.take(cast("Any", pa.array(np.sort(order[low:high]))))])
-            pair = {
-                "topic": topics.dictionary[int(codes[first])].as_py(),
-                "pid": int(keys.pids[first]),
-                "source_partition": int(keys.partitions[first]),
-            }
-            packed.extend(pair | {"rows": blob} for blob in _blobs(own))
-        yield pa.RecordBatch.from_pylist(packed, schema=_PACKED_ARROW)
+def _chunks(frames: Iterable[pd.DataFrame]) -> Iterator[Chunk]:
+    for frame in frames:
+        columns = (frame[name] for name in ("partition", "startpoint_epoch", "marks_epoch", "first_offset"))
+        for partition, startpoint, marks, first, places, data in zip(
+            *columns, frame["places"], frame["data"], strict=True
+        ):
+            yield Chunk(int(partition), Epoch(int(startpoint), int(marks)), int(first), places, data)
 
 
-def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Blobs → the rows in them."""
-    for batch in batches:
-        for blob in batch.column("rows"):
-            yield from pa.ipc.open_stream(blob.as_buffer())
-
-
-def _blobs(table: pa.Table) -> Iterator[bytes]:
-    """A table as IPC streams of about BLOB_BYTES each; none for no rows."""
-    rows_each = max(1, table.num_rows * BLOB_BYTES // max(table.nbytes, 1))
-    for start in range(0, table.num_rows, rows_each):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table.slice(start, rows_each).combine_chunks())
-        yield sink.getvalue().to_pybytes()
+def _frames(kept: Iterator[bytes], report: str) -> Iterator[pd.DataFrame]:
+    """Data in frames of about _FRAME_BYTES; the report rides on the first, which is there even if nothing passed."""
+    waiting: list[bytes | None] = []
+    waiting_bytes, told = 0, False
+    for data in kept:
+        waiting.append(data)
+        waiting_bytes += len(data)
+        if waiting_bytes >= _FRAME_BYTES:
+            yield handed_on(waiting, None if told else report)
+            waiting, waiting_bytes, told = [], 0, True
+    if waiting or not told:
+        yield handed_on(waiting or [None], None if told else report)
 
 
 def _by_pair(marks: Mapping[MarksKey, HighwaterMarks]) -> dict[tuple[str, int, int], PairMarks]:

@@ -19,9 +19,10 @@ from pyspark.sql import DataFrame
 
 from filtering.highwater import HighwaterMarks
 from pushrep.seams import SYSTEM_CLOCK, Clock
+from spark_jobs.batch_counts import BatchCounts, warn_of_no_metadata, warn_of_silent_pairs
 from spark_jobs.batch_errors import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
-from spark_jobs.filtered_frame import BatchCounts, FilteredFrame, apply_plan, filter_frame
+from spark_jobs.filtered_frame import FilteredFrame, apply_plan, filter_frame
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.slice_filter import FilterRule, LogOrderBroken
@@ -41,7 +42,6 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
-_NAMED_IN_LOG = 10
 _WITHOUT_RUNS = 16
 """After a batch whose pairs alternate too often for runs to help, so many are taken without looking for them."""
 
@@ -169,35 +169,24 @@ class ReplayFilteredBatches:
         if stored is not None and stored.ranges == ranges:
             return True
         if any(kept >= batch_id for kept in store.batches(query_id)):
-            drop_from = getattr(self._handler, "drop_from", None)
+            handler: object = self._handler
+            drop_from = getattr(handler, "drop_from", None)
             if drop_from is None:
                 raise CheckpointWentBack(batch_id)
             _LOG.warning("the checkpoint was rolled back: batches from %d on are dropped and run anew", batch_id)
             # The sink first: killed in between, the marks still say that there is something to drop.
-            drop_from(batch_id)
+            if handler is not store:  # which drops rows and marks as one
+                drop_from(batch_id)
             store.drop_from(query_id, batch_id)
         return False
 
     def _tell(self, counts: BatchCounts) -> None:
         self.last_counts = counts
         _LOG.info("%s", counts)
-        if counts.all_dropped:
-            _LOG.warning(
-                "batch %d: every row of %d (topic, pid, source partition) was dropped: %s%s; a replayed stretch looks "
-                "like this, and so does a re-used PID or a source that began again at offset 0",
-                counts.batch_id,
-                len(counts.all_dropped),
-                list(counts.all_dropped[:_NAMED_IN_LOG]),
-                " and more" if len(counts.all_dropped) > _NAMED_IN_LOG else "",
-            )
+        warn_of_silent_pairs(_LOG, counts)
         if counts.unkeyed == counts.rows > 0 and self._rule.only_pids is None and not self._unkeyed_told:
             self._unkeyed_told = True
-            _LOG.warning(
-                "batch %d: none of its %d records has stream metadata as carrier=%r: all of them pass, replayed or not",
-                counts.batch_id,
-                counts.rows,
-                self._rule.carrier,
-            )
+            warn_of_no_metadata(_LOG, counts, self._rule.carrier)
         if self._on_counts is not None:
             self._on_counts(counts)
 

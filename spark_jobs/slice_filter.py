@@ -192,9 +192,7 @@ def scan_batches(batches: Iterable[pa.RecordBatch], rule: FilterRule) -> Iterato
         key, topic, partition, offset, *epoch_columns = batch.columns
         if batch.num_rows == 0:
             continue
-        for column, values in (("topic", topic), ("partition", partition), ("offset", offset)):
-            if values.null_count:
-                raise SparkJobError(f"column {column!r}: a row has none; the filter needs to know where it lies")
+        check_places(topic, partition, offset)
         offsets = np.asarray(offset).astype(np.int64)
         for where, rows in log_partitions(topic, np.asarray(partition).astype(np.int64)):
             own = offsets if rows is None else offsets[rows]
@@ -274,6 +272,13 @@ def log_partitions(topic: Any, partitions: Numbers) -> Iterator[tuple[tuple[str 
         code = int(together[low])
         topic_name = names[code >> 32] if names and len(names) > 1 else name
         yield (topic_name, code & 0xFFFFFFFF), order[low:high]
+
+
+def check_places(topic: Any, partition: Any, offset: Any) -> None:
+    """Every row must say where it lies. Raises SparkJobError naming the column."""
+    for column, values in (("topic", topic), ("partition", partition), ("offset", offset)):
+        if values.null_count:
+            raise SparkJobError(f"column {column!r}: a row has none; the filter needs to know where it lies")
 
 
 def only_epoch(name: tuple[str | None, int], columns: list[Any], rows: Numbers | None) -> Epoch:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
-from spark_jobs.keyed_state import PairMarks, decide_pair, pack_rows, unpack_rows
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
+from spark_jobs.pair_decision import Chunk, PairMarks, PairName, decide_pair
+from spark_jobs.row_chunks import Packing, pack_rows, unpack_rows
 from spark_jobs.slice_filter import FilterRule, SliceFilters, scan_batches
 from spark_jobs.slice_scan import KEY
 from spark_jobs.slices import Slice, plan_batch
@@ -102,18 +103,30 @@ def by_slices(rows, marks, rule, cut):
 
 
 def by_pairs(rows, state, rule):
-    """The operator form, without those that have no metadata; `state` as Spark keeps it."""
-    keyed = [row for row in rows if row[3] is not None]
-    kept = {row[1:3] for row in rows if row[3] is None}
-    if not keyed:
-        return kept
-    packed = [row for batch in pack_rows([as_arrow(keyed)]) for row in batch.to_pylist()]
-    name = lambda row: (row["topic"], row["pid"], row["source_partition"])  # noqa: E731
+    """The operator form; `state` as Spark keeps it."""
+    data = []
+    packed = [row for batch in pack_rows([as_arrow(rows)] if rows else [], Packing(KEY)) for row in batch.to_pylist()]
+    name = lambda row: PairName(row["topic"], row["pid"], row["source_partition"])  # noqa: E731
     for pair, group in itertools.groupby(sorted(packed, key=name), key=name):
-        blobs, state[pair] = decide_pair([row["rows"] for row in group], state.get(pair, PairMarks()), rule, now_ms=1)
-        out = pa.RecordBatch.from_arrays([pa.array(blobs, pa.binary())], names=["rows"])
-        kept |= {(row["partition"], row["offset"]) for batch in unpack_rows([out]) for row in batch.to_pylist()}
-    return kept
+        own = list(group)
+        if pair.source_partition < 0:
+            data += [row["data"] for row in own]
+            continue
+        chunks = [
+            Chunk(
+                row["partition"],
+                Epoch(row["startpoint_epoch"], row["marks_epoch"]),
+                row["first_offset"],
+                row["places"],
+                row["data"],
+            )
+            for row in reversed(own)
+        ]
+        answer = decide_pair(pair, chunks, state.get(pair, PairMarks()), rule, now_ms=1)
+        state[pair] = answer.after
+        data += answer.kept
+    out = pa.RecordBatch.from_arrays([pa.array(data, pa.binary())], names=["data"])
+    return {(row["partition"], row["offset"]) for batch in unpack_rows([out]) for row in batch.to_pylist()}
 
 
 @given(logs, steps, st.sampled_from([0, 0, 3]), st.integers(0, 12))

@@ -1,13 +1,19 @@
 """The operator form in a stream: state in the checkpoint, restarts, refusals. Files stand for triggers."""
 
+import random
+import threading
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from filtering import HighwaterMarks, StreamMetadata
-from spark_jobs import filter_replays
-from spark_jobs.batch_marks import MarksKey
-from spark_jobs.keyed_state import StateStoreUnfit
+from spark_jobs import LocalMarks, filter_frame, filter_replays
+from spark_jobs.batch_marks import BatchMarks, MarksKey
+from spark_jobs.keyed_state import StateStoreUnfit, TtlTooShort
+from spark_jobs.marks_command import marks as marks_command
+from spark_jobs.operator_counts import CountsListener, operator_counts, operator_gaps
 
 pytestmark = pytest.mark.spark
 
@@ -27,59 +33,170 @@ SCHEMA = (
 )
 
 
-@pytest.fixture
-def query(spark, tmp_path):
-    """Writes rows as one trigger's file and runs the query over what is there; answers the ids that came out of it."""
-    source, sink = tmp_path / "in", tmp_path / "out"
-    source.mkdir()
-    number = 0
+class Query:
+    """Writes rows as one trigger's file and runs the query over what is there, from its checkpoint."""
 
-    def run(rows, carrier="key", **rule):
-        nonlocal number
+    def __init__(self, spark, place):
+        self.spark, self.source, self.checkpoint = spark, place / "in", place / "checkpoint"
+        self.source.mkdir()
+        self.handed = {}
+        self.fails_at = self.progress = None
+        self.files = 0
+
+    def add(self, rows, carrier="key"):
         cells = [dict(zip(ARROW.names, row.cells(carrier), strict=True)) for row in rows]
         for cell in cells:
             cell["headers"] = cell["headers"] and [{"key": k, "value": v} for k, v in cell["headers"]]
-        pq.write_table(pa.Table.from_pylist(cells, schema=ARROW), source / f"{number:05}.parquet")
-        number += 1
-        before = _written(sink)
-        stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
-        kept = filter_replays(stream, carrier=carrier, **rule).select("value")
-        writer = kept.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writer.trigger(availableNow=True).start(str(sink)).awaitTermination()
-        after = _written(sink)
-        assert len(after) == len(set(after)), "a row came out twice"
-        return set(after) - set(before)
+        pq.write_table(pa.Table.from_pylist(cells, schema=ARROW), self.source / f"{self.files:05}.parquet")
+        self.files += 1
 
-    return run
+    def run(self, carrier="key", **rule):
+        """What each batch handed over, by batch."""
+        stream = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.source))
+        writer = filter_replays(stream, carrier=carrier, **rule).select("value").writeStream.foreachBatch(self)
+        running = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        try:
+            running.awaitTermination()
+        finally:
+            self.progress = running.lastProgress
+        return self.handed
+
+    def __call__(self, rows, batch_id):
+        found = [row["value"] for row in rows.collect()]
+        assert len(found) == len(set(found)), "a row came out twice"
+        self.handed[batch_id] = set(found)
+        if batch_id == self.fails_at:
+            raise RuntimeError("the handler died before the batch was done")
+
+    def one(self, rows, carrier="key", **rule):
+        """The ids that came out of these rows."""
+        self.add(rows, carrier)
+        before = set(self.handed)
+        self.run(carrier, **rule)
+        # Where marks may expire Spark runs batches without rows, too.
+        return {value for batch_id in self.handed.keys() - before for value in self.handed[batch_id]}
 
 
-def _written(sink):
-    return [v for f in sink.glob("*.parquet") for v in pq.read_table(f)["value"].to_pylist()] if sink.exists() else []
+@pytest.fixture
+def query(spark, tmp_path):
+    return Query(spark, tmp_path)
 
 
 @pytest.mark.parametrize(("carrier", "window"), [("key", 0), ("header", 6)])
-def test_restarts_go_on_with_the_marks_in_the_checkpoint(query, logs, carrier, window):
-    rows = [row for seed in range(200, 212) for row in logs.random_topic(seed)]
-    model = logs.Model(window)
-    for n, batch in enumerate(logs.in_batches(rows, 3, seed=5)):
-        import random
-
+def test_restarts_go_on_with_the_marks_in_the_checkpoint(query, frames, logs, torture, carrier, window):
+    """Marks live in Spark's checkpoint; the form in foreachBatch keeps the same rows; order of rows does not count."""
+    first = torture.random(carrier).randrange(10**6) if torture.is_long else 200
+    rows = [row for seed in range(first, first + 12) for row in logs.random_topic(seed)]
+    model, marks = logs.Model(window), {}
+    for n, batch in enumerate(logs.in_batches(rows, torture.count(3, 40), seed=first)):
+        other_form = filter_frame(frames.split(batch, 3, carrier), marks, carrier=carrier, window=window)
+        expected, marks = logs.ids(other_form.rows), other_form.marks
         random.Random(n).shuffle(batch)  # the operator itself brings a pair's rows into log order
-        assert query(batch, carrier, window=window) == model.kept(batch), f"batch {n}"
+        assert query.one(batch, carrier, window=window) == expected == model.kept(batch), f"batch {n} from {first}"
+
+
+def test_a_batch_that_died_is_run_again_and_one_rolled_back_too_with_the_same_rows(query, logs):
+    """Same marks + same rows → same rows and same new marks: the state is as of the batch before."""
+    rows = logs.random_topic(7, rows=150)
+    model, batches = logs.Model(), logs.in_batches(rows, 3, seed=9)
+    expected = {n: model.kept(batch) for n, batch in enumerate(batches)}
+    for batch in batches:
+        query.add(batch)
+    query.fails_at = 1
+    with pytest.raises(Exception, match="died before the batch was done"):
+        query.run()
+    assert query.handed == {0: expected[0], 1: expected[1]}
+    query.handed, query.fails_at = {}, None
+    assert query.run() == {1: expected[1], 2: expected[2]}
+    for file in (query.checkpoint / "commits").glob("*2*"):
+        file.unlink()
+    query.handed = {}
+    assert query.run() == {2: expected[2]}
+
+
+def test_counts_gaps_and_silent_pairs_are_in_the_progress(spark, query, logs):
+    """Metrics observed before and after the operator; a pair of which every row was dropped is named."""
+    told, heard = [], threading.Event()
+    listener = CountsListener(lambda _, counts: (told.append(counts), heard.set()))
+    spark.streams.addListener(listener)
+    try:
+        row = lambda offset, *metadata: logs.Row(  # noqa: E731
+            "t", 0, offset, StreamMetadata(*metadata), None, f"{offset}:" + "x" * 100_000
+        )
+        rows = [row(n, 5, 0, n) for n in range(30)] + [row(30, 5, 0, 33), row(31, 5, 0, 9), row(32, 6, 1, 4)]
+        other = logs.Row("t", 0, 33, None, b"business", "business")
+        assert query.one([*rows, other]) == {r.id for r in [*rows, other] if r.offset != 31}
+        counts = operator_counts(query.progress)
+        assert (counts.rows, counts.unkeyed, counts.pairs, counts.kept, counts.dropped) == (34, 1, 2, 32, 1)
+        assert (counts.late, counts.jumped, counts.all_dropped) == (0, 3, ())
+        assert operator_gaps(query.progress) == {("t", 5, 0): 3}
+        assert query.one([row(34, 6, 1, 4), row(35, 5, 0, 34)]) == {row(35, 5, 0, 34).id}
+        counts = operator_counts(query.progress)
+        assert (counts.kept, counts.dropped, counts.all_dropped) == (1, 1, (("t", 6, 1),))
+        assert operator_counts(query.progress, "another") is None
+        while len(told) < 2:
+            heard.clear()
+            assert len(told) == 2 or heard.wait(60), "the listener heard of both batches"
+        assert [c.rows for c in told] == [34, 2]
+    finally:
+        spark.streams.removeListener(listener)
+
+
+def test_a_pair_in_two_partitions_stops_the_batch(query, logs):
+    query.one([logs.Row("t", 0, 0, StreamMetadata(5, 1, 0), None, "a")])
+    with pytest.raises(Exception, match="pid 5, source partition 1 was in destination partition 0"):
+        query.one([logs.Row("t", 1, 0, StreamMetadata(5, 1, 1), None, "b")])
+
+
+def test_state_is_below_1_kib_a_pair_and_constant_in_records(query, logs):
+    """G17: state by pair; rows without metadata leave none."""
+    rows = [logs.Row("t", 0, n, StreamMetadata(5, n % 50, n // 50), None, str(n)) for n in range(2000)]
+    rows[7] = logs.Row("t", 0, 7, None, b"business", "7")
+    sizes = []
+    for batch in (rows[:200], rows[200:]):
+        query.one(batch)
+        (operator,) = query.progress["stateOperators"]
+        assert operator["numRowsTotal"] == 50
+        sizes.append(operator["customMetrics"]["rocksdbSstFileSize"])
+    assert 0 < max(sizes) < 50 * 1024
+    assert max(sizes) < 1.2 * min(sizes)
 
 
 def test_marks_can_be_inherited(query, logs):
     rows = [logs.Row("t", 0, n, StreamMetadata(5, p, 7 + n), None, f"{p}-{n}") for n in range(4) for p in range(2)]
     marks = {MarksKey("t"): HighwaterMarks.from_columns([5, 5, 6], [0, 3, 0], [8, 1, 1], [0, 0, 0])}
-    assert query(rows[:4], marks=marks) == {"1-0", "1-1"}
-    assert query(rows[4:], marks=marks) == {row.id for row in rows[4:]}
+    assert query.one(rows[:4], marks=marks) == {"1-0", "1-1"}
+    assert query.one(rows[4:], marks=marks) == {row.id for row in rows[4:]}
+
+
+def test_an_export_of_the_other_form_s_marks_is_where_a_stream_begins(query, frames, logs, tmp_path):
+    """`pushrep marks export` → `filter_replays(marks=)`: a query changes from foreachBatch to the operator."""
+    model = logs.Model(3)
+    first, second = logs.in_batches(logs.random_topic(12, rows=120), 2, seed=3)
+    result = filter_frame(frames.split(first, 2), window=3)
+    assert logs.ids(result.rows) == model.kept(first)
+    with LocalMarks(tmp_path / "marks") as store:
+        store.write(BatchMarks("the-query", 4, result.ranges, result.marks), keep=2)
+    file = tmp_path / "orders.marks"
+    done = CliRunner().invoke(marks_command, ["export", str(tmp_path / "marks"), str(file)])
+    assert done.exit_code == 0, done.output
+    inherited = BatchMarks.from_bytes(file.read_bytes()).marks
+    assert query.one(second, window=3, marks=inherited) == model.kept(second)
 
 
 def test_marks_expire_by_the_batch_s_own_time(query, logs):
     row = logs.Row("t", 0, 0, StreamMetadata(5, 1, 7), None, "a")
-    assert query([row], ttl_s=3600) == {"a"}
-    assert query([logs.Row("t", 0, 1, StreamMetadata(5, 1, 7), None, "b")], ttl_s=3600) == set()
-    assert query([logs.Row("t", 0, 2, StreamMetadata(5, 1, 7), None, "c")], ttl_s=0.001) == {"c"}
+    kept = {"ttl_s": 3600, "retention_ms": 3_600_000}
+    assert query.one([row], **kept) == {"a"}
+    assert query.one([logs.Row("t", 0, 1, StreamMetadata(5, 1, 7), None, "b")], **kept) == set()
+    forced = {"ttl_s": 0.001, "retention_ms": 0}
+    assert query.one([logs.Row("t", 0, 2, StreamMetadata(5, 1, 7), None, "c")], **forced) == {"c"}
+
+
+@pytest.mark.parametrize("retention_ms", [None, -1, 3_600_001])
+def test_a_ttl_shorter_than_the_topic_s_retention_is_refused_unless_forced(frames, retention_ms):
+    with pytest.raises(TtlTooShort, match="retention_ms=0 takes any ttl_s"):
+        filter_replays(frames.split([], 1), ttl_s=3600, retention_ms=retention_ms)
 
 
 def test_another_state_store_is_refused_by_name(spark, tmp_path):

@@ -1,0 +1,156 @@
+"""What filter_replays tells of itself: numbers observed before and after the operator, in each batch's progress.
+
+    <metrics>.before   rows, unkeyed (passed untouched: no metadata, or a PID outside of only_pids)
+    <metrics>.after    pairs, kept, dropped, late, jumped, all_dropped; by name up to NAMED_MAX a task: the pairs of
+                       which no row passed, and the pairs whose marks jumped over offsets
+
+They are counted chunk by chunk, never row by row. A batch whose rows its handler reads twice counts them twice:
+persist them inside foreachBatch.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from filtering.replay_filter import FilterCounts
+from spark_jobs.batch_counts import BatchCounts, warn_of_silent_pairs
+
+METRICS = "filter_replays"
+NAMED_MAX = 10
+
+DECIDED = "data binary, report string"
+"""What the operator hands on: a chunk's data, and on the first of a pair its report as JSON. Two columns, since each
+costs a pair 0.25 ms on its way through pandas.
+"""
+_DECIDED_FIELDS: Any = [("data", pa.binary()), ("report", pa.string())]
+DECIDED_ARROW = pa.schema(_DECIDED_FIELDS)
+_NUMBERS = ("pairs", "kept", "dropped", "late", "jumped")
+_REPORT = f"{', '.join(f'{name} bigint' for name in _NUMBERS)}, all_dropped string, gap string"
+_LOG = logging.getLogger(__name__)
+
+
+class Reports:
+    """Of one task: names no more than NAMED_MAX pairs of each kind, so that a progress stays a page."""
+
+    def __init__(self) -> None:
+        self._silent = self._gaps = 0
+
+    def of(self, name: tuple[str, int, int], counts: FilterCounts) -> str:
+        """The report of a pair whose filter saw this batch only."""
+        silent, gap = counts.kept == 0, counts.jumped > 0
+        self._silent, self._gaps = self._silent + silent, self._gaps + gap
+        report: dict[str, Any] = {
+            "pairs": 1,
+            "kept": counts.kept,
+            "dropped": counts.dropped,
+            "late": counts.late,
+            "jumped": counts.jumped,
+        }
+        if silent and self._silent <= NAMED_MAX:
+            report["all_dropped"] = json.dumps(name)
+        if gap and self._gaps <= NAMED_MAX:
+            report["gap"] = json.dumps([*name, counts.jumped])
+        return json.dumps(report)
+
+
+def handed_on(data: Sequence[bytes | None], report: str | None = None) -> pd.DataFrame:
+    """Rows of DECIDED: these chunks' data, the report on the first of them."""
+    return pd.DataFrame({"data": data, "report": [report, *[None] * (len(data) - 1)]})
+
+
+def observed_before(packed: DataFrame, metrics: str) -> DataFrame:
+    """Chunks (row_chunks.PACKED), observed."""
+    outside = F.when(F.col("source_partition") < 0, F.col("rows"))
+    return packed.observe(
+        f"{metrics}.before", _sum("rows").alias("rows"), F.coalesce(F.sum(outside), F.lit(0)).alias("unkeyed")
+    )
+
+
+def observed_after(decided: DataFrame, metrics: str) -> DataFrame:
+    """What the operator hands on (DECIDED), observed; of it the column `data`."""
+    return (
+        decided.select("data", F.from_json("report", _REPORT).alias("told"))
+        .observe(
+            f"{metrics}.after",
+            *(_sum(f"told.{name}").alias(name) for name in _NUMBERS),
+            F.collect_list("told.all_dropped").alias("all_dropped"),
+            F.collect_list("told.gap").alias("gaps"),
+        )
+        .select("data")
+    )
+
+
+def operator_counts(progress: Mapping[str, Any], metrics: str = METRICS) -> BatchCounts | None:
+    """The counts in a query's progress (`query.lastProgress`); None where that filter observed nothing.
+
+    Of `all_dropped` at most NAMED_MAX pairs a task are named.
+    """
+    observed = progress["observedMetrics"]
+    before, after = observed.get(f"{metrics}.before"), observed.get(f"{metrics}.after")
+    if before is None or after is None:
+        return None
+    named = tuple((topic, pid, partition) for topic, pid, partition in map(json.loads, after["all_dropped"]))
+    return BatchCounts(
+        progress["batchId"],
+        before["rows"],
+        before["unkeyed"],
+        after["pairs"],
+        kept=after["kept"],
+        dropped=after["dropped"],
+        late=after["late"],
+        jumped=after["jumped"],
+        all_dropped=named,
+    )
+
+
+def operator_gaps(progress: Mapping[str, Any], metrics: str = METRICS) -> dict[tuple[str, int, int], int]:
+    """The gap alarm of one batch: (topic, pid, source partition) → offsets its mark jumped over; NAMED_MAX a task."""
+    after = progress["observedMetrics"].get(f"{metrics}.after")
+    found = [] if after is None else map(json.loads, after["gaps"])
+    return {(topic, pid, partition): jumped for topic, pid, partition, jumped in found}
+
+
+def _sum(name: str) -> Any:
+    return F.coalesce(F.sum(name), F.lit(0))
+
+
+class CountsListener(StreamingQueryListener):
+    """Hears every batch of every query of a session: `spark.streams.addListener(CountsListener(on_counts))`.
+
+    Calls `on_counts(query id, counts)` for those with a filter of this name, and logs by name the pairs of which
+    every row was dropped. It runs in the driver, some time after the batch.
+    """
+
+    def __init__(self, on_counts: Callable[[str, BatchCounts], Any] | None = None, *, metrics: str = METRICS) -> None:
+        self._on_counts, self._metrics = on_counts, metrics
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing to tell yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        counts = operator_counts(cast("Mapping[str, Any]", event.progress), self._metrics)
+        if counts is None:
+            return
+        _LOG.info("%s", counts)
+        warn_of_silent_pairs(_LOG, counts)
+        if self._on_counts is not None:
+            self._on_counts(str(event.progress.id), counts)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing came."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """The last batch told all."""

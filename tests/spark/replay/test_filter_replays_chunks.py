@@ -1,0 +1,239 @@
+"""The chunks of the operator form without Spark: packed by tasks, in any order at the operator, and unpacked."""
+
+import itertools
+import json
+import logging
+import random
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from filtering import HighwaterMarks, PairSplit, StreamMetadata
+from filtering.replay_filter import FilterCounts
+from spark_jobs import keyed_state, row_chunks
+from spark_jobs.errors import SparkJobError
+from spark_jobs.keyed_state import decided_frames
+from spark_jobs.mark_epochs import Epoch, EpochsMixed
+from spark_jobs.operator_counts import Reports
+from spark_jobs.pair_decision import Chunk, PairMarks, PairName, decide_pair
+from spark_jobs.row_chunks import CHUNK_BYTES, Packing, is_outside, opened, pack_rows, places_of, unpack_rows
+from spark_jobs.slice_filter import FilterRule
+
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
+
+
+def batch_of(rows):
+    cells = [dict(zip(SCHEMA.names, row.cells(), strict=False)) for row in rows]
+    return pa.RecordBatch.from_pylist(cells, schema=SCHEMA)
+
+
+def packed(batches, **packing):
+    return [row for out in pack_rows(batches, Packing("key", travels=True, **packing)) for row in out.to_pylist()]
+
+
+def pair_of(chunk):
+    return PairName(chunk["topic"], chunk["pid"], chunk["source_partition"])
+
+
+def chunk_of(row):
+    epoch = Epoch(row["startpoint_epoch"], row["marks_epoch"])
+    return Chunk(row["partition"], epoch, row["first_offset"], row["places"], row["data"])
+
+
+def rows_in(data):
+    column = pa.RecordBatch.from_arrays([pa.array(data, pa.binary())], names=["data"])
+    return [row for batch in unpack_rows([column]) for row in batch.to_pylist()]
+
+
+class Operator:
+    """What Spark's operator does with a batch's chunks, whose order nobody knows."""
+
+    def __init__(self, rule):
+        self.rule, self.state = rule, {}
+        self.kept = self.dropped = self.late = 0
+
+    def batch(self, chunks):
+        data = []
+        for pair, group in itertools.groupby(sorted(chunks, key=pair_of), key=pair_of):
+            if is_outside(pair.source_partition):
+                data += [chunk["data"] for chunk in group]
+                continue
+            known = self.state.get(pair, PairMarks())
+            answer = decide_pair(pair, map(chunk_of, group), known, self.rule, now_ms=None)
+            self.state[pair] = answer.after
+            data += answer.kept
+            self.kept, self.dropped = self.kept + answer.counts.kept, self.dropped + answer.counts.dropped
+        return {row["value"] for row in rows_in(data)}
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])  # `logs` holds functions only
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([{}, {"window": 4}, {"only_pids": frozenset([5, -7])}]),
+    st.sampled_from(["ranges", "interleaved", "shuffled"]),
+    st.sampled_from([1, 200, 1500, CHUNK_BYTES]),
+)
+def test_the_exact_definition_whatever_the_physical_order_of_rows_and_chunks(logs, seed, rule, cut, chunk_bytes):
+    """A row is kept iff its offset is above the mark and those of its pair's rows before it in the destination log."""
+    rng = random.Random(seed)
+    rows = [row for n in range(2) for row in logs.random_topic(seed + n, rows=60)]
+    model, operator = logs.Model(rule.get("window", 0), rule.get("only_pids")), Operator(FilterRule(**rule))
+    batches = logs.in_batches(rows, 2, seed)
+    with mock.patch.object(row_chunks, "CHUNK_BYTES", chunk_bytes), mock.patch.object(row_chunks, "GATHER_BYTES", 2000):
+        for batch in batches:
+            tasks = tasks_of(batch, cut, rng)
+            chunks = [chunk for task in tasks for chunk in packed(task, only_pids=rule.get("only_pids"))]
+            rng.shuffle(chunks)
+            assert operator.batch(chunks) == model.kept(batch)
+    keyed = [r for r in rows if r.metadata and r.metadata.pid in rule.get("only_pids", [r.metadata.pid])]
+    assert operator.kept + operator.dropped == len(keyed), "every row of the rule is counted, and no other"
+
+
+def tasks_of(rows, cut, rng):
+    """Each task's rows as Arrow batches of a few rows: contiguous ranges, ranges that overlap, or no order at all."""
+    rows = sorted(rows, key=lambda row: (row.topic, row.partition, row.offset))
+    if cut == "shuffled":
+        rng.shuffle(rows)
+    if cut == "interleaved":
+        rows = rows[::2] + rows[1::2]
+    tasks = [rows[low : low + 50] for low in range(0, len(rows), 50)]
+    return [[batch_of(task[low : low + 7]) for low in range(0, len(task), 7)] for task in tasks]
+
+
+def a_row(logs, offset, source=None, pid=5, partition=0, value=None):
+    metadata = StreamMetadata(pid, 0, offset if source is None else source)
+    return logs.Row("t", partition, offset, metadata, None, value or f"{pid}:{offset}")
+
+
+def test_a_chunk_is_at_most_one_mib_of_one_pair_in_log_order_and_names_its_first_offset(logs):
+    rng = random.Random(1)
+    sizes = [rng.choice([10, 2_000, 300_000]) for _ in range(60)]
+    sizes[17] = CHUNK_BYTES + 5  # a row that is too large by itself travels alone
+    rows = [a_row(logs, n, pid=n % 3, value=f"{n}:" + "x" * size) for n, size in enumerate(sizes)]
+    rng.shuffle(rows)
+    found = packed([batch_of(rows[:31]), batch_of(rows[31:])])
+    assert {pair_of(chunk) for chunk in found} == {("t", pid, 0) for pid in range(3)}
+    for chunk in found:
+        batch = opened(chunk["data"])
+        log_offsets, source_offsets = (column.tolist() for column in places_of(chunk["places"]))
+        assert log_offsets == sorted(log_offsets) == batch["offset"].to_pylist() == source_offsets
+        assert {offset % 3 for offset in log_offsets} == {chunk["pid"]}
+        assert (chunk["first_offset"], chunk["rows"]) == (log_offsets[0], batch.num_rows)
+        assert len(chunk["data"]) <= CHUNK_BYTES or chunk["rows"] == 1
+    assert sorted(row["value"] for chunk in found for row in rows_in([chunk["data"]])) == sorted(r.id for r in rows)
+
+
+def test_a_chunk_that_passes_whole_is_handed_on_as_it_came(logs):
+    """Only where some rows of a chunk pass and some do not is it taken apart."""
+    first, mixed, old = (
+        packed([batch_of([a_row(logs, n, source) for n, source in places])])[0]
+        for places in ([(0, 0), (1, 1)], [(2, 1), (3, 2)], [(4, 0), (5, 2)])
+    )
+    answer = decide_pair(
+        PairName("t", 5, 0), map(chunk_of, (old, mixed, first)), PairMarks(), FilterRule(), now_ms=None
+    )
+    whole, cut = answer.kept
+    assert whole is first["data"]
+    assert [row["offset"] for row in rows_in([cut])] == [3]
+    assert (answer.counts.kept, answer.counts.dropped) == (3, 3)
+
+
+def test_rows_without_metadata_make_chunks_of_their_own_and_have_no_places(logs):
+    rows = [logs.Row("t", n % 2, n, None, b"business", str(n)) for n in range(4)]
+    found = packed([batch_of(rows)])
+    assert [(c["source_partition"], c["partition"], c["places"], c["rows"]) for c in found] == [
+        (-1, 0, b"", 2),
+        (-2, 1, b"", 2),
+    ]
+
+
+def test_a_pair_in_two_partitions_is_split_and_one_in_two_epochs_is_refused(logs):
+    here, there = (packed([batch_of([a_row(logs, 3, partition=p)])])[0] for p in (0, 1))
+    name = PairName("t", 5, 0)
+    with pytest.raises(PairSplit, match="pid 5, source partition 0 was in destination partition 0"):
+        decide_pair(name, [chunk_of(there), chunk_of(here)], PairMarks(), FilterRule(), now_ms=None)
+    known = PairMarks(0, HighwaterMarks.from_columns([5], [0], [9], [1]))
+    with pytest.raises(PairSplit):
+        decide_pair(name, [chunk_of(here)], known, FilterRule(), now_ms=None)
+    moved = chunk_of(here)._replace(epoch=Epoch(4, 0), first_offset=9)
+    with pytest.raises(EpochsMixed, match="startpoint epochs 0, 4"):
+        decide_pair(name, [chunk_of(here), moved], PairMarks(), FilterRule(), now_ms=None)
+
+
+@pytest.mark.parametrize("column", ["topic", "partition", "offset"])
+def test_a_row_that_does_not_say_where_it_lies_is_refused_by_name(logs, column):
+    batch = batch_of([a_row(logs, 1)])
+    holed = batch.set_column(batch.schema.get_field_index(column), column, pa.nulls(1, batch.schema.field(column).type))
+    with pytest.raises(SparkJobError, match=f"column '{column}': a row has none"):
+        packed([holed])
+
+
+def test_marks_expire_by_the_time_of_the_batch_by_last_advance(logs):
+    """A dropped record does not refresh a mark; without a time nothing expires."""
+    name, rule = PairName("t", 5, 0), FilterRule(ttl_s=10)
+    known = decide_pair(
+        name, map(chunk_of, packed([batch_of([a_row(logs, 7)])])), PairMarks(), rule, now_ms=1_000
+    ).after
+    again = list(map(chunk_of, packed([batch_of([a_row(logs, 8, source=7)])])))
+    replay = decide_pair(name, again, known, rule, now_ms=11_000)
+    assert list(replay.kept) == []
+    assert replay.after.marks.get(5, 0).advanced_ms == 1_000
+    assert len(list(decide_pair(name, again, replay.after, rule, now_ms=11_001).kept)) == 1
+    assert list(decide_pair(name, again, replay.after, rule, now_ms=None).kept) == []
+
+
+def frames_of(batches):
+    """What Spark's door of pandas hands to the operator, a frame a few chunks."""
+    frame = next(pack_rows(batches, Packing("key", travels=True))).to_pandas()
+    return [frame[low : low + 2] for low in range(0, len(frame), 2)]
+
+
+def test_a_pair_s_output_is_handed_on_in_frames_and_tells_once_what_became_of_it(logs):
+    """A group's whole output is never one record batch: each frame becomes one of its own."""
+    name = PairName("t", 5, 0)
+    rows = [a_row(logs, n, value=f"{n}:" + "x" * 900_000) for n in range(7)]
+    with mock.patch.object(keyed_state, "_FRAME_BYTES", 2 << 20):
+        frames, after = decided_frames(
+            name, frames_of([batch_of(rows)]), PairMarks(), FilterRule(), Reports(), now_ms=None
+        )
+        found = list(frames)
+    assert [len(frame) for frame in found] == [3, 3, 1]
+    assert [row["value"] for frame in found for row in rows_in(frame["data"].tolist())] == [r.id for r in rows]
+    first, *others = [report for frame in found for report in frame["report"]]
+    assert others == [None] * 6
+    assert json.loads(first) == {"pairs": 1, "kept": 7, "dropped": 0, "late": 0, "jumped": 0}
+    frames, same = decided_frames(name, frames_of([batch_of(rows)]), after, FilterRule(), Reports(), now_ms=None)
+    (nothing,) = frames
+    assert nothing["data"].tolist() == [None]
+    assert json.loads(json.loads(nothing["report"][0])["all_dropped"]) == list(name)
+    assert same.marks == after.marks
+
+
+def test_a_task_names_no_more_than_ten_pairs_of_a_kind():
+    reports, counts = Reports(), FilterCounts(0, 3, 0, 0, 0, 1, 5)
+    told = [json.loads(reports.of(("t", 5, n), counts)) for n in range(25)]
+    assert [n for n, report in enumerate(told) if "all_dropped" in report] == list(range(10))
+    assert json.loads(told[9]["gap"]) == ["t", 5, 9, 5]
+    assert "gap" not in told[10]
+    assert sum(report["dropped"] for report in told) == 75
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """A pair whose every row is dropped is no news here."""
+    log = logging.getLogger("filtering.replay_filter")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    yield
+    log.setLevel(level)
