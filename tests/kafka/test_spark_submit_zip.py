@@ -1,0 +1,109 @@
+"""The jobs by spark-submit --py-files, in a Python that does not have pushrep: relay into a topic, apply from there."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import uuid
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+
+from filtering import StreamMetadata
+from tests.kafka.cluster import missing
+from tests.kafka.plain_client import create_topic, plain_producer
+from tests.kafka.spark_driver import LIBS, environment, kill_group, missing_jars, own_spark_home
+
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
+
+RECORDS, SOURCES = 200, 2
+DEADLINE_S = 240
+QUIET = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2", "spark.driver.host=127.0.0.1")
+
+
+@pytest.fixture
+def bare_python(tmp_path):
+    """A Python with everything that pushrep needs, and without pushrep."""
+    pytest.importorskip("pyspark")
+    home = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=120)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    # Only this directory: what its own .pth files add, such as an editable install of pushrep, stays away.
+    (own / "others.pth").write_text(str(Path(find_spec("pyspark").origin).parents[1]))
+    python = home / "bin" / "python"
+    code = (
+        "import pyspark, confluent_kafka, importlib.util as u; print(u.find_spec('pushrep'), u.find_spec('spark_jobs'))"
+    )
+    told = subprocess.run([python, "-c", code], cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=60)
+    assert told.stdout.split() == ["None", "None"], told.stderr
+    return python
+
+
+def bare():
+    return {name: value for name, value in environment().items() if not name.startswith("PYTHON")}
+
+
+@pytest.fixture
+def submit(tool_or_skip, bare_python, tmp_path):
+    """Run a job's file far from its package, by spark-submit with the zip; its events."""
+    tool_or_skip(missing() or missing_jars())
+    module = [sys.executable, "-m"]
+    zip_ = tmp_path / "pushrep.zip"
+    subprocess.run([*module, "spark_jobs.jobs.py_files", str(zip_)], env=environment(), check=True, timeout=60)
+    started = []
+
+    def run(job, master, *arguments):
+        where = [*module, f"spark_jobs.jobs.{job}", "--where"]
+        told = subprocess.run(where, env=environment(), capture_output=True, text=True, check=True, timeout=60)
+        (file := tmp_path / f"{job}.py").write_bytes(Path(told.stdout.rstrip("\n")).read_bytes())
+        python = {name: str(bare_python) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
+        process = subprocess.Popen(
+            [
+                *(Path(sys.executable).with_name("spark-submit"), "--master", master, "--driver-memory", "1g"),
+                *(part for setting in QUIET for part in ("--conf", setting)),
+                *("--py-files", zip_, "--jars", ",".join(map(str, sorted(LIBS.glob("*.jar"))))),
+                *(file, *arguments, "--json", "-"),
+            ],
+            cwd=tmp_path,
+            env=bare() | python | {"SPARK_HOME": str(own_spark_home(tmp_path))},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        out, said = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, said[-3000:]
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+    yield run
+    for process in started:
+        kill_group(process)
+
+
+def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit, tmp_path):
+    """Contract "Spark", jobs: by spark-submit with --py-files; an executor gets the zip from its driver."""
+    servers, tag = broker.bootstrap_servers, uuid.uuid4().hex[:8]
+    first, second, marks = (f"zip-{name}-{tag}" for name in ("first", "second", "marks"))
+    create_topic(servers, first, partitions=SOURCES)
+    create_topic(servers, second, partitions=SOURCES)
+    create_topic(servers, marks, cleanup_policy="compact")
+    producer = plain_producer(servers)
+    for start in (0, 60):  # the second run of the producer came back from a position that lagged
+        for partition in range(SOURCES):
+            for n in range(start, start + 140):
+                producer.produce(first, b"%d" % n, StreamMetadata(7, partition, n).pack(), partition)
+    assert producer.flush(60) == 0
+    kafka = ("--source", "kafka", "--source-option", f"kafka.bootstrap.servers={servers}")
+    relayed = submit(
+        *("relay", "local-cluster[1,1,1024]", *kafka, "--topic", first, "--to-topic", second, "--application", "zip"),
+        *("--checkpoint", tmp_path / "relay", "--marks", f"kafka:{marks}", "--to-option", "log_level=0"),
+    )
+    assert (relayed[-1]["event"], relayed[-1]["kept"]) == ("stopped", SOURCES * RECORDS)
+    applied = submit(
+        *("apply", "local[2]", *kafka, "--topic", second, "--sink", tmp_path / "table", "--value-format", "string"),
+        *("--checkpoint", tmp_path / "apply"),
+    )
+    assert applied[-1]["event"] == "stopped"
+    rows = ds.dataset(tmp_path / "table", format="parquet", partitioning="hive").to_table(["partition", "value"])
+    found = sorted((row["partition"], int(row["value"])) for row in rows.to_pylist())
+    assert found == [(partition, n) for partition in range(SOURCES) for n in range(RECORDS)]
