@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUNNER = Path(__file__).with_name("doc_blocks.py")
+TIMEOUT_S = 900
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)")
 
 _spec = importlib.util.spec_from_file_location("doc_blocks", RUNNER)
@@ -41,7 +42,7 @@ def run(path, directory, *flags):
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=TIMEOUT_S,
     )
 
 
@@ -49,6 +50,7 @@ def report(path, done):
     return f"{name(path)}: an example failed\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
 
 
+@pytest.mark.timeout(TIMEOUT_S + 30)
 @pytest.mark.parametrize("path", list(files_with(needs_spark=False)), ids=name)
 def test_examples_run(path, tmp_path):
     done = run(path, tmp_path)
@@ -56,6 +58,7 @@ def test_examples_run(path, tmp_path):
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(TIMEOUT_S + 30)
 @pytest.mark.parametrize("path", list(files_with(needs_spark=True)), ids=name)
 def test_examples_run_with_spark(path, tmp_path):
     """The whole file: what comes before a Spark block made the data that it reads."""

@@ -73,7 +73,7 @@ def interrupted_run(out):
             assert demo.poll() is None, demo.stdout.read()
             time.sleep(0.05)
         demo.send_signal(signal.SIGINT)
-        said, _ = demo.communicate(timeout=60)
+        said, _ = demo.communicate(timeout=240)
     finally:
         demo.kill()
         demo.wait()
