@@ -5,16 +5,18 @@ no schema knows (see `test_names_lead_somewhere`), everywhere. Then each service
 environment and health check as the file has them, at an address of its own.
 """
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pushrep import KafkaDestination
@@ -128,6 +130,7 @@ def test_every_service_runs_as_a_plain_process(services, tmp_path, tool_or_skip,
         assert set(services) - set(up) == {"demo"}
         assert_outbox_ships_and_replicates(machine, tmp_path)
         assert_postgres_asks_for_the_password(machine, services["postgres"])
+        assert_spark_has_both_workers(machine)
         assert_the_demo_runs(machine, is_long=torture.is_long)
 
 
@@ -148,36 +151,49 @@ def assert_outbox_ships_and_replicates(machine, tmp_path):
     assert [seen.value for partition in range(3) for seen in consume(servers, "orders", partition)] == [b"an order"] * 3
 
 
+def assert_spark_has_both_workers(machine):
+    """By the page of Spark's master, which is published, as JSON."""
+
+    def look():
+        with urllib.request.urlopen(f"http://{machine.addresses['spark-master']}:8080/json/", timeout=30) as page:
+            alive = json.load(page)["aliveworkers"]
+        if alive != 2:
+            raise NotYet(f"{alive} workers: {machine.said('spark-worker-1')}{machine.said('spark-worker-2')}")
+
+    patiently(look)
+
+
 def assert_the_demo_runs(machine, *, is_long):
-    """The short form ends it by SIGTERM when the cluster has relayed a record."""
+    """The short form ends it by SIGTERM when it has made its topics, before Spark is half started."""
     machine.start("demo", "--limit", "6000", "--rate", "800", "--kills", "1", "--seed", "7")
     if is_long:
         assert machine.wait_ended("demo", 300) == 0, machine.said("demo")
+        executors = [machine.home(worker).glob("work/app-*/*") for worker in ("spark-worker-1", "spark-worker-2")]
+        assert any(map(list, executors)), "its jobs ran on the cluster"
         return
     admin = AdminClient({"bootstrap.servers": machine.brokers(), "log_level": 0})
-    for attempt in Retrying(
-        stop=stop_after_delay(120),
-        wait=wait_fixed(0.2),
-        retry=retry_if_exception_type((NotYet, KafkaException)),
-        reraise=True,
-    ):
-        with attempt:
-            if (code := machine.ended_with("demo")) is not None:
-                raise AssertionError(f"the demo ended with {code}: {machine.said('demo')}")
-            if not ends_of(admin, "-relayed"):
-                raise NotYet(machine.said("demo"))
+
+    def look():
+        if (code := machine.ended_with("demo")) is not None:
+            raise AssertionError(f"the demo ended with {code}: {machine.said('demo')}")
+        if not [topic for topic in admin.list_topics(timeout=30).topics if topic.endswith("-relayed")]:
+            raise NotYet(machine.said("demo"))
+
+    patiently(look)
     assert machine.terminate("demo") == 130, machine.said("demo")
 
 
 class NotYet(Exception):
-    """What the demo has said so far."""
+    """What was said so far by what is waited for."""
 
 
-def ends_of(admin, suffix):
-    """Records in the topics with this end of a name."""
-    topics = [topic for topic in admin.list_topics(timeout=30).topics.values() if topic.topic.endswith(suffix)]
-    wanted = {TopicPartition(topic.topic, n): OffsetSpec.latest() for topic in topics for n in topic.partitions}
-    return sum(found.result(30).offset for found in admin.list_offsets(wanted).values()) if wanted else 0
+def patiently(look):
+    for attempt in Retrying(
+        stop=stop_after_delay(120), wait=wait_fixed(0.2), retry=retry_if_exception_type((NotYet, KafkaException)),
+        reraise=True,
+    ):  # fmt: skip
+        with attempt:
+            look()
 
 
 def assert_postgres_asks_for_the_password(machine, service):
