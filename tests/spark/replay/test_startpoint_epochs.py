@@ -102,6 +102,7 @@ def topic(tmp_path):
     return Topic(tmp_path / "logs")
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("form", ["foreachBatch", "operator"])
 def test_rule_9_a_stream_sent_back_live_with_and_without_reset_marks(spark, topic, tmp_path, form, torture):
     if form == "foreachBatch" and not torture.is_long:
