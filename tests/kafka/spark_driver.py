@@ -105,6 +105,11 @@ class SparkDriver:
 
         return give
 
+    @property
+    def elsewhere(self) -> Path:
+        """The directory that Spark knows as viewfs://all/elsewhere."""
+        return self._directory / "scratch-elsewhere"
+
     def executors(self) -> set[int]:
         """The process ids of a local cluster's executors."""
         return {

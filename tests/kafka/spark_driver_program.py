@@ -75,8 +75,8 @@ class Driver:
         settings = {
             "spark.jars": jars,
             "spark.ui.enabled": "false",
-            # A file system that is none of this machine's by its name: viewfs://all/<path>.
-            "spark.hadoop.fs.viewfs.mounttable.all.linkMergeSlash": "file:///",
+            # A file system by a name that is none of this machine's: viewfs://all/elsewhere
+            "spark.hadoop.fs.viewfs.mounttable.all.link./elsewhere": Path(f"{scratch}-elsewhere").as_uri(),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "1g",
@@ -86,6 +86,7 @@ class Driver:
             "spark.sql.streaming.stateStore.providerClass": provider,
             "spark.executorEnv.PYTHONPATH": ":".join(sys.path),
         }
+        Path(f"{scratch}-elsewhere").mkdir(exist_ok=True)
         builder = SparkSession.builder.master(master)
         for name, value in settings.items():
             builder = builder.config(name, value)

@@ -15,6 +15,7 @@ from filtering import StreamMetadata
 from tests.kafka.cluster import missing
 from tests.kafka.plain_client import create_topic, plain_producer
 from tests.kafka.spark_driver import LIBS, environment, kill_group, missing_jars, own_spark_home
+from tests.kafka.topic_reader import read_filtered
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
@@ -80,8 +81,12 @@ def submit(tool_or_skip, bare_python, tmp_path):
         kill_group(process)
 
 
-def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit, tmp_path):
-    """Contract "Spark", jobs: by spark-submit with --py-files; an executor gets the zip from its driver."""
+def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit, tmp_path, torture):
+    """Contract "Spark", jobs: by spark-submit with --py-files; workers get the zip from their driver.
+
+    The long form: executors that are other processes, and the apply job behind the relay.
+    """
+    master = "local-cluster[1,1,1024]" if torture.is_long else "local[2]"
     servers, tag = broker.bootstrap_servers, uuid.uuid4().hex[:8]
     first, second, marks = (f"zip-{name}-{tag}" for name in ("first", "second", "marks"))
     create_topic(servers, first, partitions=SOURCES)
@@ -95,10 +100,16 @@ def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit,
     assert producer.flush(60) == 0
     kafka = ("--source", "kafka", "--source-option", f"kafka.bootstrap.servers={servers}")
     relayed = submit(
-        *("relay", "local-cluster[1,1,1024]", *kafka, "--topic", first, "--to-topic", second, "--application", "zip"),
+        *("relay", master, *kafka, "--topic", first, "--to-topic", second, "--application", "zip"),
         *("--checkpoint", tmp_path / "relay", "--marks", f"kafka:{marks}", "--to-option", "log_level=0"),
     )
     assert (relayed[-1]["event"], relayed[-1]["kept"]) == ("stopped", SOURCES * RECORDS)
+    found = read_filtered(servers, second, SOURCES)
+    assert sorted((partition, [int(one.value) for one in seen]) for (_, partition), seen in found.visible.items()) == [
+        (partition, list(range(RECORDS))) for partition in range(SOURCES)
+    ]
+    if not torture.is_long:
+        return
     applied = submit(
         *("apply", "local[2]", *kafka, "--topic", second, "--sink", tmp_path / "table", "--value-format", "string"),
         *("--checkpoint", tmp_path / "apply"),
