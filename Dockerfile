@@ -19,7 +19,7 @@ RUN pip install --no-cache-dir -c constraints.txt '.[demo-kafka,kafka,sql]'
 COPY --from=connector /jars/ /opt/spark-kafka/
 RUN ln -s /opt/spark-kafka/*.jar /usr/local/lib/python3.11/site-packages/pyspark/jars/
 # A new volume belongs to whom the directory below it belongs to.
-RUN useradd --uid 10001 --create-home pushrep && install -d -o pushrep -g pushrep /data /shared
+RUN useradd --uid 10001 --create-home --home-dir /var/lib/pushrep pushrep && install -d -o pushrep -g pushrep /data /shared
 USER pushrep
-WORKDIR /home/pushrep
+WORKDIR /var/lib/pushrep
 ENV PYSPARK_PYTHON=python3

@@ -115,7 +115,7 @@ class Machine:
         text = self._names.sub(lambda found: self.addresses[found[1]], text)
         for volume, inside in service.volumes.items():
             text = re.sub(rf"(?<![\w.-]){re.escape(inside)}(?=/|$)", str(self.volume(volume)), text)
-        return text.replace("/opt/spark-kafka", str(LIBS)).replace("/home/pushrep", str(self.home(service.name)))
+        return text.replace("/opt/spark-kafka", str(LIBS)).replace("/var/lib/pushrep", str(self.home(service.name)))
 
     def volume(self, name: str) -> Path:
         """Where a named volume lies here."""
