@@ -99,7 +99,7 @@ class Machine:
         net = ".".join(str(random.SystemRandom().randrange(2, 250)) for _ in range(2))
         self.addresses = {name: f"127.{net}.{number}" for number, name in enumerate(services, start=1)}
         names = sorted(services, key=len, reverse=True)
-        self._names = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, names))})(?![\w.-])")
+        self._names = re.compile(rf"(?<![\w.-])(?<!\w/)({'|'.join(map(re.escape, names))})(?![\w.-])")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ends = ExitStack()
 
