@@ -141,10 +141,11 @@ class Built:
             self.leader.say(made, watermark=0)
 
     def _cut(self, share):
-        """Another leader has less, and goes on there under its epoch."""
-        if not self.bases:
+        """Another leader has less, and goes on there under its epoch; what retention has taken was acknowledged."""
+        bases = [base for base in self.bases if base >= self.start]
+        if not bases:
             return
-        at = self.bases[int(share * (len(self.bases) - 1))]
+        at = bases[int(share * (len(bases) - 1))]
         leader = self.leader
         leader.epoch_before = self._log_of(leader.tp).leader_epochs.epoch_of(at - 1) if at else -1
         leader.epoch += 256
