@@ -12,12 +12,11 @@ import pytest
 from filtering import StreamMetadata
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore
-from spark_jobs import ReplayFilteredBatches, register_sources
+from spark_jobs import LocalMarks, ReplayFilteredBatches, register_sources
 from spark_jobs.checkpoint_apply import Place, apply
 from spark_jobs.checkpoint_files import LastBatchUncommitted, QueryRunning, QueryStateful
 from spark_jobs.checkpoint_marks import MarksPlace
 from spark_jobs.checkpoint_pair import NOTES_NAME
-from spark_jobs.file_marks import FileMarks
 from spark_jobs.settings import setting
 
 pytestmark = pytest.mark.spark
@@ -110,7 +109,7 @@ def test_logs_go_on_at_the_named_time_and_the_backup_restores(spark, logs, tmp_p
     assert run(frame, checkpoint) == rows(0, COUNT, COUNT + 2), "as if nothing had happened"
 
 
-def test_rule_9_marks_in_files_begin_anew_in_the_same_run(spark, logs, tmp_path, checkpoint, send):
+def test_rule_9_marks_outside_begin_anew_in_the_same_run(spark, logs, tmp_path, checkpoint, send):
     kept = []
 
     def handle(batch, _batch_id):
@@ -118,8 +117,8 @@ def test_rule_9_marks_in_files_begin_anew_in_the_same_run(spark, logs, tmp_path,
 
     def filtered():
         kept.clear()
-        marks = FileMarks(str(tmp_path / "marks"), spark)
-        run(orders(spark, logs), checkpoint, ReplayFilteredBatches(handle, marks))
+        with LocalMarks(tmp_path / "marks") as marks:
+            run(orders(spark, logs), checkpoint, ReplayFilteredBatches(handle, marks))
         return kept
 
     assert filtered() == rows(0, 0) + rows(1, 0)
