@@ -110,6 +110,17 @@ def test_a_batch_that_is_stored_is_skipped_and_a_rolled_back_one_is_replaced(fra
     assert table.owner() == "q"
 
 
+def test_a_table_that_is_handler_and_store_takes_a_rolled_back_checkpoint(frames, logs, inside_query, url):
+    inside_query("q")
+    rows = logs.random_topic(3)
+    table = SqlTable(url, "orders")
+    once = ReplayFilteredBatches(table, table)
+    once(frames.split(rows, 2).drop("headers"), 0)
+    once(frames.split(rows[:-7], 2).drop("headers"), 0)
+    once(frames.split(rows[-7:], 1).drop("headers"), 1)
+    assert ids(url) == logs.Model().kept(rows)
+
+
 class Killed(BaseException):
     """The driver dies here."""
 
