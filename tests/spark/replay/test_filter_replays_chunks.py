@@ -10,14 +10,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql.streaming.listener import QueryProgressEvent
 
 from filtering import HighwaterMarks, PairSplit, StreamMetadata
 from filtering.replay_filter import FilterCounts
 from spark_jobs import keyed_state, row_chunks
+from spark_jobs.batch_counts import BatchCounts
 from spark_jobs.errors import SparkJobError
 from spark_jobs.keyed_state import decided_frames
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
-from spark_jobs.operator_counts import Reports
+from spark_jobs.operator_counts import CountsListener, Reports, operator_counts, operator_gaps
 from spark_jobs.pair_decision import Chunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import CHUNK_BYTES, Packing, is_outside, opened, pack_rows, places_of, unpack_rows
 from spark_jobs.slice_filter import FilterRule
@@ -227,6 +229,42 @@ def test_a_task_names_no_more_than_ten_pairs_of_a_kind():
     assert json.loads(told[9]["gap"]) == ["t", 5, 9, 5]
     assert "gap" not in told[10]
     assert sum(report["dropped"] for report in told) == 75
+
+
+def test_a_pair_s_state_is_constant_in_records_and_below_1_kib(logs):
+    """G17: the bytes that Spark keeps of a pair."""
+    name, known, sizes = PairName("t", 5, 0), PairMarks(), []
+    for first, count in ((0, 3), (3, 20_000)):
+        rows = [a_row(logs, n) for n in range(first, first + count)]
+        known = decide_pair(name, map(chunk_of, packed([batch_of(rows)])), known, FilterRule(), now_ms=None).after
+        sizes.append(len(known.marks.to_bytes()))
+    assert sizes[0] == sizes[1] < 1024
+    assert known.marks.get(5, 0).offset == 20_002
+
+
+def progress_of(**observed):
+    """A progress as Spark's own class, from the JSON that Spark writes."""
+    query_id = "00000000-0000-0000-0000-000000000007"
+    told = {"id": query_id, "runId": query_id, "name": None, "timestamp": "2026-01-01T00:00:00Z", "batchId": 3}
+    told |= {"batchDuration": 1, "stateOperators": [], "sources": [], "observedMetrics": observed}
+    told |= {"sink": {"description": "noop", "numOutputRows": -1}, "inputRowsPerSecond": 0, "processedRowsPerSecond": 0}
+    return QueryProgressEvent.fromJson({"progress": told})
+
+
+def test_a_listener_hears_of_its_own_filter_and_names_pairs_that_were_dropped_whole(caplog):
+    heard = []
+    listener = CountsListener(lambda query_id, counts: heard.append((query_id, counts)))
+    after = {"pairs": 2, "kept": 5, "dropped": 4, "late": 1, "jumped": 9, "all_dropped": ['["t", 6, 1]']}
+    after["gaps"] = ['["t", 5, 0, 9]']
+    event = progress_of(**{"filter_replays.before": {"rows": 10, "unkeyed": 1}, "filter_replays.after": after})
+    listener.onQueryProgress(event)
+    listener.onQueryProgress(progress_of(**{"another.before": {"rows": 10}}))
+    counts = BatchCounts(3, 10, 1, 2, kept=5, dropped=4, late=1, jumped=9, all_dropped=(("t", 6, 1),))
+    assert heard == [("00000000-0000-0000-0000-000000000007", counts)]
+    assert "batch 3: every row of 1 (topic, pid, source partition) was dropped: [('t', 6, 1)]" in caplog.text
+    assert operator_counts(event.progress) == counts
+    assert operator_counts(event.progress, "another") is None
+    assert operator_gaps(event.progress) == {("t", 5, 0): 9}
 
 
 @pytest.fixture(autouse=True)
