@@ -169,7 +169,10 @@ def place(tmp_path_factory):
     """A node and its client, and the value of the counter that it knows."""
     world, gate = World(tmp_path_factory.mktemp("exact")), [0]
     with world.opened:
-        limits = {"block_bytes": 300, "max_sessions": 100}
+        # A busy machine may be slow to attach, or to read.
+        limits = {
+            "block_bytes": 300, "max_sessions": 100, "connect_timeout_ms": 60_000, "liveness_timeout_ms": 60_000,
+        }  # fmt: skip
         node = world.node(replay=limits, replay_counters={"gate": lambda: gate[0]}, connections_max=1_000)
         yield world, node, world.client(node, QUICK), gate
 

@@ -78,7 +78,9 @@ class Model:
 
     def __init__(self, world, chosen):
         self.world, self.chosen = world, chosen
-        self.limits = {"max_sessions": chosen.choice([6, 40]), "liveness_timeout_ms": 60_000}
+        self.limits = {
+            "max_sessions": chosen.choice([6, 40]), "connect_timeout_ms": 60_000, "liveness_timeout_ms": 60_000,
+        }  # fmt: skip
         self.node = world.node(replay=self.limits)
         self.leader, self.client = world.leader(self.node), world.client(self.node)
         self.recorded, self.watermark, self.start, self.readers, self.dead = Recorded(), 0, 0, [], []
