@@ -115,7 +115,8 @@ def test_flights_come_out_once_and_in_order_and_ctrl_c_leaves_nothing(out, place
     assert "nothing is left running" in said
     assert mentioning(out) + mentioning(place) == [], "a program was left behind"
     assert not (out / "report.html").exists(), "the old report would tell of another run"
-    assert list(place.iterdir()) == [], "a database was left behind"
+    # Where the system has no directory for it, the package of PostgreSQL's programs keeps its lock there.
+    assert {one.name for one in place.iterdir()} <= {".lockfile"}, "a database was left behind"
 
 
 def test_topics_are_made_once_and_their_ends_told(broker):
