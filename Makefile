@@ -7,7 +7,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-WORKERS ?= 0
+# Spark's tests and the brokers' wait more than they work: two processes share two cores well.
+WORKERS ?= 2
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
 HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: it fetches the jars of Kafka and of Spark's connector"; exit 1; }
@@ -85,7 +86,7 @@ demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-
 demo-kafka: jars $(VENV)/.demo-kafka  ## The same through Kafka, two Spark jobs and PostgreSQL, into demo-kafka-out/
 	$(BIN)/pushrep demo-kafka
 
-test: lint jars judge $(ARCHIVE)/.done  ## Lint, types, layers and every test; two processes: make test WORKERS=2
+test: lint jars judge $(ARCHIVE)/.done  ## Lint, types, layers and every test; in one process: make test WORKERS=0
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 torture: $(VENV)/.dev jars judge $(ARCHIVE)/.done  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
