@@ -99,7 +99,9 @@ class Machine:
         net = ".".join(str(random.SystemRandom().randrange(2, 250)) for _ in range(2))
         self.addresses = {name: f"127.{net}.{number}" for number, name in enumerate(services, start=1)}
         names = sorted(services, key=len, reverse=True)
-        self._names = re.compile(rf"(?<![\w.-])(?<!\w/)({'|'.join(map(re.escape, names))})(?![\w.-])")
+        # A directory may be called as a service is; bash's /dev/tcp/HOST/PORT is none.
+        known = "|".join(map(re.escape, names))
+        self._names = re.compile(rf"(?<![\w.-])(?:(?<=/dev/tcp/)|(?<!\w/))({known})(?![\w.-])")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ends = ExitStack()
 
