@@ -18,7 +18,7 @@ from types import ModuleType
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
 from spark_jobs.checkpoint_files import Checkpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
 from spark_jobs.checkpoint_marks import MarksPlace, check_marks
-from spark_jobs.checkpoint_pair import Move, Pair, append, free_backup, newest_pair, note
+from spark_jobs.checkpoint_pair import Move, Pair, append, free_backup, is_purged, newest_pair, note
 from spark_jobs.checkpoint_sources import MovableSource, SourceNotMovable, movable_source
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks_stores import Brokers
@@ -129,7 +129,8 @@ def apply(
     if snapshot(place.checkpoint) != before:
         raise QueryRunning(place.checkpoint, "files changed")
     if noted is not None:
-        append(place.checkpoint, noted, place.marks)
+        if not is_purged(place.checkpoint, noted):
+            append(place.checkpoint, noted, place.marks)
         _record(store, noted)
         return noted
     pair = _resolved_pair(place, store)
@@ -188,8 +189,10 @@ def _waiting(store: StartpointStore, pair: Pair) -> list[Move]:
 
 
 def _record(store: StartpointStore, pair: Pair) -> None:
+    """Say that the pair's are used: those, whatever was written since."""
     for move in _waiting(store, pair):
-        store.read(pair.consumer, pair.topic, move.partition, remove=True, only=move.sequence)
+        claim = store.claim(pair.consumer, pair.topic, move.partition)
+        store.consume(claim, move.sequence, committed=move.sequence)
 
 
 def _resolved(source: MovableSource, wish: Startpoint, sequence: int, move: Move, created_ms: int) -> Move:

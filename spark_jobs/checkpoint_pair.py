@@ -119,6 +119,12 @@ def append(checkpoint: Path, pair: Pair, marks: MarksPlace | None) -> None:
                     raise QueryRunning(checkpoint, f"{kind}/{batch} was written") from None
 
 
+def is_purged(checkpoint: Path, pair: Pair) -> bool:
+    """Whether the query has gone on so far behind a pair of `newest_pair` that Spark has let its batches go."""
+    planned = _planned(checkpoint)
+    return bool(planned) and min(planned) > pair.first
+
+
 def _marks_move(pair: Pair) -> MarksMove:
     reset = [move.partition for move in pair.moves if move.reset_marks]
     resets = None if reset and pair.all_marks else reset
@@ -130,5 +136,9 @@ def _is_ours(checkpoint: Path, pair: Pair) -> bool:
     file = checkpoint / "offsets" / str(pair.first)
     if file.exists():
         return file.read_text(encoding="utf-8") == pair.offsets
-    planned = [int(file.name) for file in (checkpoint / "offsets").glob("*") if file.name.isdigit()]
-    return bool(planned) and (min(planned) > pair.first or max(planned) == pair.first - 1)
+    planned = _planned(checkpoint)
+    return is_purged(checkpoint, pair) or (bool(planned) and max(planned) == pair.first - 1)
+
+
+def _planned(checkpoint: Path) -> list[int]:
+    return [int(file.name) for file in (checkpoint / "offsets").glob("*") if file.name.isdigit()]

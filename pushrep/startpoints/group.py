@@ -15,7 +15,7 @@ import logging
 from filtering.consumers.startpoints import Answer, PartitionFacts, Refusal, Wish
 from pushrep.errors import BadArgument
 from pushrep.startpoints.checkpoints import Claim
-from pushrep.startpoints.errors import PartitionLost, StartpointFailed, StoreUnavailable
+from pushrep.startpoints.errors import NotWritten, PartitionLost, StartpointFailed, StoreBusy, StoreUnavailable
 from pushrep.startpoints.model import Kind, Reader
 from pushrep.startpoints.resolve import LogFacts
 from pushrep.startpoints.states import State
@@ -23,6 +23,7 @@ from pushrep.startpoints.store import StartpointStore
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
+_AWAY = (StoreUnavailable, StoreBusy, NotWritten)
 _REFUSED = {Kind.BOOTSTRAP: "BOOTSTRAP holds other partitions, which a consumer group can't: take EARLIEST"}
 
 
@@ -40,16 +41,20 @@ class GroupStartpoints:
         self.look_every_s = look_every_s
         self._store = store
         self._claims: dict[Reader, Claim] = {}
-        self._version: int | None = None
+        self._version, self._size_bytes = 0, -1
+        self._is_away = False  # since a partition asked in vain: what it asked for is looked at again
 
     def version(self) -> int:
         """A number that changes with every change of the store. One that can't be reached holds no running consumer."""
         try:
-            self._version = self._store.size_bytes()
+            size_bytes = self._store.size_bytes()
         except StoreUnavailable as error:
-            if self._version is None:
+            if self._version == 0:
                 raise
-            _LOG.warning("%s; new startpoints wait, it is looked at again in %g s", error, self.look_every_s)
+            self._warn(error)
+            return self._version
+        if self._is_away or size_bytes != self._size_bytes:
+            self._version, self._size_bytes, self._is_away = self._version + 1, size_bytes, False
         return self._version
 
     def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Answer:
@@ -64,13 +69,16 @@ class GroupStartpoints:
     def moved(self, consumer: str, facts: PartitionFacts, running_sequence: int) -> Answer:
         """Apply a startpoint newer than the one that the partition runs from, once. None: there is none."""
         claim = self._claims.get(Reader(consumer, facts.topic, facts.partition))
-        if claim is None:
+        if claim is None or self._is_away:
             return None
         try:
             return self._newer(claim, facts, running_sequence)
         except PartitionLost as lost:
             _LOG.info("%s; its next holder applies what is new", lost)
-            return None
+        except _AWAY as error:
+            self._is_away = True
+            self._warn(error)
+        return None
 
     def consumed(self, consumer: str, topic: str, partition: int, sequence: int) -> None:
         """A commit that carries this sequence is stored. Who took the partition over meanwhile says so instead."""
@@ -79,6 +87,11 @@ class GroupStartpoints:
             self._store.consume(self._claims[reader], sequence, committed=sequence)
         except PartitionLost as lost:
             _LOG.info("%s; its next holder finds the sequence in the commit", lost)
+        except _AWAY as error:
+            _LOG.warning("%s; the commit is stored, the next holder finds the sequence in it", error)
+
+    def _warn(self, error: Exception) -> None:
+        _LOG.warning("%s; new startpoints wait, it is looked at again in %g s", error, self.look_every_s)
 
     def _newer(self, claim: Claim, facts: PartitionFacts, sequence: int) -> Answer:
         reader = claim.reader

@@ -21,7 +21,7 @@ from filtering import HighwaterMarks
 from pushrep.cli.startpoint import startpoint as command
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
-from spark_jobs import checkpoint_pair
+from spark_jobs import checkpoint_apply, checkpoint_pair
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.checkpoint_apply import MarksPlace, Place, apply
 from spark_jobs.checkpoint_files import QueryRunning
@@ -379,6 +379,47 @@ def test_marks_that_can_not_be_moved_along_are_refused_by_name(cp, tmp_path):
         assert (answer.exit_code, told in " ".join(answer.output.split())) in {(1, True), (2, True)}, answer.output
     assert [place.name for place in tmp_path.iterdir()] == ["cp"], "and nothing is made anywhere"
     assert not (cp / "offsets" / "3").exists()
+
+
+@pytest.fixture
+def appended(cp, tmp_path, monkeypatch):
+    """A call that was killed between the pair and the store's word for it."""
+    make(cp, KAFKA)
+    local_marks_of(f"{cp}-marks")
+    store, _ = waiting(cp, tmp_path)
+    place = Place(checkpoint=cp, consumer="billing", marks=MarksPlace(f"{cp}-marks"))
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_apply, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            apply(place, store, sleep=lambda _s: None)
+    return store, place
+
+
+def test_what_was_written_since_a_killed_call_does_not_keep_its_pair_unfinished(cp, appended):
+    """Rule 3: `consumed` names only that sequence; the newer one is applied by the next call."""
+    store, place = appended
+    store.write("billing", "orders", None, Startpoint.specific(50), "newer")
+    assert [apply(place, store, sleep=lambda _s: None).first for _ in range(2)] == [3, 4]
+    assert offsets(cp, 4) == '{"orders":{"0":50,"1":50}}'
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [1, 1, 2, 2]
+
+
+def test_a_killed_calls_pair_that_spark_has_purged_since_is_only_recorded(cp, appended):
+    """The query was started, and is a hundred batches further: neither its files nor its marks are touched."""
+    store, place = appended
+    with LocalMarks(f"{cp}-marks") as marks:
+        for batch in range(4, 9):
+            for kind in ("offsets", "commits"):
+                shutil.copy(cp / kind / "3", cp / kind / str(batch))
+            marks.write(BatchMarks(QUERY, batch, (), marks.read(QUERY, 3).marks), keep=99)
+    for batch, kind in itertools.product(range(5), ("offsets", "commits")):
+        (cp / kind / str(batch)).unlink()
+    before = contents(cp)
+    apply(place, store, sleep=lambda _s: None)
+    assert contents(cp) == before
+    with LocalMarks(f"{cp}-marks") as marks:
+        assert marks.batches(QUERY) == list(range(9))
+    assert store.read("billing", "orders", 0) is None
 
 
 STEPS = 200

@@ -129,6 +129,25 @@ def test_a_store_that_is_away_for_a_while_holds_no_running_consumer(store, monke
     assert started.version() != known
 
 
+def test_a_store_that_goes_away_between_two_questions_is_asked_again(store, group, monkeypatch, caplog):
+    def away(*_words, **_named):
+        raise StoreUnavailable("kafka:startpoints", "no broker answers")
+
+    group.pending("billing", facts(60), 0)
+    group.version()
+    first = write(store, Startpoint.specific(20))
+    seen = group.version()
+    with monkeypatch.context() as patched:
+        for name in ("read", "size_bytes", "consume"):
+            patched.setattr(store, name, away)
+        assert group.moved("billing", facts(60), 0) is None, "the consumer goes on"
+        assert group.version() == seen
+        group.consumed("billing", "orders", 0, first)
+    assert caplog.text.count("no broker answers") == 3
+    assert group.version() != seen, "nothing was written meanwhile, and yet there is something to look at"
+    assert group.moved("billing", facts(60), 0) == Wish(20, first, reset_marks=False)
+
+
 def test_a_partition_that_never_came_is_told_nothing(store, group):
     write(store, Startpoint.specific(20))
     assert group.moved("billing", facts(60), 0) is None
