@@ -122,7 +122,7 @@ class KeyedReading:
                 offset = int(message.offset() or 0)
                 error = message.error()
                 if error is None:
-                    self._position = offset + 1
+                    self._position = min(offset + 1, end)  # what came in behind the end belongs to the next reading
                     if offset < end:
                         yield message
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name

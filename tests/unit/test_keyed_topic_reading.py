@@ -1,0 +1,80 @@
+"""A topic that serves as a map, read while others write: nothing that comes in meanwhile is passed over."""
+
+import json
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from pushrep.kafka import KafkaDestination
+from pushrep.kafka.keyed_topic_reading import CHANGE, FORMAT, KeyedReading
+
+_FORMAT = {"format": "test", "version": 1}
+
+
+class _Record:
+    def __init__(self, offset, key, value):
+        self._offset, self._key, self._value = offset, key, value
+
+    def offset(self):
+        return self._offset
+
+    def key(self):
+        return self._key.encode()
+
+    def value(self):
+        return self._value
+
+    def headers(self):
+        return [(CHANGE, b"c")]
+
+    def error(self):
+        return None
+
+
+class _EndOfPartition(_Record):
+    def error(self):
+        return KafkaError(KafkaError._PARTITION_EOF)
+
+
+class _Log:
+    """The consumer's part for one partition, whose end is what it was when it was asked for."""
+
+    def __init__(self):
+        self.records, self.end = [], 0
+        self._at = 0
+
+    def append(self, key, value, *, is_last=True):
+        self.records.append(_Record(self.end, key, value))
+        self.end += 1 + is_last  # and the mark that ends its transaction
+
+    def get_watermark_offsets(self, partition: TopicPartition, _):
+        return 0, self.end
+
+    def assign(self, partitions):
+        self._at = partitions[0].offset
+
+    def unassign(self):
+        pass
+
+    def poll(self, _):
+        found = next((one for one in self.records if one.offset() >= self._at), None)
+        if found is None:
+            return _EndOfPartition(self.end, "", None)
+        self._at = found.offset() + 1
+        return found
+
+
+def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time():
+    reading = KeyedReading(KafkaDestination(bootstrap_servers="127.0.0.1:1", topic="marks"), "marks", _FORMAT)
+    reading.close()
+    log = reading._consumer = _Log()
+    log.append(FORMAT, json.dumps(_FORMAT).encode(), is_last=False)
+    log.append("a", b"1")
+
+    asked = log.get_watermark_offsets
+    answers = [asked(None, 0)]
+    log.append("b", b"2")  # by another writer, between the question for the end and the reading up to it
+    log.get_watermark_offsets = lambda *_: answers.pop() if answers else asked(None, 0)
+    reading.to_the_end()
+    assert (reading.offsets, reading.last_offset) == ({"a": 1}, 1)
+    reading.to_the_end()
+    assert (reading.offsets, reading.last_offset) == ({"a": 1, "b": 3}, 3)
