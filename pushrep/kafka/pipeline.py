@@ -128,7 +128,8 @@ class Pipeline:
         sent.in_flight = False
         self._in_flight -= 1
         if reaction_to(answer.error_code) is Reaction.DONE:
-            sent.base_offset, sent.answer, self._is_known = answer.base_offset, None, True
+            sent.base_offset, sent.answer = answer.base_offset, None
+            self._is_known = not sent.is_old  # by an old one's time the id may be forgotten before the next comes
             while self._sent and self._sent[0].is_acknowledged:
                 yield self._sent.popleft()
             self._is_closed = self._is_closed and bool(self._sent)

@@ -117,6 +117,10 @@ def test_old_batches_go_one_by_one():
     list(made.on_answer(young, OK))
     assert not made.takes_more, "the old one is still on its way"
     list(made.on_answer(old, OK))
+    go(made, later := sent(6))
+    assert not made.takes_more, "the old one's time may have made the broker forget the id by now"
+    list(made.on_answer(later, OK))
+    go(made, sent(9))
     assert made.takes_more
 
 
