@@ -171,6 +171,7 @@ class ReplayFilteredConsumer:
         async with self._moving:
             self._failure = None
             starts = self._joined()
+            starts.note((partition.topic, partition.partition))
             if (await starts.committed([partition]))[partition].offset == offset:
                 begins = (await starts.load([partition]))[partition]
                 self.client.seek(partition, offset if begins is None else begins)
@@ -214,8 +215,17 @@ class ReplayFilteredConsumer:
         return [record for records in found.values() for record in records]
 
     def _is_read(self, partition: tuple[str, int], moves: int) -> bool:
-        """Whether what was fetched when so many moves were made is still of the partition's run."""
-        return partition in self._reading and not self._joined().has_moved(partition, moves)
+        """Whether what was fetched when so many moves were made is of the partition's run, so far as anyone can tell.
+
+        If not, the client reads it again from where the run is: some of it may have been fetched behind the move.
+        """
+        if partition not in self._reading:
+            return False
+        at = self._reading.position(partition)
+        if at is None or not self._joined().has_moved(partition, moves):
+            return True
+        self.client.seek(TopicPartition(*partition), at)
+        return False
 
     def _admit(self, partition: tuple[str, int], record: ConsumerRecord) -> bool:
         try:
@@ -249,10 +259,12 @@ class ReplayFilteredConsumer:
 
     async def revoked(self, partitions: set[TopicPartition]) -> None:
         """The client's call."""
-        if self._on_revoke is not None and partitions:
-            await self._on_revoke(self, partitions)
-        async with self._moving:
-            self._following.forget([(one.topic, one.partition) for one in partitions])
+        try:
+            if self._on_revoke is not None and partitions:
+                await self._on_revoke(self, partitions)
+        finally:  # a commit that fails there must not leave us committing for who reads them next
+            async with self._moving:
+                self._following.forget([(one.topic, one.partition) for one in partitions])
 
     async def _follow(self) -> None:
         """Between two reads: raise what stands in the way of the next, obey startpoints that are new."""

@@ -65,6 +65,7 @@ class AiokafkaStarts:
             begins = self._following.begin(name, offset, position.marks or NO_MARKS, position.startpoint, answer)
             if isinstance(answer, Wish):
                 self._client.seek(partition, answer.offset)
+                self.note(name)  # the client may have handed over what lies at the committed position
             if name not in self._reading:
                 self._client.pause(partition)
             starts[partition] = begins
@@ -114,7 +115,7 @@ class AiokafkaStarts:
             _LOG.info("%s-%d goes on at %d, by startpoint %d", *name, answer.offset, answer.sequence)
         self._following.move(name, answer)
         if answer is not None:
-            self._note(name)
+            self.note(name)
         if name not in self._reading:
             self._client.pause(partition)
 
@@ -129,10 +130,11 @@ class AiokafkaStarts:
             await self._client.seek_to_beginning(partition)
         else:
             await self._client.seek_to_end(partition)
-        self._note(name)
+        self.note(name)
         self._client.resume(partition)
 
-    def _note(self, name: tuple[str, int]) -> None:
+    def note(self, name: tuple[str, int]) -> None:
+        """The client was sent elsewhere in it."""
         self.moves += 1
         self._moved[name] = self.moves
 

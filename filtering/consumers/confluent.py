@@ -108,9 +108,11 @@ class ReplayFilteredConsumer:
                 on_assign(self, partitions)
 
         def revoked(client: Consumer, partitions: list[TopicPartition]) -> None:
-            if on_revoke is not None:
-                on_revoke(self, partitions)
-            let_go(client, partitions)
+            try:
+                if on_revoke is not None:
+                    on_revoke(self, partitions)
+            finally:  # a commit that fails there must not leave us committing for who reads them next
+                let_go(client, partitions)
 
         def lost(client: Consumer, partitions: list[TopicPartition]) -> None:
             self._forget(partitions)

@@ -1,0 +1,141 @@
+"""Consumers while partitions come and go, without brokers: what is fetched, seeked and committed around a rebalance."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+from confluent_kafka import TopicPartition as ConfluentPartition
+
+from filtering import StreamMetadata
+from filtering.consumers import aiokafka, confluent
+from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
+from filtering.consumers.startpoints import Wish
+
+PARTITION = TopicPartition("orders", 0)
+
+
+def record(offset):
+    key = StreamMetadata(7, 0, offset).pack()
+    return ConsumerRecord("orders", 0, offset, 0, 0, key, b"", None, len(key), 0, ())
+
+
+class _Sent:
+    """An operator's word, for the next look at a partition that comes."""
+
+    look_every_s = 30.0
+    wish = None
+
+    def version(self):
+        return 1
+
+    def pending(self, *_):
+        return self.wish
+
+    def moved(self, *_):
+        return None
+
+
+class _Committed:
+    async def list_consumer_group_offsets(self, _, partitions):
+        return dict.fromkeys(partitions, OffsetAndMetadata(5000, ""))
+
+
+class _Client(AIOKafkaConsumer):
+    """Never started: it fetches what is in `fetched`, and goes nowhere."""
+
+    def __init__(self):
+        super().__init__(bootstrap_servers="127.0.0.1:1", group_id=None)
+        self.assign([PARTITION])
+        self.fetched, self.seeks = [], []
+
+    def seek(self, partition, offset):
+        assert partition == PARTITION
+        self.seeks.append(offset)
+
+    async def getmany(self, **_):
+        return {PARTITION: await self.fetched.pop(0)()}
+
+
+@asynccontextmanager
+async def joined(startpoints=None):
+    client = _Client()
+    consumer = aiokafka.ReplayFilteredConsumer("orders", group_id="g", startpoints=startpoints)
+    member = Member(client, _Committed(), "g", resets_to_earliest=True)
+    consumer._client = client
+    consumer._starts = AiokafkaStarts(member, consumer._reading, consumer._following, startpoints)
+    try:
+        yield consumer, client
+    finally:
+        await client.stop()
+
+
+@pytest.mark.parametrize("late", [5000, 1000])
+def test_what_was_fetched_while_a_startpoint_was_applied_at_assignment_hides_nothing(late):
+    """A record of the committed position would raise the mark above all that the startpoint went back for; one that
+    lies behind the seek comes again.
+    """
+
+    async def run():
+        startpoints = _Sent()
+        async with joined(startpoints) as (consumer, client):
+            await consumer.assigned({PARTITION})
+            startpoints.wish = Wish(1000, 3, reset_marks=True)
+
+            async def during_a_rebalance():
+                await consumer.assigned({PARTITION})
+                return [record(late)]
+
+            async def after_it():
+                return [record(client.seeks[-1])]
+
+            client.fetched = [during_a_rebalance, after_it]
+            found = await consumer.getone()
+            assert (found.offset, client.seeks) == (1000, [1000, 1000])
+            assert consumer._reading.position(("orders", 0)) == 1001
+
+    asyncio.run(run())
+
+
+def test_aiokafka_a_callback_that_fails_at_revocation_leaves_nothing_to_commit():
+    """Contract: "dropped on revocation"."""
+
+    async def fails(*_):
+        raise OSError("no commit")
+
+    async def run():
+        async with joined() as (consumer, _):
+            consumer._on_revoke = fails
+            await consumer.assigned({PARTITION})
+            with pytest.raises(OSError, match="no commit"):
+                await consumer.revoked({PARTITION})
+            assert ("orders", 0) not in consumer._reading
+
+    asyncio.run(run())
+
+
+def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit():
+    """Contract: "dropped on revocation"."""
+
+    class Client:
+        def subscribe(self, _, *, on_revoke, **__):
+            self.revoked = on_revoke
+
+        def unassign(self):
+            self.is_unassigned = True
+
+    def fails(*_):
+        raise OSError("no commit")
+
+    client = Client()
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
+    with confluent.ReplayFilteredConsumer(config) as consumer:
+        real, consumer._client = consumer._client, client
+        consumer.subscribe(["orders"], on_revoke=fails)
+        consumer._reading.assign(("orders", 0), 5)
+        with pytest.raises(OSError, match="no commit"):
+            client.revoked(client, [ConfluentPartition("orders", 0)])
+        assert ("orders", 0) not in consumer._reading
+        assert client.is_unassigned
+        consumer._client = real
