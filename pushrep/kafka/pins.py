@@ -52,6 +52,22 @@ def settled(progress: Progress, topic: str, partitions: int, known: tuple[int, .
     return min(known[0], partitions)
 
 
+def check_kept(progress: Progress, topic: str, known: tuple[int, ...]) -> None:
+    """Raises DestinationRefused if the members keep numbers that the file, which knows where each began, does not.
+
+    Then another member shipped since this one did: by the file's numbers a pair would get into a second partition.
+    """
+    counts = counts_of(progress)
+    if counts[: len(known)] != known:
+        raise DestinationRefused(
+            topic,
+            "partitions",
+            ", ".join(map(str, counts)),
+            f"so says destinations.json, but the outbox has used {', '.join(map(str, known))} of them in turn: copy it "
+            "from the member that shipped last, or ship to a new topic",
+        )
+
+
 def counts_of(progress: Progress) -> tuple[int, ...]:
     """What members are to keep of it: each number that was used, oldest first."""
     found: list[int] = []

@@ -26,7 +26,7 @@ from pushrep.kafka.errors import (
     TopicMissing,
     TopicReplaced,
 )
-from pushrep.kafka.pins import OwnPins, Pins, counts_of, settled
+from pushrep.kafka.pins import OwnPins, Pins, check_kept, counts_of, settled
 from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
 from pushrep.kafka.recovery import backoff_s, in_thread
 from pushrep.kafka.resume import Origin
@@ -230,8 +230,11 @@ class Shipper:
             _LOG.warning("%s is not the topic that it was (%s): all is shipped again", self.topic, facts.topic_id)
             shipment.void()
         pins = self._shipped.pins
-        partitions = settled(before, self.topic, facts.partitions, pins.known(facts.topic_id))
-        shipment.progress = before.with_topic(facts.topic_id, partitions, shipment.pid_epoch)
+        known = pins.known(facts.topic_id)
+        partitions = settled(before, self.topic, facts.partitions, known)
+        progress = before.with_topic(facts.topic_id, partitions, shipment.pid_epoch)
+        check_kept(progress, self.topic, known)
+        shipment.progress = progress
         self._checkpoint()
         counts = counts_of(shipment.progress)
         await self._unless_closed(in_thread(lambda: pins.keep(facts.topic_id, counts)))

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.kafka.errors import DestinationRefused
-from pushrep.kafka.pins import OwnPins, counts_of, settled
+from pushrep.kafka.pins import OwnPins, check_kept, counts_of, settled
 from pushrep.kafka.progress import EpochPartitions, Progress
 
 KNOWN = Progress(topic_id=UUID(int=7), epochs=(EpochPartitions(0, 3),))
@@ -28,6 +28,18 @@ def test_several_numbers_without_the_file_are_refused():
     with pytest.raises(DestinationRefused, match=r"used 2, 4 of them in turn.*copy it from the member") as caught:
         settled(Progress(), "orders", 8, (2, 4))
     assert (caught.value.setting, caught.value.value) == ("partitions", 8)
+
+
+def test_a_file_that_does_not_know_what_another_member_used_is_refused():
+    """Contract: "else a reader would meet 1000 in the new partition before 900 in the old, and drop 900"."""
+    check_kept(KNOWN, "orders", ())
+    check_kept(KNOWN, "orders", (3,))
+    grown = Progress(topic_id=UUID(int=7), epochs=(*KNOWN.epochs, EpochPartitions(1, 6, {0: 9})))
+    check_kept(grown, "orders", (3,))
+    check_kept(grown, "orders", (3, 6))
+    for stale, known in [(KNOWN, (3, 6)), (KNOWN.with_topic(UUID(int=8), 9, 0), (9,)), (grown, (3, 9))]:
+        with pytest.raises(DestinationRefused, match=r"has used .* in turn: copy it from the member"):
+            check_kept(stale, "orders", known)
 
 
 def test_members_keep_each_number_that_was_used_oldest_first():
