@@ -71,6 +71,7 @@ class ReplayFilteredConsumer:
         self._reading = Reading(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
         self._on_assign, self._on_revoke = on_assign, on_revoke
         self._moving = asyncio.Lock()
+        self._untaken: dict[tuple[str, int], int] = {}  # what the client handed over to a call that was cancelled
         self._failure: Exception | None = None
         self._following = Following(self._reading, None if startpoints is None else startpoints.look_every_s)
         self._startpoints, self._starts = startpoints, cast("AiokafkaStarts | None", None)
@@ -116,10 +117,13 @@ class ReplayFilteredConsumer:
             await self._follow()
             moves = self._joined().moves
             for record in await self._next():
-                async with self._moving:
-                    partition = (record.topic, record.partition)
+                partition = (record.topic, record.partition)
+                await self._turn({partition: record.offset})
+                try:
                     if self._is_read(partition, moves) and self._admit(partition, record):
                         return record
+                finally:
+                    self._moving.release()
 
     async def getmany(
         self, *, timeout_ms: int = 0, max_records: int | None = None
@@ -136,7 +140,8 @@ class ReplayFilteredConsumer:
             found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=max_records)
             if found or wait_s == left_s:
                 break
-        async with self._moving:
+        await self._turn({(one.topic, one.partition): records[0].offset for one, records in found.items() if records})
+        try:
             kept = {}
             for partition, records in found.items():
                 if self._is_read((partition.topic, partition.partition), moves) and records:
@@ -144,6 +149,8 @@ class ReplayFilteredConsumer:
                     if passed:
                         kept[partition] = passed
             return kept
+        finally:
+            self._moving.release()
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         while True:
@@ -248,6 +255,7 @@ class ReplayFilteredConsumer:
         """The client's call: the committed position of each comes with its marks."""
         async with self._moving:
             self._following.forget([(one.topic, one.partition) for one in partitions])
+            self._untaken.clear()
             self._failure = None  # the client begins again at the committed positions
             try:
                 await self._joined().load(sorted(partitions))
@@ -269,9 +277,28 @@ class ReplayFilteredConsumer:
     async def _follow(self) -> None:
         """Between two reads: raise what stands in the way of the next, obey startpoints that are new."""
         self._check()
-        if self._startpoints is not None:
+        if self._untaken or self._startpoints is not None:
             async with self._moving:
+                self._take_back()
                 await self._joined().follow()
+
+    async def _turn(self, handed_over: Mapping[tuple[str, int], int]) -> None:
+        """Wait until no partition is moved, and take the lock. handed_over: the first offset of each.
+
+        Whoever gives up waiting, as `asyncio.wait_for` does, must not lose what the client takes for read.
+        """
+        try:
+            await self._moving.acquire()
+        except asyncio.CancelledError:
+            self._untaken = {**handed_over, **self._untaken}
+            raise
+
+    def _take_back(self) -> None:
+        for name, first in self._untaken.items():
+            if name in self._reading:
+                at = self._reading.position(name)
+                self.client.seek(TopicPartition(*name), first if at is None else at)
+        self._untaken.clear()
 
     def _joined(self) -> AiokafkaStarts:
         if self._starts is None:

@@ -54,6 +54,9 @@ class _Client(AIOKafkaConsumer):
         assert partition == PARTITION
         self.seeks.append(offset)
 
+    async def getone(self):
+        return (await self.fetched.pop(0)())[0]
+
     async def getmany(self, **_):
         return {PARTITION: await self.fetched.pop(0)()}
 
@@ -94,6 +97,37 @@ def test_what_was_fetched_while_a_startpoint_was_applied_at_assignment_hides_not
             found = await consumer.getone()
             assert (found.offset, client.seeks) == (1000, [1000, 1000])
             assert consumer._reading.position(("orders", 0)) == 1001
+
+    asyncio.run(run())
+
+
+def test_a_call_that_is_cancelled_while_partitions_come_loses_nothing():
+    """`asyncio.wait_for(consumer.getone(), ...)`: what the client handed over meanwhile is read again."""
+
+    async def run():
+        async with joined() as (consumer, client):
+            await consumer.assigned({PARTITION})
+
+            handed_over = asyncio.Event()
+
+            async def at_once():
+                handed_over.set()
+                return [record(5000)]
+
+            async def again():
+                return [record(client.seeks[-1])]
+
+            client.fetched = [at_once, again, at_once, again]
+            for read in (consumer.getone, consumer.getmany):
+                await consumer._moving.acquire()
+                waiting = asyncio.ensure_future(read())
+                await handed_over.wait()
+                handed_over.clear()
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                consumer._moving.release()
+                assert (await consumer.getone()).offset == client.seeks[-1]
+            assert client.seeks == [5000, 5001]
 
     asyncio.run(run())
 
