@@ -21,6 +21,7 @@ class Following:
         """look_every_s: None if there are no startpoints to follow."""
         self._reading, self._look_every_s = reading, look_every_s
         self._stopped: dict[TopicPartition, Refusal] = {}
+        self._began: dict[TopicPartition, int] = {}
         self._untold: list[Exception] = []
         self._next_look_s = 0.0
         self._seen: int | None = None
@@ -33,11 +34,15 @@ class Following:
     def begin(
         self, partition: TopicPartition, offset: int | None, marks: HighwaterMarks, sequence: int, answer: Answer
     ) -> int | None:
-        """A partition comes that a run of startpoint `sequence` committed at `offset`. Where the client begins."""
+        """A partition comes that a run of startpoint `sequence` committed at `offset`. Where the client begins.
+
+        None: by its reset policy. A run that was stopped before it committed anything begins anew where it began.
+        """
+        offset = self._began.get(partition) if offset is None else offset
         if isinstance(answer, Refusal):
             self._stop(partition, answer)
             return offset
-        self._stopped.pop(partition, None)
+        self._let_go(partition)
         if answer is None:
             self._reading.assign(partition, offset, marks, startpoint=sequence)
             return offset
@@ -60,7 +65,7 @@ class Following:
         gone = list(partitions)
         self._reading.drop(gone)
         for partition in gone:
-            self._stopped.pop(partition, None)
+            self._let_go(partition)
 
     def is_time(self, now_s: float) -> bool:
         """Whether to ask for the version; by any clock that only goes on."""
@@ -91,4 +96,10 @@ class Following:
         if known is None or known.sequence != refusal.sequence:
             self._untold.append(refusal.error)
         self._stopped[partition] = refusal
+        if partition in self._reading and (began := self._reading.began(partition)) is not None:
+            self._began[partition] = began
         self._reading.drop([partition])
+
+    def _let_go(self, partition: TopicPartition) -> None:
+        self._stopped.pop(partition, None)
+        self._began.pop(partition, None)

@@ -82,6 +82,20 @@ def test_rule_4_what_fails_stops_its_partition_only_and_is_told_once(following, 
     assert following.stopped == {}
 
 
+def test_rule_4_a_run_that_was_stopped_before_its_first_commit_begins_where_it_began(following, reading):
+    """Not where the client's reset policy has come to meanwhile: by `latest` that would be behind what came."""
+    following.begin(A, None, HighwaterMarks(), 0, None)
+    assert read(reading, 100, 101) == [100, 101]
+    failed = Refusal(5, ValueError("beyond the end"))
+    following.move(A, failed)
+    assert following.begin(A, None, HighwaterMarks(), 0, Refusal(6, failed.error)) == 100, "another one that fails"
+    assert following.begin(A, None, HighwaterMarks(), 0, None) == 100
+    assert read(reading, 100, 101) == [100, 101], "nothing of it was committed"
+    following.move(A, failed)
+    following.forget([A])
+    assert following.begin(A, None, HighwaterMarks(), 0, None) is None, "it went, and came again"
+
+
 @pytest.mark.parametrize("reset_marks", [True, False])
 def test_rule_9_a_move_takes_the_marks_along_or_begins_anew(following, reading, reset_marks):
     for partition in (A, B):
