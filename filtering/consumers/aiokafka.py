@@ -174,10 +174,15 @@ class ReplayFilteredConsumer:
             await self._joined().consumed(due)
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on at `offset`. The committed position brings its marks; any other begins with none."""
+        """Go on at `offset`. The committed position brings its marks; any other begins with none.
+
+        After a refused batch, of which nothing was yielded, all other partitions go back to their committed positions.
+        """
         async with self._moving:
-            self._failure = None
             starts = self._joined()
+            if self._failure is not None:
+                await starts.back_to_committed()
+                self._failure = None
             starts.note((partition.topic, partition.partition))
             if (await starts.committed([partition]))[partition].offset == offset:
                 begins = (await starts.load([partition]))[partition]

@@ -120,18 +120,27 @@ class AiokafkaStarts:
             self._client.pause(partition)
 
     async def _begin_again(self, partition: TopicPartition) -> None:
-        name = (partition.topic, partition.partition)
         start = (await self.load([partition]))[partition]
-        if name not in self._reading:
-            return
+        if (partition.topic, partition.partition) in self._reading:
+            await self._go(partition, start)
+            self._client.resume(partition)
+
+    async def back_to_committed(self) -> None:
+        """Every partition that is read begins again; where nothing is committed, where its run began."""
+        began = {TopicPartition(*name): self._reading.began(name) for name in self._reading}
+        for partition, start in (await self.load(sorted(began))).items():
+            if (partition.topic, partition.partition) in self._reading:
+                await self._go(partition, began[partition] if start is None else start)
+
+    async def _go(self, partition: TopicPartition, start: int | None) -> None:
+        """To an offset; None: where the client's reset policy says."""
         if start is not None:
             self._client.seek(partition, start)
         elif self._member.resets_to_earliest:
             await self._client.seek_to_beginning(partition)
         else:
             await self._client.seek_to_end(partition)
-        self.note(name)
-        self._client.resume(partition)
+        self.note((partition.topic, partition.partition))
 
     def note(self, name: tuple[str, int]) -> None:
         """The client was sent elsewhere in it."""

@@ -208,18 +208,27 @@ class ReplayFilteredConsumer:
     def transaction_aborted(self) -> None:
         """It is not: read again from the committed positions, with their marks."""
         self._in_transaction = ((), {})
+        self._back_to_committed()
+
+    def _back_to_committed(self) -> None:
+        """Every partition begins again, after a refused batch by the reset policy where nothing else is known."""
         began = {one: self._reading.began(one) for one in self._reading}
         for start in self._starts.load([TopicPartition(*one) for one in began]):
             first = began[start.topic, start.partition]
             if start.offset < 0 and first is not None:  # nothing is committed yet: back to where this run began
                 start.offset = first
-            if start.offset >= 0:
+            if start.offset >= 0 or self._failure is not None:
                 self._client.seek(start)
         self._starts.pause_stopped()
 
     def seek(self, partition: TopicPartition) -> None:
-        """Go on at `partition.offset`. The committed position brings its marks; any other begins with none."""
-        self._failure = None
+        """Go on at `partition.offset`. The committed position brings its marks; any other begins with none.
+
+        After a refused batch, of which nothing was yielded, all other partitions go back to their committed positions.
+        """
+        if self._failure is not None:
+            self._back_to_committed()
+            self._failure = None
         [committed] = self._starts.committed([partition])
         if committed.offset == partition.offset:
             [start] = self._starts.load([partition])

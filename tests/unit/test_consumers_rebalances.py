@@ -13,7 +13,7 @@ from filtering.consumers import aiokafka, confluent
 from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
 from filtering.consumers.startpoints import Wish
 
-PARTITION = TopicPartition("orders", 0)
+PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 def record(offset):
@@ -47,12 +47,12 @@ class _Client(AIOKafkaConsumer):
 
     def __init__(self):
         super().__init__(bootstrap_servers="127.0.0.1:1", group_id=None)
-        self.assign([PARTITION])
-        self.fetched, self.seeks = [], []
+        self.assign([PARTITION, OTHER])
+        self.fetched, self.seeks, self.places = [], [], []
 
     def seek(self, partition, offset):
-        assert partition == PARTITION
         self.seeks.append(offset)
+        self.places.append((partition, offset))
 
     async def getone(self):
         return (await self.fetched.pop(0)())[0]
@@ -147,6 +147,51 @@ def test_aiokafka_a_callback_that_fails_at_revocation_leaves_nothing_to_commit()
             assert ("orders", 0) not in consumer._reading
 
     asyncio.run(run())
+
+
+def test_aiokafka_a_seek_after_a_refused_batch_brings_the_others_back_to_their_committed_positions():
+    """What one partition makes the filter refuse is gone from the client for the others as well."""
+
+    async def run():
+        async with joined() as (consumer, client):
+            await consumer.assigned({PARTITION, OTHER})
+            consumer._reading.admit(("orders", 1), 5000, None)
+
+            consumer._failure = OSError("refused")
+            await consumer.seek(PARTITION, 7)
+            assert client.places == [(PARTITION, 5000), (OTHER, 5000), (PARTITION, 7)]
+            assert consumer._reading.position(("orders", 1)) == 5000
+            consumer._check()
+
+    asyncio.run(run())
+
+
+def test_confluent_a_seek_after_a_refused_batch_brings_the_others_back_to_their_committed_positions():
+    """What one partition makes the filter refuse is gone from the client for the others as well."""
+
+    class Client:
+        seeks = ()
+
+        def committed(self, partitions, _):
+            return [ConfluentPartition(one.topic, one.partition, 50) for one in partitions]
+
+        def seek(self, place):
+            self.seeks = (*self.seeks, (place.partition, place.offset))
+
+    client = Client()
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
+    with confluent.ReplayFilteredConsumer(config) as consumer:
+        real, consumer._client = consumer._client, client
+        consumer._starts._client = client
+        for number in (0, 1):
+            consumer._reading.assign(("orders", number), 50)
+        consumer._reading.admit(("orders", 1), 50, None)
+        consumer._failure = OSError("refused")
+        consumer.seek(ConfluentPartition("orders", 0, 7))
+        assert client.seeks == ((0, 50), (1, 50), (0, 7))
+        assert consumer._reading.position(("orders", 1)) == 50
+        consumer._check()
+        consumer._client = real
 
 
 def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit():
