@@ -7,7 +7,7 @@ file, would fix it anew, and a topic that grew meanwhile would get one pair in t
 from typing import Protocol
 from uuid import UUID
 
-from pushrep.kafka.errors import DestinationRefused
+from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
 from pushrep.kafka.progress import Progress
 
 
@@ -50,6 +50,15 @@ def settled(progress: Progress, topic: str, partitions: int, known: tuple[int, .
             "from which offsets on, is missing: copy it from the member that shipped last, or ship to a new topic",
         )
     return min(known[0], partitions)
+
+
+def check_seen(progress: Progress, topic: str, topic_id: UUID, partitions: int) -> None:
+    """Raises KafkaUnreachable if a broker knows fewer partitions than are used: it lags behind, no topic shrinks."""
+    used = max(counts_of(progress), default=0)
+    if progress.topic_id == topic_id and used > partitions:
+        raise KafkaUnreachable(
+            f"the broker that was asked knows {partitions} of topic {topic}'s partitions, {used} are used"
+        )
 
 
 def check_kept(progress: Progress, topic: str, known: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ from pushrep.kafka.errors import (
     TopicMissing,
     TopicReplaced,
 )
-from pushrep.kafka.pins import OwnPins, Pins, check_kept, counts_of, settled
+from pushrep.kafka.pins import OwnPins, Pins, check_kept, check_seen, counts_of, settled
 from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
 from pushrep.kafka.recovery import backoff_s, in_thread
 from pushrep.kafka.resume import Origin
@@ -222,10 +222,11 @@ class Shipper:
     async def _settle(self, facts: TopicFacts) -> None:
         """What is fixed at first use is on disk, at every member, before the first batch is sent.
 
-        Raises NotPinned, DestinationRefused.
+        Raises NotPinned, DestinationRefused, KafkaUnreachable.
         """
         shipment = self._shipment
         before = shipment.progress
+        check_seen(before, self.topic, facts.topic_id, facts.partitions)
         if before.topic_id not in {None, facts.topic_id}:
             _LOG.warning("%s is not the topic that it was (%s): all is shipped again", self.topic, facts.topic_id)
             shipment.void()

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.kafka.errors import DestinationRefused
-from pushrep.kafka.pins import OwnPins, check_kept, counts_of, settled
+from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
+from pushrep.kafka.pins import OwnPins, check_kept, check_seen, counts_of, settled
 from pushrep.kafka.progress import EpochPartitions, Progress
 
 KNOWN = Progress(topic_id=UUID(int=7), epochs=(EpochPartitions(0, 3),))
@@ -40,6 +40,15 @@ def test_a_file_that_does_not_know_what_another_member_used_is_refused():
     for stale, known in [(KNOWN, (3, 6)), (KNOWN.with_topic(UUID(int=8), 9, 0), (9,)), (grown, (3, 9))]:
         with pytest.raises(DestinationRefused, match=r"has used .* in turn: copy it from the member"):
             check_kept(stale, "orders", known)
+
+
+def test_a_broker_that_has_not_heard_of_all_partitions_changes_no_number():
+    """Contract: "n is fixed at first use". A broker lags behind; another topic of the name may well have fewer."""
+    check_seen(Progress(), "orders", UUID(int=7), 1)
+    check_seen(KNOWN, "orders", UUID(int=7), 3)
+    check_seen(KNOWN, "orders", UUID(int=8), 2)
+    with pytest.raises(KafkaUnreachable, match="knows 2 of topic orders's partitions, 3 are used"):
+        check_seen(KNOWN, "orders", UUID(int=7), 2)
 
 
 def test_members_keep_each_number_that_was_used_oldest_first():
