@@ -8,6 +8,7 @@ from spark_jobs.jobs.options import BadOption, JobOptions
 
 _SERVERS = "bootstrap.servers"
 _EPOCH_MAX = 10**9 - 1
+_IN_FLIGHT = ("max.in.flight.requests.per.connection", "max.in.flight")  # one setting, two names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,10 @@ class RelayOptions(JobOptions):
             if _SERVERS in given:
                 by = "--to-servers" if option == "--to-option" else "--source-option kafka.bootstrap.servers"
                 raise BadOption(f"{option} {_SERVERS}", given[_SERVERS], f"say it by {by}")
+        for name in _IN_FLIGHT:
+            if self.to_options.get(name, "1") != "1":
+                why = "a broker that starts again forgets who sent old records, and takes a later batch first: leave it at 1"
+                raise BadOption(f"--to-option {name}", self.to_options[name], why)
         if self.source != "kafka" and self.from_options:
             raise BadOption("--from-option", None, f"tells how to reach Kafka; source {self.source} is none")
         if self.source == "kafka" and (twice := set(self.topics()) & {self.to_topic}) and self._is_one_cluster():

@@ -65,7 +65,7 @@ class Sending:
 
     def producer_settings(self) -> dict[str, Any]:
         """librdkafka's, of each task."""
-        return {_IN_FLIGHT: 1, **self.client}
+        return {**self.client, _IN_FLIGHT: 1}
 
     def _task(self, batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415 - on a worker, where pyspark brings it

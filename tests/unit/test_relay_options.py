@@ -36,6 +36,8 @@ def options(**given):
         ({"partition_count": 0}, "--partition-count"),
         ({"epoch": -1}, "--epoch"),
         ({"to_options": {"acks": "1"}}, "--to-option acks"),
+        ({"to_options": {"max.in.flight": "5"}}, "--to-option max.in.flight"),
+        ({"to_options": {"max.in.flight.requests.per.connection": "2"}}, "--to-option max.in.flight"),
         ({"to_options": {"message.timeout.ms": "5"}}, "--to-option message.timeout.ms"),
         ({"to_options": {"bootstrap.servers": "b:1"}}, "--to-servers"),
         ({"trigger": "realtime"}, "Real-Time Mode"),
