@@ -41,10 +41,6 @@ class RelayOptions(JobOptions):
             if _SERVERS in given:
                 by = "--to-servers" if option == "--to-option" else "--source-option kafka.bootstrap.servers"
                 raise BadOption(f"{option} {_SERVERS}", given[_SERVERS], f"say it by {by}")
-        for name in _IN_FLIGHT:
-            if self.to_options.get(name, "1") != "1":
-                why = "a broker that starts again forgets who sent old records, and takes a later batch first: leave it at 1"
-                raise BadOption(f"--to-option {name}", self.to_options[name], why)
         if self.source != "kafka" and self.from_options:
             raise BadOption("--from-option", None, f"tells how to reach Kafka; source {self.source} is none")
         if self.source == "kafka" and (twice := set(self.topics()) & {self.to_topic}) and self._is_one_cluster():
@@ -82,6 +78,10 @@ class RelayOptions(JobOptions):
     def _check_client(self) -> None:
         from partitioner.confluent import held_settings  # noqa: PLC0415 - --help needs no librdkafka
 
+        for name in _IN_FLIGHT:
+            if self.to_options.get(name, "1") != "1":
+                why = "leave it at 1: brokers that restart forget who sent old records, and take a later batch first"
+                raise BadOption(f"--to-option {name}", self.to_options[name], why)
         try:
             held_settings(self.client())
         except BreaksPrefixCondition as error:
