@@ -5,9 +5,9 @@ directory, and of a node (a process of its own) over loopback; every batch's CRC
 `consume()` of 20,000 at a time from one real broker, fetches of 16 MiB and a queue that is never full, CRCs unchecked
 as librdkafka does by default; what it has fetched already when it is assigned is nothing.
 
-Following: a record of 100 B every millisecond, from `append` (an Outbox that pushes to the node) and from `produce()`
-(linger 0, acks=1) to the subscriber in another thread. Kafka's consumer asks for one byte, so the broker answers at
-once.
+Following: a record of 100 B every millisecond, from `append` (an Outbox that pushes to the node; its linger is the
+default, 5 ms) and from `produce()` (linger 0, acks=1) to the subscriber in another thread. Kafka's consumer asks for
+one byte, so the broker answers at once.
 """
 
 import statistics
