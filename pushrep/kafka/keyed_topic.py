@@ -35,7 +35,7 @@ _TRANSACTION_TIMEOUT_MS = 300_000  # one that is left open ends when the next wr
 _QUIET = logging.getLogger("pushrep.kafka.keyed_topic.librdkafka")
 _QUIET.propagate = False  # to be fenced is no news, and it would tell it as fatal; what matters is raised
 _QUIET.addHandler(logging.NullHandler())
-_FENCED = {
+FENCED = {
     KafkaError._FENCED,  # noqa: SLF001 - its only name
     KafkaError._FATAL,  # noqa: SLF001 - fenced before this call
     KafkaError.INVALID_PRODUCER_EPOCH,
@@ -44,7 +44,7 @@ _FENCED = {
     KafkaError.CONCURRENT_TRANSACTIONS,
     KafkaError.INVALID_TXN_STATE,
 }
-_AGAIN = _FENCED | {
+_AGAIN = FENCED | {
     KafkaError._TIMED_OUT,  # noqa: SLF001 - their only names
     KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
     KafkaError._PURGE_QUEUE,  # noqa: SLF001
@@ -148,7 +148,7 @@ class KeyedTopic:
                 producer.init_transactions(self._timeout_s)
             except KafkaException as error:
                 code = error.args[0]
-                if _is_worth_another(code, _FENCED) and monotonic() < deadline_s:
+                if _is_worth_another(code, FENCED) and monotonic() < deadline_s:
                     sleep(_PAUSE_S)  # another began at the same moment, or the coordinator moves
                     continue
                 raise KafkaUnreachable(f"no transaction on topic {self.topic} can begin: {code.str()}") from error

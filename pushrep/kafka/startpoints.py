@@ -25,6 +25,7 @@ from filtering.consumers.asking import Failure, ask
 from filtering.consumers.confluent_asking import failure_of_transaction
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing
+from pushrep.kafka.keyed_topic import FENCED
 from pushrep.kafka.startpoints_reading import CHECKPOINT, FORMAT, HEAD, TopicReading, reader_words
 from pushrep.kafka.topic import look_at_topic
 from pushrep.seams import SYSTEM_CLOCK, Clock
@@ -36,15 +37,6 @@ from pushrep.startpoints.events import Applied, Consumed, Failed, Written, to_js
 _QUIET = logging.getLogger("pushrep.kafka.startpoints.librdkafka")
 _QUIET.propagate = False  # to be fenced is no news, and it would tell it as fatal; what matters is raised
 _QUIET.addHandler(logging.NullHandler())
-_FENCED = {
-    KafkaError._FENCED,  # noqa: SLF001 - its only name
-    KafkaError._FATAL,  # noqa: SLF001 - fenced before this call
-    KafkaError.INVALID_PRODUCER_EPOCH,
-    KafkaError.PRODUCER_FENCED,
-    KafkaError.INVALID_PRODUCER_ID_MAPPING,
-    KafkaError.CONCURRENT_TRANSACTIONS,
-    KafkaError.INVALID_TXN_STATE,
-}
 
 
 def open_store(
@@ -166,7 +158,7 @@ class TopicFacts:
         try:
             ask(producer.init_transactions, failure_of_transaction, self._timeout_s)
         except KafkaException as error:
-            if error.args[0].code() in _FENCED:
+            if error.args[0].code() in FENCED:
                 raise Overtaken(self.place) from error
             raise StoreUnavailable(self.place, error.args[0].str()) from error
         return producer
@@ -202,7 +194,7 @@ class TopicFacts:
         """This producer is done with; what it began is aborted by the next one, or by the brokers in a minute."""
         self._producer = None
         code = error.args[0]
-        if is_known and code.code() in _FENCED:
+        if is_known and code.code() in FENCED:
             raise Overtaken(self.place) from error
         raise NotWritten(self.place, code.str(), is_known=is_known) from error
 

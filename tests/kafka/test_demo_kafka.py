@@ -18,6 +18,7 @@ pytest.importorskip("pyspark")
 from pushrep.demo.topics import Ends, TopicsNotMade, make_topics
 from spark_jobs.demo.kafka.preflight import require_tools
 from spark_jobs.demo.preflight import DemoUnavailable
+from tests.programs import mentioning
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,19 +32,6 @@ SHORT = ("--limit", str(FLIGHTS), "--rate", "300", "--kills", "1", "--seed", "20
 def command(out, *options):
     program = "from spark_jobs.demo.kafka.command import demo_kafka; demo_kafka()"
     return [sys.executable, "-c", program, "--out", str(out), *SHORT, *JARS, *options]
-
-
-def mentioning(path):
-    """Processes whose command line names this path: the demo's programs and its PostgreSQL all do."""
-    needle, found = str(path).encode(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if needle in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
 
 
 @pytest.fixture

@@ -1,16 +1,15 @@
 """The demo as a user runs it, with fewer flights: the same programs, the same kills, the same check."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from spark_jobs.demo.processes import processes
+from tests.programs import mentioning
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,19 +29,6 @@ def descendants_of(pid):
     while more := {p.pid for p in everyone if p.parent in found} - found:
         found |= more
     return [p for p in everyone if p.pid in found - {pid} and p.alive]
-
-
-def mentioning(path):
-    """Processes whose command line names this path: the demo's programs all do."""
-    needle, found = str(path).encode(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if needle in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
 
 
 def full_run(out):
