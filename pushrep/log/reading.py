@@ -12,6 +12,7 @@ the offset that it promises stands there; else the segment is walked from its be
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from pushrep.log.scan import WINDOW_BYTES, CleanEnd, ScanEnd, ScanRange, ScanSte
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.segment_times import newest_timestamp_ms
-from pushrep.records import Record, RecordBatch
+from pushrep.records import Record, RecordBatch, RecordRows
 from pushrep.seams import Filesystem
 
 _PAGE_BYTES = 4096
@@ -113,7 +114,7 @@ class BatchReader:
     def records(self, start: int, end: int | None = None) -> Iterator[Record]:
         """Every record in [start, end), decoded; control batches hold none."""
         bounds = self._checked(start, end)
-        return self._decoded(start, bounds.end if end is None else end)
+        return chain.from_iterable(self._decoded(start, bounds.end if end is None else end))
 
     def base_of(self, offset: int) -> int:
         """Where the batch begins that `offset` would cut in two; `offset` itself if there is none."""
@@ -166,14 +167,10 @@ class BatchReader:
                 return
             yield found
 
-    def _decoded(self, start: int, end: int) -> Iterator[Record]:
+    def _decoded(self, start: int, end: int) -> Iterator[RecordRows]:
         for _, batch in self._walk(start, end, WINDOW_BYTES):
-            if batch.header.is_control:
-                continue
-            records = batch.records()
-            if batch.header.base_offset < start or batch.header.next_offset > end:
-                records = [record for record in records if start <= record.offset < end]
-            yield from records
+            if not batch.header.is_control:
+                yield batch.rows().between(start, end)
 
     def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
         """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes.

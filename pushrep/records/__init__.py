@@ -2,7 +2,8 @@
 
 encode_batch(values, ...) -> RecordBatch          one batch, encoded once and never again
 RecordBatch.check(data)   -> RecordBatch          bytes from a disk or a wire, verified
-batch.records()           -> list[Record]         batch.stamp(...), batch.with_producer(...)        patch its header
+batch.records()           -> list[Record]         batch.rows()                            the same, made one by one
+                                                  batch.stamp(...), batch.with_producer(...)        patch its header
 """
 
 from pushrep.records.batch import RecordBatch
@@ -14,6 +15,7 @@ from pushrep.records.errors import CorruptRecordBatch, RecordTooLarge, Unsupport
 from pushrep.records.header import HEADER_BYTES, HEADER_OVERHEAD_BYTES_MAX, RECORD_OVERHEAD_BYTES_MAX, BatchHeader
 from pushrep.records.header_columns import HeaderColumns
 from pushrep.records.model import Codec, Record, TimestampType
+from pushrep.records.record_rows import RecordCursor, RecordRows
 from pushrep.records.roads import HeaderColumn, Headers, Keys
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "Record",
     "RecordBatch",
     "RecordColumns",
+    "RecordCursor",
+    "RecordRows",
     "RecordTooLarge",
     "TimestampType",
     "UnsupportedCodec",

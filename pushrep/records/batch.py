@@ -1,13 +1,15 @@
 """A whole record batch: its bytes, its header, and the ways to look inside."""
 
 from pushrep.records import header as layout
+from pushrep.records.alike import read_alike
 from pushrep.records.checksum import crc32c
 from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX, decompress
 from pushrep.records.columns import RecordColumns, decode_columns
-from pushrep.records.decoder import scan, scanned_records
+from pushrep.records.decoder import scan, scanned_rows
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.records.header import BatchHeader
 from pushrep.records.model import Buffer, Record
+from pushrep.records.record_rows import RecordRows
 from pushrep.records.rows import rows
 
 _COLUMNS_WORTHWHILE = 128  # records; below, the hundred numpy calls cost more than decoding one by one
@@ -54,11 +56,17 @@ class RecordBatch:
 
         Raises CorruptRecordBatch, also if the records take more than `decompressed_bytes_max`, and UnsupportedCodec.
         """
-        if self.header.record_count < _COLUMNS_WORTHWHILE:
-            payload = self.payload(decompressed_bytes_max=decompressed_bytes_max).tobytes()
-            return scanned_records(scan(self.header, payload), payload, self.header.timestamp_type)
-        columns = self.columns(decompressed_bytes_max=decompressed_bytes_max)
-        return rows(columns, self.header.timestamp_type)
+        return list(self.rows(decompressed_bytes_max=decompressed_bytes_max))
+
+    def rows(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordRows:
+        """The same, each record put together only when it is asked for; all are read before. Raises as `records`."""
+        header, payload = self.header, self.payload(decompressed_bytes_max=decompressed_bytes_max)
+        if (alike := read_alike(header, payload)) is not None:
+            return alike
+        if header.record_count < _COLUMNS_WORTHWHILE:
+            data = payload.tobytes()
+            return scanned_rows(scan(header, data), data, header.timestamp_type)
+        return rows(decode_columns(header, payload), header.timestamp_type)
 
     def columns(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordColumns:
         """The same records as numpy columns of positions, for readers that want no Python per record.

@@ -4,11 +4,14 @@ Whatever the bytes say, the answer is positions or CorruptRecordBatch: every fie
 For small batches; columns.py reads large ones faster, with the same answers.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import islice, repeat
 from typing import NamedTuple
 
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.records.header import RECORD_BYTES_MIN, BatchHeader
-from pushrep.records.model import Header, Record, TimestampType
+from pushrep.records.model import Header, TimestampType
+from pushrep.records.record_rows import RecordRows
 from pushrep.records.varint import read_varint, read_varlong
 
 _TIMESTAMP_LIMIT = 1 << 63
@@ -64,23 +67,38 @@ def scan(header: BatchHeader, payload: bytes) -> Scan:
     return found
 
 
-def scanned_records(found: Scan, payload: bytes, timestamp_type: TimestampType) -> list[Record]:
-    """A `Record` for each record of a scan."""
-    headers: list[Header] = [
+def scanned_rows(found: Scan, payload: bytes, timestamp_type: TimestampType) -> RecordRows:
+    """The records of a scan."""
+    if not found.records:
+        return RecordRows((), (), repeat(timestamp_type), (), (), ())
+    offsets, times, key_start, key_length, value_start, value_length, headers_count, _ = zip(
+        *found.records, strict=True
+    )
+    return RecordRows(
+        offsets,
+        times,
+        repeat(timestamp_type),
+        _pieces(payload, key_start, key_length),
+        _pieces(payload, value_start, value_length),
+        _headers(found, payload, headers_count) if found.headers else repeat(()),
+    )
+
+
+def _pieces(payload: bytes, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes | None]:
+    return [
+        None if length < 0 else payload[start : start + length] for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
+def _headers(found: Scan, payload: bytes, counts: Sequence[int]) -> list[tuple[Header, ...]]:
+    flat: Iterator[Header] = (
         (
             decoded_name(payload[name_start : name_start + name_length]),
             None if value_length < 0 else payload[value_start : value_start + value_length],
         )
         for _, name_start, name_length, value_start, value_length in found.headers
-    ]
-    records, done = [], 0
-    for offset, time, key_start, key_length, value_start, value_length, headers_count, _ in found.records:
-        key = None if key_length < 0 else payload[key_start : key_start + key_length]
-        value = None if value_length < 0 else payload[value_start : value_start + value_length]
-        own = tuple(headers[done : done + headers_count]) if headers_count else ()
-        done += headers_count
-        records.append(Record(offset, time, timestamp_type, key, value, own))
-    return records
+    )
+    return [tuple(islice(flat, count)) for count in counts]
 
 
 def decoded_name(name: bytes) -> str:

@@ -12,7 +12,7 @@ from pushrep.errors import BadArgument
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, UnsupportedCodec, encode_batch
 from pushrep.records.checksum import crc32c
 from pushrep.records.columns import columns_by_arrays, columns_of_scan
-from pushrep.records.decoder import scan, scanned_records
+from pushrep.records.decoder import scan, scanned_rows
 from pushrep.records.encoder import encode_alone
 from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, write_crc, write_length
 from pushrep.records.rows import rows
@@ -100,7 +100,7 @@ def test_columns_point_at_the_fields(decode, case):
 
 def one_by_one(batch, bound=1 << 28):
     payload = batch.payload(decompressed_bytes_max=bound).tobytes()
-    return scanned_records(scan(batch.header, payload), payload, batch.header.timestamp_type)
+    return scanned_rows(scan(batch.header, payload), payload, batch.header.timestamp_type)
 
 
 def by_columns(batch, bound=1 << 28):
