@@ -12,12 +12,13 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
-from pushrep.records import Record, RecordBatch
+from pushrep.records import Record, RecordBatch, RecordCursor
 from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayTruncated
 from pushrep.replay.feed import Feed, ReplayedBlock
 
@@ -35,13 +36,14 @@ class ReplayedBatch(NamedTuple):
 
     def records(self) -> list[Record]:
         """Its records that belong to the replay, none of a control batch. Raises CorruptRecordBatch."""
-        header = self.batch.header
-        if header.is_control:
-            return []
-        records = self.batch.records()
-        if header.base_offset >= self.start and header.next_offset <= self.end:
-            return records
-        return [record for record in records if self.start <= record.offset < self.end]
+        return list(self.cursor().records)
+
+    def cursor(self) -> RecordCursor:
+        """The same, each put together when it is taken; all are read before. Raises CorruptRecordBatch."""
+        first = max(self.start, self.batch.header.base_offset)
+        if self.batch.header.is_control:
+            return RecordCursor(first)
+        return RecordCursor(first, self.batch.rows().between(self.start, self.end))
 
 
 class Replay:
@@ -54,8 +56,8 @@ class Replay:
         """Use `ReplayClient.replay`."""
         self._feed = feed
         self._batches: deque[ReplayedBatch] = deque()
-        self._records: Iterator[Record] = iter(())
-        self._position = self._block_end = feed.position
+        self._cursor = RecordCursor(feed.position)
+        self._block_end = feed.position
         self._is_paused = self._has_raised = False
         self._turn = threading.Lock()
 
@@ -67,12 +69,12 @@ class Replay:
     @property
     def position(self) -> int:
         """The next offset that it gives: where another replay would go on."""
-        return self._position
+        return self._cursor.position
 
     @property
     def tip(self) -> int:
         """How far it could read at its last look."""
-        return max(self._feed.tip, self._position)
+        return max(self._feed.tip, self.position)
 
     @property
     def end_reason(self) -> ReplayEndReason | None:
@@ -81,10 +83,12 @@ class Replay:
 
     def __iter__(self) -> Iterator[Record]:
         """Records one by one; ends with the replay, waits at the tip where it follows."""
+        return chain.from_iterable(self._iterators())  # no Python between a record and its reader
+
+    def _iterators(self) -> Iterator[Iterator[Record]]:
+        """Over the records of each batch, from where they were left."""
         while True:
-            for record in self._records:
-                self._position = record.offset + 1
-                yield record
+            yield self._cursor.records
             if not self._batches and not self._load():
                 return
             self._next_records()
@@ -92,8 +96,7 @@ class Replay:
     async def __aiter__(self) -> AsyncIterator[Record]:
         """The same in an event loop; files are read in a thread."""
         while True:
-            for record in self._records:
-                self._position = record.offset + 1
+            for record in self._cursor.records:
                 yield record
             if not self._batches and not await self._load_async():
                 return
@@ -108,12 +111,13 @@ class Replay:
         with self._one_at_a_time():
             if not self._is_paused and not self._batches:
                 self._take(self._feed.step())
-        found = list(self._records)
+        found = list(self._cursor.records)
         while self._batches and not self._is_paused:
             self._next_records()
-            found += self._records
+            found += self._cursor.records
         self._raise_if_failed()
-        self._position = self._position if self._batches else self._block_end
+        if not self._batches:
+            self._stand_at(self._block_end)
         return found
 
     def pause(self) -> None:
@@ -160,35 +164,37 @@ class Replay:
 
     def _given(self) -> ReplayedBatch:
         batch = self._batches.popleft()
-        self._records = iter(())
-        self._position = min(batch.end, batch.batch.header.next_offset)
+        self._stand_at(min(batch.end, batch.batch.header.next_offset))
         return batch
+
+    def _stand_at(self, offset: int) -> None:
+        self._cursor = RecordCursor(offset)
 
     def _next_records(self) -> None:
         batch = self._batches.popleft()
-        self._position = max(batch.start, batch.batch.header.base_offset)
-        self._records = iter(batch.records())
+        self._stand_at(max(batch.start, batch.batch.header.base_offset))  # what can't be read leaves it there
+        self._cursor = batch.cursor()
 
     def _load(self) -> bool:
         """Wait for a block; False when the replay is over."""
-        self._position = self._block_end
+        self._stand_at(self._block_end)
         wait_s = _WAIT_FIRST_S
         with self._one_at_a_time():
             while not self._step():
                 if self._is_over():
-                    self._position = self._block_end
+                    self._stand_at(self._block_end)
                     return False
                 self._feed.wait(wait_s)
                 wait_s = min(wait_s * 2, _WAIT_MAX_S)
         return True
 
     async def _load_async(self) -> bool:
-        self._position = self._block_end
+        self._stand_at(self._block_end)
         wait_s = _WAIT_FIRST_S
         with self._one_at_a_time():
             while not await asyncio.to_thread(self._step):
                 if self._is_over():
-                    self._position = self._block_end
+                    self._stand_at(self._block_end)
                     return False
                 await self._feed.wait_async(wait_s)
                 wait_s = min(wait_s * 2, _WAIT_MAX_S)
