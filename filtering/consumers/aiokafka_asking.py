@@ -1,13 +1,17 @@
-"""Which of aiokafka's failures pass, and the committed positions of a group, every one that was asked for."""
+"""Which of aiokafka's failures pass; what a group's coordinator tells: every committed position, who holds what."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError, NoError, UnknownTopicOrPartitionError
 from aiokafka.structs import OffsetAndMetadata
 
 from filtering.consumers.asking import TIMEOUT_S, Failure, ask_async
+
+HELD_TIMEOUT_S = 5.0
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -40,3 +44,21 @@ async def ask_committed(
         return found
 
     return await ask_async(question, failure_of, timeout_s)
+
+
+async def ask_is_held(
+    client: AIOKafkaConsumer, admin: AIOKafkaAdminClient, group: str, partition: TopicPartition
+) -> bool:
+    """Whether the coordinator says that this member has the partition now.
+
+    False while partitions are being given out, and where nobody answers within 5 s.
+    """
+    own = client._coordinator.member_id  # noqa: SLF001 - the client tells it nowhere else
+    try:
+        async with asyncio.timeout(HELD_TIMEOUT_S):
+            [found] = await admin.describe_consumer_groups([group])
+    except (KafkaError, TimeoutError):
+        return False
+    members = [member for described in found.groups for member in described[5]]  # by place: names differ by version
+    assigned = [member[-1] for member in members if member[0] == own]
+    return any(partition in ConsumerProtocol.ASSIGNMENT.decode(one).partitions() for one in assigned if one)

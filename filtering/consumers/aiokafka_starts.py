@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import OffsetAndMetadata
 
-from filtering.consumers.aiokafka_asking import ask_committed, failure_of
+from filtering.consumers.aiokafka_asking import ask_committed, ask_is_held, failure_of
 from filtering.consumers.asking import ask_async
 from filtering.consumers.following import Following
 from filtering.consumers.positions import Position, decode
@@ -103,11 +103,11 @@ class AiokafkaStarts:
     async def _pending(self, name: tuple[str, int], offset: int | None, position: Position) -> Answer:
         if self._startpoints is None:
             return None
-        facts = PartitionFacts(*name, self._bounds, self._first_at, offset)
+        facts = self._facts(name, offset)
         return await asyncio.to_thread(self._startpoints.pending, self._group, facts, position.startpoint)
 
     async def _move(self, name: tuple[str, int], startpoints: Startpoints) -> None:
-        facts = PartitionFacts(*name, self._bounds, self._first_at, self._reading.position(name))
+        facts = self._facts(name, self._reading.position(name))
         answer = await asyncio.to_thread(startpoints.moved, self._group, facts, self._reading.startpoint(name))
         partition = TopicPartition(*name)
         if isinstance(answer, Wish):
@@ -146,6 +146,14 @@ class AiokafkaStarts:
         """The client was sent elsewhere in it."""
         self.moves += 1
         self._moved[name] = self.moves
+
+    def _facts(self, name: tuple[str, int], position: int | None) -> PartitionFacts:
+        return PartitionFacts(*name, self._bounds, self._first_at, position, self._is_held)
+
+    def _is_held(self, topic: str, partition: int) -> bool:
+        member = self._member
+        asking = ask_is_held(member.client, member.admin, member.group, TopicPartition(topic, partition))
+        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
 
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
         asked = TopicPartition(topic, partition)

@@ -23,6 +23,7 @@ from filtering.consumers.asking import ask
 from filtering.consumers.confluent_asking import ask_partitions, failure_of_transaction
 from filtering.consumers.confluent_batches import columns_of, passing
 from filtering.consumers.confluent_marks import ConfluentMarksTopic
+from filtering.consumers.confluent_member import Member
 from filtering.consumers.confluent_starts import ConfluentStarts
 from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, Stored, encode
@@ -69,7 +70,8 @@ class ReplayFilteredConsumer:
         self._stored: dict[tuple[str, int], Stored] = {}
         self._failure: Exception | None = None
         self._client = Consumer(self._config)
-        self._starts = ConfluentStarts(self._client, self._group, self._reading, startpoints, self._marks_at)
+        member = Member(self._client, config, self._group)
+        self._starts = ConfluentStarts(member, self._reading, startpoints, self._marks_at)
         self._marks_topic = None if marks_topic is None else ConfluentMarksTopic(config, marks_topic)
 
     @property

@@ -1,7 +1,7 @@
 """Which of confluent-kafka's failures pass. `KafkaError.retriable()` speaks of transactions only."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -9,6 +9,7 @@ from filtering.consumers.asking import TIMEOUT_S, Failure, ask
 
 _Answer = TypeVar("_Answer")
 
+_CONNECTION = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.id", "log_level", "broker.address.family")
 _PASSES = frozenset(
     {
         # The group's or the transaction's coordinator: not made yet, moving, loading.
@@ -48,6 +49,11 @@ _NOT_THERE = frozenset(
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
 )
+
+
+def connection_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What another client needs of a consumer's settings to reach the same brokers."""
+    return {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -13,15 +13,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import ask_brokers, failure_of_code
+from filtering.consumers.confluent_asking import ask_brokers, connection_of, failure_of_code
 from filtering.consumers.errors import MarksLost
 from filtering.consumers.positions import Stored, pack_marks, unpack_marks
 from filtering.errors import BadFilterSetting
 from filtering.highwater import HighwaterMarks
 
 _TIMEOUT_S = 30.0
-_CONNECTION = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.id", "log_level", "broker.address.family")
-
 
 _LATE = KafkaError(KafkaError._TIMED_OUT, "the marks topic does not answer")  # noqa: SLF001 - the client's own names
 _BEYOND = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
@@ -31,7 +29,7 @@ class ConfluentMarksTopic:
     """config: the consumer's, of which connection and security are used. Raises BadFilterSetting, KafkaException."""
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
-        shared = {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
+        shared = connection_of(config)
         self._topic = topic
         _refuse_uncompacted(shared, topic)
         self._producer = Producer({**shared, "enable.idempotence": True, "acks": "all"})

@@ -10,9 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from filtering.consumers.confluent_asking import ask_bounds, ask_partitions
+from filtering.consumers.confluent_member import Member
 from filtering.consumers.following import Following
 from filtering.consumers.positions import Position, decode
 from filtering.consumers.reading import NO_MARKS, Due, Reading
@@ -39,10 +40,8 @@ def metadata_of(committed: TopicPartition) -> str | None:
 class ConfluentStarts:
     """marks_of: the marks that a committed position names. Not thread-safe; asks brokers for 30 s at most."""
 
-    def __init__(
-        self, client: Consumer, group: str, reading: Reading, startpoints: Startpoints | None, marks_of: MarksOf
-    ) -> None:
-        self._client, self._group, self._reading = client, group, reading
+    def __init__(self, member: Member, reading: Reading, startpoints: Startpoints | None, marks_of: MarksOf) -> None:
+        self._member, self._client, self._group, self._reading = member, member.client, member.group, reading
         self._startpoints, self._marks_of = startpoints, marks_of
         self.following = Following(reading, None if startpoints is None else startpoints.look_every_s)
         self._paused: set[tuple[str, int]] = set()
@@ -120,11 +119,11 @@ class ConfluentStarts:
     def _pending(self, partition: tuple[str, int], offset: int | None, position: Position) -> Answer:
         if self._startpoints is None:
             return None
-        facts = PartitionFacts(*partition, self._bounds, self._first_at, offset)
+        facts = self._facts(partition, offset)
         return self._startpoints.pending(self._group, facts, position.startpoint)
 
     def _move(self, partition: tuple[str, int], startpoints: Startpoints) -> None:
-        facts = PartitionFacts(*partition, self._bounds, self._first_at, self._reading.position(partition))
+        facts = self._facts(partition, self._reading.position(partition))
         answer = startpoints.moved(self._group, facts, self._reading.startpoint(partition))
         if isinstance(answer, Wish):
             # First: if the client can't, all is as it was, and the next look gets the same answer again.
@@ -138,6 +137,9 @@ class ConfluentStarts:
             self._client.seek(start)
             self._client.resume([TopicPartition(*partition)])
             self._paused.discard(partition)
+
+    def _facts(self, partition: tuple[str, int], position: int | None) -> PartitionFacts:
+        return PartitionFacts(*partition, self._bounds, self._first_at, position, self._member.is_held)
 
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
         return ask_bounds(self._client, topic, partition)

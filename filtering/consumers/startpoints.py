@@ -9,6 +9,10 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
+def _by_nobody(_topic: str, _partition: int) -> bool:
+    return False
+
+
 class PartitionFacts(NamedTuple):
     """One partition of a topic, and how to look at its log.
 
@@ -22,6 +26,7 @@ class PartitionFacts(NamedTuple):
     bounds: Callable[[str, int], tuple[int, int]]
     first_at: Callable[[str, int, int], int | None]
     position: int | None = None
+    is_held: Callable[[str, int], bool] = _by_nobody
 
 
 class Wish(NamedTuple):

@@ -14,6 +14,7 @@ Format: docs/formats/startpoints.md.
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,8 +31,9 @@ from pushrep.kafka.startpoints_reading import CHECKPOINT, FORMAT, HEAD, TopicRea
 from pushrep.kafka.topic import look_at_topic
 from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints import Checkpoint, Fact, Reader, StartpointStore, StoreUnavailable
+from pushrep.startpoints.budget import Budget
 from pushrep.startpoints.changing import View
-from pushrep.startpoints.errors import NotWritten, Overtaken
+from pushrep.startpoints.errors import NotWritten, Overtaken, StoreBusy
 from pushrep.startpoints.events import Applied, Consumed, Failed, Written, to_json
 
 _QUIET = logging.getLogger("pushrep.kafka.startpoints.librdkafka")
@@ -71,8 +73,8 @@ class TopicFacts:
     def __init__(self, destination: KafkaDestination, topic: str, *, lock_wait_s: float) -> None:
         self.place, self.lock_wait_s = f"kafka:{topic}", lock_wait_s
         self._topic, self._settings = topic, destination.librdkafka_settings()
-        self._timeout_s = destination.request_timeout_ms / 1000
-        self._reading = TopicReading(self._settings, topic, self._timeout_s)
+        self.budget, self._timeout_s = Budget(), destination.request_timeout_ms / 1000
+        self._reading = TopicReading(self._settings, topic, self._left_s)
         self._mutex = threading.Lock()
         self._producer: Producer | None = None
 
@@ -92,7 +94,7 @@ class TopicFacts:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """The only one of this process, and the only one that can write until another begins."""
-        with self._mutex:
+        with self._alone():
             if self._producer is None:
                 self._producer = self._begin()
             if not self._reading.to_the_end().end:
@@ -127,12 +129,12 @@ class TopicFacts:
         try:
             producer.begin_transaction()
             if self._sent(producer, records) != list(range(at, end)):
-                ask(producer.abort_transaction, failure_of_transaction, self._timeout_s)
+                ask(producer.abort_transaction, failure_of_transaction, self._left_s())
                 raise Overtaken(self.place)
         except KafkaException as error:
             self._failed(error, is_known=True)
         try:
-            ask(producer.commit_transaction, failure_of_transaction, self._timeout_s)
+            ask(producer.commit_transaction, failure_of_transaction, self._left_s())
         except KafkaException as error:
             if not self._is_stored(end - 1, records[-1][0]):
                 self._failed(error, is_known=self._reading.position >= end)
@@ -145,6 +147,20 @@ class TopicFacts:
             self._producer = None
             self._reading.close()
 
+    def _left_s(self) -> float:
+        """For a step, in the time that whoever asks has left."""
+        return self.budget.left_s(self._timeout_s)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        wait_s = self.budget.left_s(self.lock_wait_s)
+        if not self._mutex.acquire(timeout=wait_s):
+            raise StoreBusy(self.place, os.getpid(), wait_s)
+        try:
+            yield
+        finally:
+            self._mutex.release()
+
     def _begin(self) -> Producer:
         """From here on all writers of before are fenced. Raises StoreUnavailable, Overtaken."""
         settings = {
@@ -156,7 +172,7 @@ class TopicFacts:
         }
         producer = Producer(settings)
         try:
-            ask(producer.init_transactions, failure_of_transaction, self._timeout_s)
+            ask(producer.init_transactions, failure_of_transaction, self._left_s())
         except KafkaException as error:
             if error.args[0].code() in FENCED:
                 raise Overtaken(self.place) from error
@@ -169,7 +185,7 @@ class TopicFacts:
         for key, value in records:
             producer.produce(self._topic, value, key, 0, on_delivery=lambda *report: reports.append(report))
         try:
-            producer.flush(self._timeout_s)
+            producer.flush(self._left_s())
         except SystemError as raised:  # how a fatal error comes out when a delivery is reported behind it
             if isinstance(raised.__cause__, KafkaException):
                 raise raised.__cause__ from raised

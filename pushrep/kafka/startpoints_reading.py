@@ -5,7 +5,8 @@ An idle store reads nothing and costs the brokers nothing: the consumer has the 
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any
 
@@ -25,12 +26,12 @@ FORMAT = {"format": "pushrep.startpoints", "version": 1}
 class TopicReading:
     """What was read so far: facts in order, checkpoints, the newest offset of each key. Thread-safe.
 
-    Committed records only. Everything raises StoreUnavailable where brokers don't answer, CorruptStore for records that
-    are no store's.
+    Committed records only. left_s: how long a call may take now. Everything raises StoreUnavailable where brokers don't
+    answer, CorruptStore for records that are no store's.
     """
 
-    def __init__(self, settings: Mapping[str, Any], topic: str, timeout_s: float) -> None:
-        self._topic, self._timeout_s, self._place = topic, timeout_s, f"kafka:{topic}"
+    def __init__(self, settings: Mapping[str, Any], topic: str, left_s: Callable[[], float]) -> None:
+        self._topic, self._left_s, self._place = topic, left_s, f"kafka:{topic}"
         own = {
             "group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True,
             "isolation.level": "read_committed", "auto.offset.reset": "error", "check.crcs": True, "log_level": 0,
@@ -46,17 +47,17 @@ class TopicReading:
     def end(self) -> int:
         """Behind the last record that is committed."""
         try:
-            with self._lock:
-                return self._end()
+            with self._alone(self._left_s()):
+                return self._end(self._left_s())
         except KafkaException as error:
             raise StoreUnavailable(self._place, error.args[0].str()) from error
 
     def to_the_end(self, at_least: int = 0) -> View:
         """Read what is new; View.end is the next offset. `at_least`: wait until the end is there, in the given time."""
-        deadline_s = monotonic() + self._timeout_s
-        with self._lock:
+        deadline_s = monotonic() + self._left_s()
+        with self._alone(deadline_s - monotonic()):
             try:
-                while (end := self._end()) < at_least and monotonic() < deadline_s:
+                while (end := self._end(deadline_s - monotonic())) < at_least and monotonic() < deadline_s:
                     sleep(_PAUSE_S)
                 if self.position < end:
                     self._read(end, deadline_s)
@@ -69,8 +70,17 @@ class TopicReading:
         with self._lock:
             self._consumer.close()
 
-    def _end(self) -> int:
-        return ask_bounds(self._consumer, self._topic, 0, self._timeout_s)[1]
+    @contextmanager
+    def _alone(self, wait_s: float) -> Iterator[None]:
+        if not self._lock.acquire(timeout=max(0.0, wait_s)):
+            raise StoreUnavailable(self._place, "another thread waits for its brokers")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _end(self, left_s: float) -> int:
+        return ask_bounds(self._consumer, self._topic, 0, max(0.001, left_s))[1]
 
     def _read(self, end: int, deadline_s: float) -> None:
         self._consumer.assign([TopicPartition(self._topic, 0, self.position)])
@@ -78,7 +88,7 @@ class TopicReading:
             while self.position < end:
                 message = self._consumer.poll(max(0.0, deadline_s - monotonic()))
                 if message is None:
-                    why = f"offset {self.position} of {end} can't be read within {self._timeout_s} s"
+                    why = f"offset {self.position} of {end} can't be read in time"
                     raise StoreUnavailable(self._place, why)
                 self._take(message)
         finally:

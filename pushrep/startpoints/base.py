@@ -7,7 +7,7 @@ of it is written, and it is done again from its beginning: so a change decides a
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
@@ -87,6 +87,10 @@ class BaseStore:
         self._check()
         return self._journal.size_bytes()
 
+    def within(self, timeout_s: float) -> AbstractContextManager[None]:
+        """What this thread asks of the store inside takes so long altogether, or raises as if nobody answered."""
+        return self._journal.budget.within(timeout_s)
+
     # ---- inside
 
     def _all_facts(self) -> list[Fact]:
@@ -130,7 +134,7 @@ def changes(
 
     @functools.wraps(method)
     def changing(self: "_Store", /, *args: _Parameters.args, **more: _Parameters.kwargs) -> _Answer:
-        wait_s = self._journal.lock_wait_s
+        wait_s = self._journal.budget.left_s(self._journal.lock_wait_s)
         try:
             for attempt in Retrying(
                 retry=retry_if_exception_type(Overtaken),

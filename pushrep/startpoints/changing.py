@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pushrep.errors import BadArgument
+from pushrep.startpoints.budget import Budget
 from pushrep.startpoints.errors import CorruptStore
 from pushrep.startpoints.events import Applied, Expired, Fact, Failed
 from pushrep.startpoints.ledger import Ledger, Standing
@@ -40,6 +41,7 @@ class Facts(Protocol):
     """Facts in order, wherever they lie: a file (`journal`), or a topic (pushrep.kafka.startpoints). Thread-safe."""
 
     lock_wait_s: float
+    budget: Budget
 
     @property
     def place(self) -> Path | str:

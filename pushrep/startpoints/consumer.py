@@ -6,13 +6,15 @@
                 handle(records)
             consumer.commit()                    what poll gave is done
 
-Each poll looks whether the store has changed (one stat) and applies a newer startpoint at once, without a restart. What
-poll gave and was not committed is given again after a crash: at least once.
+Each poll looks whether the store has changed (one stat) and applies a newer startpoint at once, without a restart; a
+consumer that has begun goes on without new ones while the store can't be reached. What poll gave and was not committed
+is given again after a crash: at least once.
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -22,6 +24,7 @@ from pushrep.log.log_names import log_name
 from pushrep.records import Record
 from pushrep.startpoints.checkpoints import Claim
 from pushrep.startpoints.errors import PartitionLost, StartpointFailed, StoreClosed
+from pushrep.startpoints.looking import Looking, NotNow
 from pushrep.startpoints.model import Startpoint
 from pushrep.startpoints.partition_log import LocalLog, PartitionLog, facts_of
 from pushrep.startpoints.starting import BootstrapGate, Origin, Start
@@ -58,8 +61,8 @@ class LogConsumer:
     def __init__(self, store: StartpointStore, lanes: dict[int, _Lane], default: Startpoint, *, reset: bool) -> None:
         """Use `LogConsumer.open`."""
         self._store, self._lanes, self._default, self._reset = store, lanes, default, reset
-        self._gate = BootstrapGate()
-        self._seen_bytes = -1
+        self._gate, self._looking = BootstrapGate(), Looking(store)
+        self._seen_bytes = -1  # nothing yet: the lanes are to start
         self._stopped: dict[int, StartpointFailed] = {}
         self._closed = False
 
@@ -177,18 +180,30 @@ class LogConsumer:
             raise StoreClosed(self._store.place)
 
     def _follow_store(self) -> None:
-        size_bytes = self._store.size_bytes()
-        if size_bytes == self._seen_bytes:
+        looking = self._looking
+        if self._seen_bytes < 0:
+            size_bytes = self._store.size_bytes()
+            for partition, lane in list(self._lanes.items()):
+                self._take_up(partition, lane)
+            self._seen_bytes = size_bytes  # as it was before the look: what came meanwhile is looked at next time
             return
-        for partition, lane in list(self._lanes.items()):
-            reader = lane.claim.reader
-            pending = self._store.read(reader.consumer, reader.topic, reader.partition)
-            if lane.start is not None and (pending is None or pending.sequence <= lane.start.sequence):
-                continue
-            if pending is not None and (known := self._stopped.get(partition)) and known.sequence == pending.sequence:
-                continue
-            self._start(partition, lane)
-        self._seen_bytes = size_bytes  # as it was before the look: what came meanwhile is looked at next time
+        with suppress(NotNow):
+            size_bytes = looking.look()
+            if size_bytes == self._seen_bytes and looking.away is None:
+                return
+            for partition, lane in list(self._lanes.items()):
+                looking.ask(partial(self._take_up, partition, lane))
+            self._seen_bytes = size_bytes
+
+    def _take_up(self, partition: int, lane: _Lane) -> None:
+        """What is new for one partition."""
+        reader = lane.claim.reader
+        pending = self._store.read(reader.consumer, reader.topic, reader.partition)
+        if lane.start is not None and (pending is None or pending.sequence <= lane.start.sequence):
+            return
+        if pending is not None and (known := self._stopped.get(partition)) and known.sequence == pending.sequence:
+            return
+        self._start(partition, lane)
 
     def _start(self, partition: int, lane: _Lane) -> None:
         position = lane.position if lane.start is not None else None

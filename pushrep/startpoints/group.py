@@ -8,14 +8,20 @@
 
 Killed in between: before `applied` nothing has happened; after it the stored offset is used again; after the commit the
 next holder sees the sequence in it, says `consumed`, and goes on from the committed position.
+
+A member that was held up inside its start may claim a partition which the group has given to another one meanwhile. Who
+finds its claim gone therefore asks the group's coordinator, and claims again if the partition is its own.
 """
 
 import logging
+from contextlib import suppress
 
 from filtering.consumers.startpoints import Answer, PartitionFacts, Refusal, Wish
 from pushrep.errors import BadArgument
+from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints.checkpoints import Claim
-from pushrep.startpoints.errors import NotWritten, PartitionLost, StartpointFailed, StoreBusy, StoreUnavailable
+from pushrep.startpoints.errors import PartitionLost, StartpointFailed
+from pushrep.startpoints.looking import Looking, NotNow
 from pushrep.startpoints.model import Kind, Reader
 from pushrep.startpoints.resolve import LogFacts
 from pushrep.startpoints.states import State
@@ -23,7 +29,6 @@ from pushrep.startpoints.store import StartpointStore
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-_AWAY = (StoreUnavailable, StoreBusy, NotWritten)
 _REFUSED = {Kind.BOOTSTRAP: "BOOTSTRAP holds other partitions, which a consumer group can't: take EARLIEST"}
 
 
@@ -31,35 +36,35 @@ class GroupStartpoints:
     """The startpoints of a store, in a directory or a topic, for the groups of one process. The group is the consumer.
 
     look_every_s: how often a running consumer looks whether the store has changed: a look at a file, or one question
-    to a broker. A startpoint that can't be applied stops its partition, StartpointFailed says why; cancel it or set
+    to a broker. Where nobody answers, a running consumer goes on and it is asked more and more rarely, once a minute
+    at last. A startpoint that can't be applied stops its partition, StartpointFailed says why; cancel it or set
     another one. BOOTSTRAP is refused by name: a group's other partitions can't be held. Raises BadArgument.
     """
 
-    def __init__(self, store: StartpointStore, *, look_every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(
+        self, store: StartpointStore, *, look_every_s: float = LOOK_EVERY_S, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         if not look_every_s > 0:
             raise BadArgument("look_every_s", f"give seconds above 0, not {look_every_s!r}")
         self.look_every_s = look_every_s
-        self._store = store
+        self._store, self._looking = store, Looking(store, clock)
         self._claims: dict[Reader, Claim] = {}
         self._version, self._size_bytes = 0, -1
-        self._is_away = False  # since a partition asked in vain: what it asked for is looked at again
+        self._is_open = False  # something is to be asked again, though nothing new was written
+        self._unsaid: set[tuple[Reader, int]] = set()  # committed, and `consumed` could not be stored
 
     def version(self) -> int:
         """A number that changes with every change of the store. One that can't be reached holds no running consumer."""
-        try:
-            size_bytes = self._store.size_bytes()
-        except StoreUnavailable as error:
-            if self._version == 0:
-                raise
-            self._warn(error)
-            return self._version
-        if self._is_away or size_bytes != self._size_bytes:
-            self._version, self._size_bytes, self._is_away = self._version + 1, size_bytes, False
+        with suppress(NotNow):
+            size_bytes = self._looking.look() if self._version else self._store.size_bytes()
+            if self._is_open or size_bytes != self._size_bytes:
+                self._version, self._size_bytes, self._is_open = self._version + 1, size_bytes, False
         return self._version
 
     def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Answer:
         """Take the partition over; apply the newest startpoint above the committed one, once. None: there is none."""
         reader = Reader(consumer, facts.topic, facts.partition)
+        self._unsaid -= self._unsaid_of(reader)
         claim = self._claims[reader] = self._store.claim(*_names(reader))
         committed = self._store.standing(committed_sequence, reader)
         if committed is not None and committed.state is State.APPLIED:
@@ -68,30 +73,54 @@ class GroupStartpoints:
 
     def moved(self, consumer: str, facts: PartitionFacts, running_sequence: int) -> Answer:
         """Apply a startpoint newer than the one that the partition runs from, once. None: there is none."""
-        claim = self._claims.get(Reader(consumer, facts.topic, facts.partition))
-        if claim is None or self._is_away:
+        reader = Reader(consumer, facts.topic, facts.partition)
+        if reader not in self._claims:
             return None
         try:
-            return self._newer(claim, facts, running_sequence)
+            return self._looking.ask(lambda: self._followed(reader, facts, running_sequence))
+        except NotNow:
+            self._is_open = True
         except PartitionLost as lost:
-            _LOG.info("%s; its next holder applies what is new", lost)
-        except _AWAY as error:
-            self._is_away = True
-            self._warn(error)
+            _LOG.info("%s; its holder applies what is new", lost)
+            self._is_open = True
         return None
 
     def consumed(self, consumer: str, topic: str, partition: int, sequence: int) -> None:
-        """A commit that carries this sequence is stored. Who took the partition over meanwhile says so instead."""
-        reader = Reader(consumer, topic, partition)
-        try:
-            self._store.consume(self._claims[reader], sequence, committed=sequence)
-        except PartitionLost as lost:
-            _LOG.info("%s; its next holder finds the sequence in the commit", lost)
-        except _AWAY as error:
-            _LOG.warning("%s; the commit is stored, the next holder finds the sequence in it", error)
+        """A commit that carries this sequence is stored.
 
-    def _warn(self, error: Exception) -> None:
-        _LOG.warning("%s; new startpoints wait, it is looked at again in %g s", error, self.look_every_s)
+        What can't be said now is said at a later look, or by the next holder, who finds the sequence in the commit.
+        """
+        reader = Reader(consumer, topic, partition)
+        self._unsaid.add((reader, sequence))
+        try:
+            with suppress(NotNow):
+                self._looking.ask(lambda: self._say(reader))
+        except PartitionLost as lost:
+            _LOG.info("%s; that startpoint %d is used up is said later", lost, sequence)
+        self._is_open |= bool(self._unsaid)
+
+    def _say(self, reader: Reader) -> None:
+        """Say what is committed and not said yet, if anything."""
+        for one in sorted(self._unsaid_of(reader)):
+            self._store.consume(self._claims[reader], one[1], committed=one[1])
+            self._unsaid.remove(one)
+
+    def _unsaid_of(self, reader: Reader) -> set[tuple[Reader, int]]:
+        return {one for one in self._unsaid if one[0] == reader}
+
+    def _followed(self, reader: Reader, facts: PartitionFacts, sequence: int) -> Answer:
+        """What is new for a partition that runs. Raises PartitionLost if it is another member's."""
+        try:
+            return self._told(reader, facts, sequence)
+        except PartitionLost:
+            if not facts.is_held(facts.topic, facts.partition):
+                raise
+        self._claims[reader] = self._store.claim(*_names(reader))
+        return self._told(reader, facts, sequence)
+
+    def _told(self, reader: Reader, facts: PartitionFacts, sequence: int) -> Answer:
+        self._say(reader)
+        return self._newer(self._claims[reader], facts, sequence)
 
     def _newer(self, claim: Claim, facts: PartitionFacts, sequence: int) -> Answer:
         reader = claim.reader

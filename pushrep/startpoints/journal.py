@@ -24,6 +24,7 @@ import google_crc32c
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from pushrep.seams import File, Filesystem, LockHeld, write_atomic
+from pushrep.startpoints.budget import Budget
 from pushrep.startpoints.changing import View
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
 from pushrep.startpoints.events import Fact, from_json, to_json
@@ -48,6 +49,7 @@ class Journal:
     ) -> None:
         self.directory, self.path = directory, directory / JOURNAL_NAME
         self._filesystem, self.lock_wait_s, self._sleep = filesystem, lock_wait_s, sleep
+        self.budget = Budget()
         self._mutex, self._view_lock = threading.Lock(), threading.Lock()
         self._known, self._last_line = View([], 0, 0), b""
 
@@ -106,19 +108,20 @@ class Journal:
     # ---- inside
 
     def _locked(self) -> File:
+        wait_s = self.budget.left_s(self.lock_wait_s)
         try:
             self._filesystem.make_directory(self.directory)
             for attempt in Retrying(
                 retry=retry_if_exception_type(LockHeld),
                 wait=wait_random(0, _PAUSE_MAX_S),
-                stop=stop_after_delay(self.lock_wait_s),
+                stop=stop_after_delay(wait_s),
                 sleep=self._sleep,
                 reraise=True,
             ):
                 with attempt:
                     return self._filesystem.lock(self.directory / LOCK_NAME)
         except LockHeld as error:
-            raise StoreBusy(self.directory, error.pid, self.lock_wait_s) from error
+            raise StoreBusy(self.directory, error.pid, wait_s) from error
         except OSError as error:
             raise StoreUnavailable(self.directory, error.strerror or str(error)) from error
         raise AssertionError("unreachable: tenacity returns or raises")

@@ -132,13 +132,18 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         latest = {partition: Position(extent.end, extent.log_id) for partition, extent in self._logs.extents().items()}
-        return StreamOffset(self._options.topic, latest, {}).to_json()
+        told = StreamOffset(self._options.topic, latest, {}).to_json()
+        away = self._startpoints.away() if self._startpoints is not None else None
+        return told if away is None else {**told, "startpoints": away}  # progress shows it; nothing of it is logged
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         options = self._options
         before = StreamOffset.from_json(start, options.topic)
         extents = self._extents()
-        begun = self._startpoints.begun(before, extents) if self._startpoints is not None else {}
+        begun: Mapping[int, Position] = {}
+        if self._startpoints is not None:
+            begun = self._startpoints.begun(before, extents)
+            extents = self._startpoints.readable(extents)
         if before is None:
             step = first_step(resolve_starts(options, self._logs, extents), extents)
         else:

@@ -9,12 +9,16 @@
 
 The store's checkpoint of the consumer follows Spark's about once a minute, for people who look; Spark's is the truth.
 A failed startpoint stops the query with its reason. Bootstrapping partitions hold the others still.
+
+A store that does not answer when a stream starts stops it. Later the stream goes on without new startpoints, says so in
+its log and its progress, and takes them up when the store answers again; a partition that is new waits for that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints import (
@@ -28,14 +32,17 @@ from pushrep.startpoints import (
     State,
     StorePlace,
 )
+from pushrep.startpoints.looking import AWAY, Looking, NotNow
 from spark_jobs.sources.logs import TopicLogs
-from spark_jobs.sources.options import SourceOptions
+from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent
 from spark_jobs.sources.positions import CheckpointUnusable, Position, StreamOffset
 from spark_jobs.sources.progress import Step
 
 FOLLOW_MS = 60_000
 """How far the store's checkpoint may lag behind Spark's, where no startpoint waits to be consumed."""
+
+_Answer = TypeVar("_Answer")
 
 
 class StreamStartpoints:
@@ -44,9 +51,12 @@ class StreamStartpoints:
     def __init__(self, options: SourceOptions, logs: TopicLogs, consumer: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
         beside = StorePlace.parse(Path(options.path) / STORE_NAME)
         self._place = options.startpoints if options.startpoints is not None else beside
+        self._place_words = options.given.get("startpoints", self._place.name)
         self._opened: StartpointStore | None = None
         self._consumer, self._topic, self._logs, self._clock = consumer, options.topic, logs, clock
         self._claims: dict[int, Claim] = {}
+        self._looking: Looking | None = None  # None: the stream has not begun
+        self._bootstraps: dict[tuple[int, int], int | None] = {}  # by partition and epoch, the end of its bootstrap
         self._seen: tuple[int, frozenset[int]] | None = None
         self._followed_ms: int | None = None
         self._unconsumed: dict[int, int] = {}  # partition -> startpoint that it was given and has not consumed
@@ -54,28 +64,47 @@ class StreamStartpoints:
     def begun(self, before: StreamOffset | None, extents: Mapping[int, Extent]) -> dict[int, Position]:
         """Where partitions begin anew, by startpoints that the stream has not taken yet: position and epoch.
 
-        Raises what the store raises, StartpointFailed among it.
+        Raises BadOption at a start where the store does not answer, and what else the store raises, StartpointFailed
+        among it.
         """
+        found: dict[int, Position] = {}
+        try:
+            self._look(before, extents, found)
+        except NotNow:
+            return found  # what was applied before is stored: it is taken now, or found again
+        except AWAY as error:
+            why = f"it has to answer when a stream starts: {error}"
+            raise BadOption("startpoints", self._place_words, why) from error
+        self._looking = self._looking or Looking(self._store, self._clock)
+        return found
+
+    def readable(self, extents: Mapping[int, Extent]) -> dict[int, Extent]:
+        """Without partitions of which nobody knows yet where they are to begin."""
+        return {partition: extent for partition, extent in extents.items() if partition in self._claims}
+
+    def away(self) -> str | None:
+        """For people: that the store does not answer, and why; None while it does."""
+        return None if self._looking is None else self._looking.words()
+
+    def _look(self, before: StreamOffset | None, extents: Mapping[int, Extent], found: dict[int, Position]) -> None:
         positions = before.positions if before is not None else {}
-        size_bytes = self._store.size_bytes()
-        for partition in extents.keys() - self._claims.keys():
-            self._claims[partition] = self._store.claim(self._consumer, self._topic, partition)
+        size_bytes = self._store.size_bytes() if self._looking is None else self._looking.look()
+        if self.away() is not None:
+            self._seen = None  # so that more than a look is asked
+        for partition in sorted(extents.keys() - self._claims.keys()):
+            claim = partial(self._store.claim, self._consumer, self._topic, partition)
+            self._claims[partition] = self._asked(claim)
         self._follow(positions)
         seen = (size_bytes, frozenset(extents))
         if self._seen == seen:
-            return {}
-        found = {}
+            return
         for partition, extent in sorted(extents.items()):
             position = positions.get(partition)
-            applied = self._applied(partition, position, extent)
-            if applied is not None:
-                found[partition] = Position(
-                    applied.offset, extent.log_id, applied.sequence, self._marks_epoch(partition, applied, position)
-                )
-                self._unconsumed[partition] = applied.sequence
+            begins = self._asked(partial(self._begins, partition, position, extent))
+            if begins is not None:
+                found[partition] = begins
         # What was found is taken only once Spark has logged it: until then it is found again.
         self._seen = None if found else seen
-        return found
 
     def held(self, before: StreamOffset | None, step: Step) -> Step:
         """The step while a partition bootstraps: those that don't read nothing."""
@@ -83,11 +112,17 @@ class StreamStartpoints:
         positions = before.positions if before is not None else {}
         for partition, (start, _) in step.ranges.items():
             line = step.begun.get(partition, positions.get(partition))
-            standing = self._standing(self._claims[partition], line.epoch if line is not None else 0)
-            applied = standing.applied if standing is not None else None
-            gate.start(partition, start, applied.until if applied is not None else None)
+            gate.start(partition, start, self._until(partition, line.epoch if line is not None else 0))
         ranges = {p: (start, end if gate.may_read(p) else start) for p, (start, end) in step.ranges.items()}
         return replace(step, ranges=ranges)
+
+    def _until(self, partition: int, epoch: int) -> int | None:
+        """Up to where a partition in this epoch bootstraps, if it does; asked once, since it never changes."""
+        if (partition, epoch) not in self._bootstraps:
+            standing = self._standing(self._claims[partition], epoch)
+            applied = standing.applied if standing is not None else None
+            self._bootstraps[partition, epoch] = applied.until if applied is not None else None
+        return self._bootstraps[partition, epoch]
 
     @property
     def _store(self) -> StartpointStore:
@@ -101,6 +136,20 @@ class StreamStartpoints:
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.close()
+
+    def _asked(self, question: Callable[[], _Answer]) -> _Answer:
+        """What the store says; at a start for as long as that takes. Raises NotNow in a stream that has begun."""
+        return question() if self._looking is None else self._looking.ask(question)
+
+    def _begins(self, partition: int, position: Position | None, extent: Extent) -> Position | None:
+        """Where a startpoint that is new lets the partition begin anew."""
+        applied = self._applied(partition, position, extent)
+        if applied is None:
+            return None
+        line = self._marks_epoch(partition, applied, position)
+        self._unconsumed[partition] = applied.sequence
+        self._bootstraps[partition, applied.sequence] = applied.until
+        return Position(applied.offset, extent.log_id, applied.sequence, line)
 
     def _applied(self, partition: int, position: Position | None, extent: Extent) -> Applied | None:
         pending = self._store.read(self._consumer, self._topic, partition)
@@ -127,21 +176,23 @@ class StreamStartpoints:
         now_ms = self._clock.monotonic_ms()
         is_due = self._followed_ms is None or now_ms - self._followed_ms >= FOLLOW_MS
         for partition, position in positions.items():
-            claim = self._claims.get(partition)
-            if claim is None or not (is_due or partition in self._unconsumed):
-                continue
-            standing = self._standing(claim, position.epoch)
-            is_open = standing is not None and standing.state is State.APPLIED
-            sequence = max(position.epoch, self._store.checkpoint(claim.reader).sequence)
-            done = self._store.commit(claim, position.offset, sequence=sequence, log_id=position.log_id)
-            if is_open and done:
-                self._store.consume(claim, position.epoch)
-            if is_open and not done:
-                self._unconsumed[partition] = position.epoch
-            elif position.epoch >= self._unconsumed.get(partition, 0):
-                self._unconsumed.pop(partition, None)
+            if partition in self._claims and (is_due or partition in self._unconsumed):
+                self._asked(partial(self._tell, partition, position))
         if is_due:
             self._followed_ms = now_ms
+
+    def _tell(self, partition: int, position: Position) -> None:
+        claim = self._claims[partition]
+        standing = self._standing(claim, position.epoch)
+        is_open = standing is not None and standing.state is State.APPLIED
+        sequence = max(position.epoch, self._store.checkpoint(claim.reader).sequence)
+        done = self._store.commit(claim, position.offset, sequence=sequence, log_id=position.log_id)
+        if is_open and done:
+            self._store.consume(claim, position.epoch)
+        if is_open and not done:
+            self._unconsumed[partition] = position.epoch
+        elif position.epoch >= self._unconsumed.get(partition, 0):
+            self._unconsumed.pop(partition, None)
 
     def _standing(self, claim: Claim, epoch: int) -> Standing | None:
         if epoch == 0:

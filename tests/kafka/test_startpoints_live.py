@@ -9,6 +9,7 @@ from filtering import StreamMetadata
 from filtering.consumers.asking import Failure
 from filtering.consumers.confluent_asking import ask_partitions, failure_of_code
 from filtering.consumers.positions import decode
+from filtering.consumers.startpoints import PartitionFacts
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, State, StoreUnavailable, store_at
 from tests.kafka.plain_client import create_topic, plain_producer
 
@@ -204,6 +205,58 @@ def test_rules_2_and_3_a_running_group_is_sent_back_once_without_a_rejoin(broker
 
     told(reader, later)
     assert committed(broker, topic, 0).startpoint == third
+
+
+@BOTH
+def test_a_late_claim_of_who_was_held_up_inside_its_start_leaves_the_holder_not_deaf(topic, store, reader):
+    """The group gave partition 0 to this member while another was inside its start; then that one claimed it."""
+
+    async def story(one):
+        assert await one.read(2 * COUNT) == EVERYTHING
+        await one.commit()
+        late, facts = GroupStartpoints(store), PartitionFacts(topic, 0, lambda *_: (0, COUNT), lambda *_: None, COUNT)
+        assert late.pending(topic, facts, 0) is None
+        sequence = store.write(topic, topic, 0, Startpoint.specific(30, reset_marks=True), "nonsense since 30")
+        assert await one.read(10) == {0: list(range(30, 40))}
+        assert late.moved(topic, facts, 0) is None, "rule 3: the group says that it is not its"
+        assert late.pending(topic, facts, 0).sequence == sequence, "and again, before the commit is told"
+        await one.commit()
+        while "Consumed" not in events(store):
+            assert await one.read(0) == {}
+        assert events(store) == ["Written", "Applied", "Consumed"]
+        assert len(one.assigned) == 1, "no rejoin"
+
+    told(reader, story)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_the_coordinator_tells_who_holds_a_partition(broker, topic, protocol):
+    from filtering.consumers.confluent import ReplayFilteredConsumer
+
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": topic, "log_level": 0}
+    settings |= {"group.protocol": protocol}
+    if protocol == "classic":
+        settings |= {"partition.assignment.strategy": "cooperative-sticky"}
+    members = [ReplayFilteredConsumer(settings) for _ in range(2)]
+    held = [set(), set()]
+    try:
+        for member, own in zip(members, held, strict=True):
+            member.subscribe(
+                [topic],
+                on_assign=lambda _, given, own=own: own.update(one.partition for one in given),
+                on_revoke=lambda _, gone, own=own: own.difference_update(one.partition for one in gone),
+            )
+        for _ in range(3000):
+            for member in members:
+                member.poll(0.02)
+            said = [{n for n in range(2) if member._starts._member.is_held(topic, n)} for member in members]
+            if sorted(map(len, held)) == [1, 1] and said == held:
+                break
+        assert said == held
+        assert sorted(map(len, held)) == [1, 1]
+    finally:
+        for member in members:
+            member.close()
 
 
 @CLIENTS

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import SegmentLog
-from pushrep.startpoints import Consumed, PartitionLost, Startpoint, StartpointFailed, StartpointStore
+from pushrep.startpoints import (
+    Consumed,
+    PartitionLost,
+    Startpoint,
+    StartpointFailed,
+    StartpointStore,
+    StoreUnavailable,
+)
+from pushrep.testing import SimulatedClock
+from spark_jobs.sources import startpoints
 from spark_jobs.sources.datasource import PushrepDataSource
 from spark_jobs.sources.options import BadOption
 from spark_jobs.sources.positions import CheckpointUnusable
@@ -320,3 +329,102 @@ def test_a_running_query_follows_a_startpoint(spark, directory, store, checkpoin
         query.stop()
     assert batches == [rows(0, 0) + rows(1, 0), rows(0, 25, epoch=sequence)]
     assert ends[-1]["partitions"]["0"]["epoch"] == sequence, "the progress tells the startpoint"
+
+
+class Brokers:
+    """Of a store of startpoints: they answer, or they don't."""
+
+    def __init__(self, store, monkeypatch):
+        self.store, self._monkeypatch, self.lost = store, monkeypatch, ()
+        for name in ("size_bytes", "read", "claim", "apply", "commit", "standing"):
+            self._may_be_lost(name)
+
+    def _may_be_lost(self, name):
+        method = getattr(StartpointStore, name)
+
+        def asked(store, *words, **named):
+            if name in self.lost:
+                raise StoreUnavailable("kafka:startpoints", "no broker answers")
+            return method(store, *words, **named)
+
+        self._monkeypatch.setattr(StartpointStore, name, asked)
+
+
+ALL_LOST = ("size_bytes", "read", "claim", "apply", "commit", "standing")
+
+
+@pytest.fixture
+def brokers(store, monkeypatch):
+    return Brokers(store, monkeypatch)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Of the pauses between questions to a store that does not answer."""
+    clock = SimulatedClock()
+    looking = startpoints.Looking
+    monkeypatch.setattr(startpoints, "Looking", lambda store, _clock: looking(store, clock))
+    return clock
+
+
+@pytest.mark.parametrize("lost", [ALL_LOST, ("read",), ("apply",)], ids=["all", "behind the look", "its writers"])
+def test_a_store_that_goes_away_holds_no_running_stream_and_is_taken_up_again(
+    directory, store, brokers, clock, caplog, lost
+):
+    engine = Engine(directory)
+    engine.drain()
+    sequence = store.write("billing", "orders", 1, Startpoint.specific(35), "again")
+    brokers.lost = lost
+    append(directory, 0, 5)
+    assert engine.drain() == rows(0, COUNT, COUNT + 5)
+    assert "no broker answers" in engine.reader.reportLatestOffset()["startpoints"]
+    for _ in range(3):
+        clock.advance(60_000)
+        assert engine.drain() == []
+    assert caplog.text.count("new startpoints wait") == 1, "told once"
+    brokers.lost = ()
+    clock.advance(60_000)
+    assert engine.drain() == rows(1, 35, epoch=sequence)
+    assert "startpoints" not in engine.reader.reportLatestOffset()
+    append(directory, 1, 1)
+    assert engine.drain() == rows(1, COUNT, COUNT + 1, epoch=sequence)
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [sequence]
+
+
+def test_a_store_that_does_not_answer_at_a_start_stops_the_stream_by_the_name_of_its_setting(directory, brokers):
+    engine = Engine(directory, startpoints=str(directory / "startpoints"))
+    brokers.lost = ALL_LOST
+    with pytest.raises(BadOption, match=r"option startpoints=.*has to answer when a stream starts.*no broker answers"):
+        engine.batch()
+    brokers.lost = ()
+    engine.drain()
+    engine.restart()
+    brokers.lost = ("claim",)
+    with pytest.raises(BadOption, match=r"option startpoints="):
+        engine.batch()
+
+
+def test_a_partition_that_comes_while_the_store_is_away_waits_for_it(directory, store, brokers, clock):
+    """Nobody knows where it is to begin."""
+    engine = Engine(directory)
+    engine.drain()
+    brokers.lost = ALL_LOST
+    with SegmentLog.open(directory / "orders-2") as log:
+        log.append([b"x"] * 3)
+    append(directory, 0, 1)
+    assert engine.drain() == rows(0, COUNT, COUNT + 1)
+    brokers.lost = ()
+    number = store.write("billing", "orders", 2, Startpoint.specific(1), "not the first")
+    clock.advance(60_000)
+    assert engine.drain() == rows(2, 1, 3, epoch=number)
+
+
+def test_bootstrapping_goes_on_while_the_store_is_away(directory, store, brokers):
+    engine = Engine(directory, maxRecordsPerTrigger="15")
+    engine.drain()
+    sequence = store.write("billing", "orders", 1, Startpoint.bootstrap(), "all of it, before anything else")
+    append(directory, 0, 5)
+    assert engine.batch() == rows(1, 0, 15, epoch=sequence)
+    brokers.lost = ALL_LOST
+    assert engine.batch() == rows(1, 15, 30, epoch=sequence), "partition 0 is held still"
+    assert sorted(engine.drain()) == rows(0, COUNT, COUNT + 5) + rows(1, 30, epoch=sequence)

@@ -12,7 +12,10 @@ from pushrep.startpoints import (
     StartpointFailed,
     StartpointStore,
     StoreClosed,
+    StoreUnavailable,
 )
+from pushrep.startpoints.looking import Looking
+from pushrep.testing import SimulatedClock
 
 RECORDS = 60
 T0 = 1_700_000_000_000
@@ -243,3 +246,31 @@ def test_close_is_idempotent(directory):
     for use in (consumer.poll, consumer.commit):
         with pytest.raises(StoreClosed):
             use()
+
+
+def test_a_store_that_is_away_holds_no_consumer_that_has_begun(logs, directory, store, monkeypatch, caplog):
+    def silent(*_words, **_named):
+        raise StoreUnavailable("kafka:startpoints", "no broker answers")
+
+    clock = SimulatedClock()
+    fresh, begun = (LogConsumer.open(directory, "orders", name, store=store) for name in ("audit", "billing"))
+    begun._looking = Looking(store, clock)
+    assert len(drain(begun)[0]) == RECORDS
+    first = store.write("billing", "orders", 0, Startpoint.specific(50), "again")
+    for lost in ("size_bytes", "read"):
+        logs[0].append([b"more"])
+        with monkeypatch.context() as patched:
+            patched.setattr(store, lost, silent)
+            assert len(drain(begun)[0]) == 1, lost
+            clock.advance(60_000)
+            assert drain(begun) == {}
+            with pytest.raises(StoreUnavailable):
+                fresh.poll()
+        clock.advance(60_000)
+        if lost == "size_bytes":
+            assert drain(begun) == {0: list(range(50, RECORDS + 1))}
+            begun.commit()
+            store.write("billing", "orders", 0, Startpoint.specific(55), "and again")
+    assert drain(begun) == {0: list(range(55, RECORDS + 2))}
+    assert caplog.text.count("new startpoints wait") == 2, "once each time"
+    assert [fact.sequence for fact in store.history() if isinstance(fact, Consumed)] == [first]

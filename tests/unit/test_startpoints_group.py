@@ -1,5 +1,8 @@
 """Startpoints of consumer groups by a store, without a client: what a partition that comes or runs is told."""
 
+from contextlib import contextmanager
+from itertools import pairwise
+
 import pytest
 
 from filtering.consumers.startpoints import PartitionFacts, Refusal, Wish
@@ -15,6 +18,7 @@ from pushrep.startpoints import (
     StoreUnavailable,
     Written,
 )
+from pushrep.testing import SimulatedClock
 
 
 @pytest.fixture
@@ -113,39 +117,119 @@ def test_the_version_changes_with_what_is_written_and_not_with_reading(store, gr
     assert group.version() != before
 
 
-def test_a_store_that_is_away_for_a_while_holds_no_running_consumer(store, monkeypatch, caplog):
-    def away():
-        raise StoreUnavailable("kafka:startpoints", "no broker answers")
+@pytest.fixture
+def clock():
+    return SimulatedClock()
 
-    started, fresh = GroupStartpoints(store), GroupStartpoints(store)
+
+@pytest.fixture
+def away(store, monkeypatch):
+    """Called with names of the store's methods: brokers that don't answer, while the block lasts."""
+
+    @contextmanager
+    def going(*names):
+        def silent(*_words, **_named):
+            raise StoreUnavailable("kafka:startpoints", "no broker answers")
+
+        with monkeypatch.context() as patched:
+            for name in names:
+                patched.setattr(store, name, silent)
+            yield
+
+    return going
+
+
+def test_a_store_that_is_away_for_a_while_holds_no_running_consumer(store, clock, away, caplog):
+    started, fresh = GroupStartpoints(store, clock=clock), GroupStartpoints(store)
     known = started.version()
     write(store, Startpoint.specific(20))
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "size_bytes", away)
-        assert started.version() == known
-        assert "new startpoints wait" in caplog.text
+    with away("size_bytes"):
+        for _ in range(3):
+            assert started.version() == known
+            clock.advance(60_000)
+        assert caplog.text.count("new startpoints wait") == 1, "told once"
         with pytest.raises(StoreUnavailable):
             fresh.version()
     assert started.version() != known
 
 
-def test_a_store_that_goes_away_between_two_questions_is_asked_again(store, group, monkeypatch, caplog):
-    def away(*_words, **_named):
-        raise StoreUnavailable("kafka:startpoints", "no broker answers")
-
+def test_a_store_that_goes_away_between_two_questions_is_asked_again(store, clock, away, caplog):
+    group = GroupStartpoints(store, clock=clock)
     group.pending("billing", facts(60), 0)
     group.version()
     first = write(store, Startpoint.specific(20))
     seen = group.version()
-    with monkeypatch.context() as patched:
-        for name in ("read", "size_bytes", "consume"):
-            patched.setattr(store, name, away)
+    with away("read", "size_bytes"):
         assert group.moved("billing", facts(60), 0) is None, "the consumer goes on"
         assert group.version() == seen
-        group.consumed("billing", "orders", 0, first)
-    assert caplog.text.count("no broker answers") == 3
+    assert caplog.text.count("no broker answers") == 1
+    assert group.version() == seen, "not at once"
+    clock.advance(1_000)
     assert group.version() != seen, "nothing was written meanwhile, and yet there is something to look at"
     assert group.moved("billing", facts(60), 0) == Wish(20, first, reset_marks=False)
+    seen = group.version()
+    with away("consume"):
+        group.consumed("billing", "orders", 0, first)
+    assert events(store) == [Written, Applied]
+    clock.advance(1_000)
+    assert group.version() != seen
+    assert group.moved("billing", facts(21), first) is None
+    assert events(store) == [Written, Applied, Consumed], "said as soon as that can be"
+
+
+def test_the_longer_nobody_answers_the_more_rarely_is_asked(store, clock, monkeypatch):
+    asked = []
+
+    def silent():
+        asked.append(clock.monotonic_ms())
+        raise StoreUnavailable("kafka:startpoints", "no broker answers")
+
+    group = GroupStartpoints(store, clock=clock)
+    group.version()
+    monkeypatch.setattr(store, "size_bytes", silent)
+    for _ in range(2_000):
+        group.version()
+        clock.advance(100)
+    pauses = [later - before for before, later in pairwise(asked)]
+    assert pauses == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
+
+
+def ours(position):
+    """Facts of a partition that the group's coordinator says is this member's."""
+    return facts(position)._replace(is_held=lambda topic, partition: (topic, partition) == ("orders", 0))
+
+
+def test_a_late_claim_of_who_was_held_up_inside_its_start_leaves_the_holder_not_deaf(store, group):
+    """The group gave the partition away while a member was inside its start; then that one goes on, and claims it."""
+    group.pending("billing", facts(60), 0)
+    late = GroupStartpoints(store)
+    late.pending("billing", facts(60), 0)
+    first = write(store, Startpoint.relative(records=-20))
+    assert late.moved("billing", ours(60), 0) == Wish(40, first, reset_marks=False), "it has the claim"
+    assert group.moved("billing", facts(70), 0) is None, "rule 3: who lost the partition applies nothing"
+    group.version()
+    seen = group.version()
+    assert group.moved("billing", facts(70), 0) is None
+    assert group.version() != seen, "it asks again: the partition may be its own, as soon as the group is at rest"
+    assert group.moved("billing", ours(70), 0) == Wish(40, first, reset_marks=False), "resolved once"
+    assert late.moved("billing", facts(60), 0) is None
+    second = write(store, Startpoint.specific(30))
+    assert group.moved("billing", ours(70), first) == Wish(30, second, reset_marks=False)
+    group.consumed("billing", "orders", 0, second)
+    assert events(store) == [Written, Applied, Written, Applied, Consumed]
+
+
+def test_what_a_holder_committed_after_a_late_claim_is_consumed_all_the_same(store, group):
+    group.pending("billing", facts(60), 0)
+    first = write(store, Startpoint.specific(20))
+    group.moved("billing", facts(60), 0)
+    GroupStartpoints(store).pending("billing", facts(60), 0)
+    group.consumed("billing", "orders", 0, first)
+    assert events(store) == [Written, Applied]
+    assert group.moved("billing", facts(21), first) is None
+    assert events(store) == [Written, Applied], "rule 3: who lost the partition consumes nothing"
+    assert group.moved("billing", ours(21), first) is None
+    assert events(store) == [Written, Applied, Consumed]
 
 
 def test_a_partition_that_never_came_is_told_nothing(store, group):

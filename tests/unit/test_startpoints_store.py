@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -432,6 +433,18 @@ def test_a_held_lock_is_waited_for_and_then_named(tmp_path):
         store.write("billing", "orders", 0, Startpoint.earliest(), "go")
     assert busy.value.pid is not None
     lock.close()
+    assert store.write("billing", "orders", 0, Startpoint.earliest(), "go") == 1
+
+
+def test_who_has_little_time_waits_no_longer_for_a_held_lock(tmp_path):
+    """A running reader: `within` counts for all that its thread asks inside, and for no other."""
+    store = StartpointStore.open(tmp_path, lock_wait_s=600)
+    with closing(REAL_FILESYSTEM.lock(tmp_path / ".lock")), store.within(0.05), store.within(600):
+        with pytest.raises(StoreBusy) as busy:
+            store.claim("billing", "orders", 0)
+        assert busy.value.waited_s <= 0.05
+        with pytest.raises(StoreBusy):
+            store.write("billing", "orders", 0, Startpoint.earliest(), "go")
     assert store.write("billing", "orders", 0, Startpoint.earliest(), "go") == 1
 
 
