@@ -34,6 +34,7 @@ from pushrep.log.log_writer import Surroundings
 from pushrep.log.opening import Attached, OpenedLog, open_log
 from pushrep.log.recovery_report import RecoveryReport
 from pushrep.log.replicated_log import ReplicatedLog
+from pushrep.log.slicing import LogSlices
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
 from pushrep.records.leader_epochs import LeaderEpochs
@@ -248,6 +249,10 @@ class SegmentLog:
         """
         self._checked_writer()
         return self._reader.read(offset, max_bytes)
+
+    def slices(self) -> LogSlices:
+        """For who sends batches as they lie in the files; not to be used while the log is cut, or after `close`."""
+        return LogSlices(self._around.filesystem, self.path, self._checked_writer())
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
         """Every batch that holds an offset in [start, end), up to the log end of now. Raises as `read`."""

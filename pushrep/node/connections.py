@@ -22,6 +22,7 @@ from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import ProtocolError
 from pushrep.protocol.server import Call, ServerConnection
+from pushrep.protocol.spares import Spares
 from pushrep.protocol.values import Struct
 from pushrep.push.sockets import AnySocket, send_all, tune
 from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
@@ -48,6 +49,7 @@ class Peer:
 class Connections:
     """Serves whoever connects to `listener`, until `stop`. `answer(request, sender)` may be called in many threads.
 
+    It keeps nothing of a request's records, whose memory is used again.
     replays: takes over a connection on which something of its is asked.
     """
 
@@ -63,6 +65,7 @@ class Connections:
     ) -> None:
         self._listener, self._settings, self._answer = listener, settings, answer
         self._replays = replays
+        self._spares = Spares()
         self._threads, self._clock = network.threads, clock
         self._lock = threading.Lock()
         self._peers: dict[Peer, None] = {}  # in the order they came
@@ -150,7 +153,7 @@ class Connections:
             assert isinstance(peer.socket, socket.socket), "TLS runs on the system's own sockets"
             peer.socket = secured = settings.tls.wrap_socket(peer.socket, server_side=True)
             sender = name_in_certificate(secured)
-        connection = ServerConnection(limits=settings.limits)
+        connection = ServerConnection(limits=settings.limits, spares=self._spares)
         while True:
             count = peer.socket.recv_into(connection.get_buffer())
             if count == 0:
@@ -165,6 +168,7 @@ class Connections:
                     hand_over(Handed(peer.socket, connection, calls[number:], peer.name, sender, closed))
                     return True
                 self._reply(peer, connection, call, sender)
+            connection.done()
 
     def _reply(self, peer: Peer, connection: ServerConnection, call: Call, sender: str) -> None:
         if call.api_key is ApiKey.API_VERSIONS:

@@ -14,12 +14,14 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from mmap import mmap
 from typing import Generic, NamedTuple, TypeVar
 
 import google_crc32c
 
 from pushrep.errors import BadArgument
 from pushrep.protocol.errors import FrameTooLarge, MalformedFrame, ProtocolError
+from pushrep.protocol.spares import SPARE_BYTES, Spares
 
 T = TypeVar("T")
 
@@ -33,6 +35,7 @@ _HEADER_BYTES_MASK = 0xFF_FFFF
 _FIRST_BYTES = 64 << 10  # a body's first buffer; it then grows fourfold as it fills, so that claims cost no memory
 _GROWTH = 4
 _SCRATCH_BYTES = 64 << 10
+_HEAD_BYTES = 512  # prefix and header of a request for one partition, and to spare
 assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "docs/formats/protocol.md promises 20 bytes"
 
 
@@ -112,15 +115,22 @@ class FrameReader(Generic[T]):
     Feed it what was read, or let the network write straight into it: `get_buffer`, `buffer_updated`, as asyncio's
     BufferedProtocol has them. After the first error the stream is dead: messages before it were delivered, `failure` is
     set, and every further call raises it.
+
+    spares: where memory for large bodies comes from. Who gives them says `done` when nobody looks at the records of
+    the messages so far any more.
     """
 
-    def __init__(self, open_frame: Callable[[Prefix, bytes], Opened[T]], limits: FrameLimits) -> None:
+    def __init__(
+        self, open_frame: Callable[[Prefix, bytes], Opened[T]], limits: FrameLimits, spares: Spares | None = None
+    ) -> None:
         self._open_frame, self._limits = open_frame, limits
+        self._spares, self._lent = spares, list[mmap]()
         self._head = bytearray()  # prefix and header, until both are whole
         self._opened: Opened[T] | None = None
-        self._body = bytearray()
+        self._body: bytearray | mmap = bytearray()
         self._body_size = self._body_filled = 0
         self._scratch: bytearray | None = None
+        self._is_bulky = False  # the last frame's records had a buffer of their own
         self.failure: ProtocolError | None = None
 
     @property
@@ -131,7 +141,7 @@ class FrameReader(Generic[T]):
     @property
     def held_bytes(self) -> int:
         """Memory of the frame that is not whole yet."""
-        return len(self._head) + len(self._body)
+        return len(self._head) + (self._body_filled if isinstance(self._body, mmap) else len(self._body))
 
     def feed(self, data: bytes) -> list[T]:
         """The messages that are whole now. Records point into `data` where it holds them whole: nobody may change it.
@@ -155,10 +165,11 @@ class FrameReader(Generic[T]):
     def get_buffer(self, _size_hint: int = -1) -> memoryview:
         """Where the network may write next; `buffer_updated` tells how much it did. Of a large body, its own memory."""
         if self._opened is not None:
-            return memoryview(self._grown())[self._body_filled :]
+            return memoryview(self._grown())[self._body_filled : self._body_size]
         if self._scratch is None:
             self._scratch = bytearray(_SCRATCH_BYTES)
-        return memoryview(self._scratch)
+        # Behind a large body comes another: what is read of it with its header has to be copied.
+        return memoryview(self._scratch)[: _HEAD_BYTES if self._is_bulky and not self._head else None]
 
     def buffer_updated(self, count: int) -> list[T]:
         """The messages that are whole after `count` bytes were written into `get_buffer()`. Raises as `feed` does."""
@@ -168,6 +179,12 @@ class FrameReader(Generic[T]):
         self._body_filled += count
         self._finish_if_whole(found)
         return found
+
+    def done(self) -> None:
+        """Nobody looks at the records of the messages so far any more: their memory may be used again."""
+        if self._spares is not None:
+            while self._lent:
+                self._spares.give_back(self._lent.pop())
 
     def _take_head(self, view: memoryview, at: int, found: list[T]) -> int:
         """Take prefix and header from `at` on, and the body too if all of it is there; the position behind."""
@@ -223,10 +240,15 @@ class FrameReader(Generic[T]):
         return self._open_frame(prefix, header)
 
     def _begin_body(self, opened: Opened[T]) -> None:
-        self._opened, self._body_size, self._body_filled = opened, opened.body_bytes, 0
-        self._body = bytearray(min(opened.body_bytes, _FIRST_BYTES))
+        size = opened.body_bytes
+        self._opened, self._body_size, self._body_filled = opened, size, 0
+        self._is_bulky = size > _FIRST_BYTES
+        if self._spares is not None and _FIRST_BYTES < size <= SPARE_BYTES:
+            self._body = self._spares.take()
+        else:
+            self._body = bytearray(min(size, _FIRST_BYTES))
 
-    def _grown(self) -> bytearray:
+    def _grown(self) -> bytearray | mmap:
         if self._body_filled == len(self._body):
             # A new one: whoever still holds the view of get_buffer would forbid the old one to grow.
             grown = bytearray(min(self._body_size, _GROWTH * len(self._body)))
@@ -237,7 +259,7 @@ class FrameReader(Generic[T]):
     def _take_body(self, view: memoryview, at: int, found: list[T]) -> int:
         while at < len(view) and self._body_filled < self._body_size:
             body = self._grown()
-            count = min(len(body) - self._body_filled, len(view) - at)
+            count = min(len(body) - self._body_filled, self._body_size - self._body_filled, len(view) - at)
             body[self._body_filled : self._body_filled + count] = view[at : at + count]
             self._body_filled += count
             at += count
@@ -248,4 +270,6 @@ class FrameReader(Generic[T]):
         if self._opened is not None and self._body_filled == self._body_size:
             opened, body = self._opened, self._body
             self._opened, self._body = None, bytearray()
-            found.append(opened.finish(memoryview(body).toreadonly()))
+            if isinstance(body, mmap):
+                self._lent.append(body)
+            found.append(opened.finish(memoryview(body)[: self._body_size].toreadonly()))

@@ -24,6 +24,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import MalformedFrame, ProtocolError, UnknownCall
 from pushrep.protocol.frames import FrameLimits, FrameReader, Kind, Opened, Prefix
 from pushrep.protocol.push_messages import ApiVersionsRequest
+from pushrep.protocol.spares import Spares
 from pushrep.protocol.values import Part, Struct
 from pushrep.protocol.versions import versions_answer
 from pushrep.protocol.vocabulary import VOCABULARY, Frame, Vocabulary
@@ -53,12 +54,17 @@ class ServerConnection:
     """One connection, seen from who answers. Not thread-safe. After a ProtocolError the connection has to be closed."""
 
     def __init__(
-        self, *, vocabulary: Vocabulary = VOCABULARY, limits: FrameLimits | None = None, calls_max: int = 4096
+        self,
+        *,
+        vocabulary: Vocabulary = VOCABULARY,
+        limits: FrameLimits | None = None,
+        calls_max: int = 4096,
+        spares: Spares | None = None,
     ) -> None:
         if calls_max < 1:
             raise BadArgument("calls_max", f"{calls_max} is below 1")
         self._vocabulary, self._calls_max = vocabulary, calls_max
-        self._reader: FrameReader[Call | Told] = FrameReader(self._open, limits or FrameLimits())
+        self._reader: FrameReader[Call | Told] = FrameReader(self._open, limits or FrameLimits(), spares)
         self._unanswered: set[int] = set()
         self._streams: set[int] = set()
 
@@ -83,6 +89,10 @@ class ServerConnection:
     def buffer_updated(self, count: int) -> list[Call | Told]:
         """What the `count` bytes written there complete. Raises ProtocolError."""
         return self._reader.buffer_updated(count)
+
+    def done(self) -> None:
+        """Nobody looks at the records of the requests so far any more; see FrameReader."""
+        self._reader.done()
 
     def answer(self, call: Call, response: Struct) -> Parts:
         """The parts of the answer. Raises BadArgument for another call's response or a second one, and NotInVersion."""

@@ -28,7 +28,7 @@ from pushrep.protocol.push_messages import AppendRecordsPartition, AppendRecords
 from pushrep.push.connecting import OpenConnection, connect, patiently, pause_s
 from pushrep.push.pusher import Pusher, Sent, Wish
 from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import AnySocket, send_some, views_of
+from pushrep.push.sockets import AnySocket, Piece, pieces_of, send_some
 from pushrep.push.wire import outcome_of, result_from_wire
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replication.messages import AppendRecordsResult
@@ -73,7 +73,7 @@ class Channel:
         self._failed: BaseException | None = None  # what `push` met: the worker then gives the connection up
         self._sock: AnySocket | None = None
         self._protocol: ClientConnection | None = None
-        self._outgoing: list[memoryview] = []
+        self._outgoing: list[Piece] = []
         self._events = READABLE
         self._in_flight: dict[int, _OnItsWay] = {}
         self._linger_until_ms: int | None = None
@@ -280,7 +280,7 @@ class Channel:
         assert self._protocol is not None, "there is a socket"
         correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
         self._in_flight[correlation_id] = _OnItsWay(now_ms, sents)
-        self._outgoing = [view for view in views_of(frame) if len(view)]
+        self._outgoing = pieces_of(frame)
         self._write()
 
     def _build(self, now_ms: int) -> tuple[list[AppendRecordsPartition], list[Sent]]:

@@ -15,8 +15,9 @@ from concurrent.futures import Future
 from enum import Enum, auto
 from typing import NamedTuple
 
+from pushrep.log.slicing import LogSlices
 from pushrep.protocol.push_messages import AppendRecordsPartition
-from pushrep.protocol.values import Buffer
+from pushrep.protocol.values import FileSlice, Part
 from pushrep.push.memory import Buffered, MemoryTracker
 from pushrep.push.session import PushSession
 from pushrep.push.wire import request_to_wire
@@ -56,7 +57,7 @@ class Records(NamedTuple):
 
     base_offset: int
     end_offset: int
-    parts: tuple[Buffer, ...]
+    parts: tuple[Part, ...]
     size_bytes: int
 
 
@@ -70,6 +71,7 @@ class Pusher:
         "_memory",
         "_queue",
         "_shipped",
+        "_slices",
         "_taken",
         "failures",
         "is_ready",
@@ -89,6 +91,7 @@ class Pusher:
         self.watermark_since_ms: int | None = None
         """Since when a watermark waits for records to ride with, if one does."""
         self._queue = self._taken = _NOTHING
+        self._slices: LogSlices | None = None  # while the log is read
         self._shipped = (-1, -1)  # HWM and LSO as the last request had them
         self._farewell: AppendRecords | None = None
         self._farewell_sent: Future[bool] | None = None
@@ -155,7 +158,7 @@ class Pusher:
         if records is None:
             if not may_read:
                 return None
-            records = self._from_log(start, end, bytes_max)
+            records = self._from_log(start, end, bytes_max, is_reread=is_reread)
         with partition.lock:
             if not progress.is_live or progress.next_offset != start:
                 return None  # cut off, or its log start moved: whoever did that wakes us again
@@ -234,7 +237,7 @@ class Pusher:
         """Batches of [start, end) from the queue; None where it has them not."""
         if start >= end:
             return Records(start, start, (), 0)
-        parts: list[Buffer] = []
+        parts: list[Part] = []
         at, size = start, 0
         with self._lock:
             queue, taken = self._queue, self._taken
@@ -251,10 +254,21 @@ class Pusher:
                 taken.append(queue.popleft())
         return Records(start, at, tuple(parts), size) if parts else None
 
-    def _from_log(self, start: int, end: int, bytes_max: int) -> Records:
+    def _from_log(self, start: int, end: int, bytes_max: int, *, is_reread: bool) -> Records:
         if start >= end:
             return Records(start, start, (), 0)
-        return _whole_batches(self.session.partition.log.read(start, bytes_max), end)
+        log = self.session.partition.log
+        # What a replica refused as corrupt is read and checked here before it goes out again.
+        if not is_reread and start >= log.log_start_offset:
+            if self._slices is None:
+                self._slices = log.slices()
+            found = self._slices.read(start, end, bytes_max)
+            if found is None or found.end_offset >= end:
+                self._slices = None
+            if found is not None:
+                place = FileSlice(found.file, found.position, found.size_bytes)
+                return Records(found.base_offset, found.end_offset, (place,), found.size_bytes)
+        return _whole_batches(log.read(start, bytes_max), end)
 
 
 def _whole_batches(data: bytes, end: int) -> Records:

@@ -1,17 +1,21 @@
 """Plain sockets, and what has to be said to them: addresses, parts of frames, peers that went without a word."""
 
+import os
 import socket
 import ssl
 from collections.abc import Sequence
 from ipaddress import ip_address
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from pushrep.errors import BadArgument
-from pushrep.protocol.values import FileSlice, Part
+from pushrep.protocol.values import FileSlice, Part, size_of
 from pushrep.seams import Socket
 
 AnySocket: TypeAlias = Socket | ssl.SSLSocket
+Piece: TypeAlias = memoryview | FileSlice
 
+_READ_BYTES = 128 << 10
 _PARTS_MAX = 512  # below IOV_MAX, which is 1024 on Linux
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a silent peer is given up after 40 s
 _PORT_MAX = 65_535
@@ -58,31 +62,57 @@ def tune(sock: AnySocket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def views_of(parts: Sequence[Part]) -> list[memoryview]:
-    """The parts as bytes to be sent; slices of files are read."""
-    views = []
-    for part in parts:
-        data = part.file.read_at(part.size_bytes, part.position) if isinstance(part, FileSlice) else part  # type: ignore[attr-defined]
-        views.append(memoryview(data).cast("B"))
-    return views
+class FileIsShorter(ConnectionError):
+    """A slice of a file is not there any more: the frame that it is a part of can't be finished on this connection."""
 
 
-def send_some(sock: AnySocket, views: list[memoryview]) -> int:
-    """Send from the front of `views`, and take what was sent off it; how much that was. Raises as `send`."""
+def pieces_of(parts: Sequence[Part]) -> list[Piece]:
+    """The parts of a frame as `send_some` takes them."""
+    pieces = [part if isinstance(part, FileSlice) else memoryview(part).cast("B") for part in parts]
+    return [piece for piece in pieces if size_of((piece,))]
+
+
+def send_some(sock: AnySocket, pieces: list[Piece]) -> int:
+    """Send from the front of `pieces`, and take what was sent off it; how much that was. Raises as `send`."""
+    first = pieces[0]
+    if isinstance(first, FileSlice):
+        sent = _send_slice(sock, first)
+        if sent < first.size_bytes:
+            pieces[0] = FileSlice(first.file, first.position + sent, first.size_bytes - sent)
+        else:
+            del pieces[0]
+        return sent
     # An SSLSocket has no sendmsg: a record of TLS is encrypted as one piece.
-    sent = sock.send(views[0]) if isinstance(sock, ssl.SSLSocket) else sock.sendmsg(views[:_PARTS_MAX])
+    sent = sock.send(first) if isinstance(sock, ssl.SSLSocket) else sock.sendmsg(_views_in_front(pieces))
     left, gone = sent, 0
-    while gone < len(views) and left >= len(views[gone]):
-        left -= len(views[gone])
+    while gone < len(pieces) and left >= (size := size_of((pieces[gone],))):
+        left -= size
         gone += 1
-    del views[:gone]
+    del pieces[:gone]
     if left:
-        views[0] = views[0][left:]
+        view = pieces[0]
+        assert isinstance(view, memoryview), "no more was sent than lies in memory"
+        pieces[0] = view[left:]
+    return sent
+
+
+def _views_in_front(pieces: list[Piece]) -> list[memoryview]:
+    return list(takewhile(lambda piece: isinstance(piece, memoryview), pieces[:_PARTS_MAX]))  # type: ignore[arg-type]
+
+
+def _send_slice(sock: AnySocket, part: FileSlice) -> int:
+    if isinstance(sock, socket.socket) and not isinstance(sock, ssl.SSLSocket) and sock.gettimeout() == 0:
+        sent = os.sendfile(sock.fileno(), part.file.fileno(), part.position, part.size_bytes)
+    else:  # a record of TLS is encrypted in memory; a simulated network has no descriptors; who waits may time out
+        data = part.file.read_at(min(part.size_bytes, _READ_BYTES), part.position)  # type: ignore[attr-defined]
+        sent = sock.send(memoryview(data)) if data else 0
+    if sent == 0:
+        raise FileIsShorter(f"{part.size_bytes} bytes at {part.position} are not there any more")
     return sent
 
 
 def send_all(sock: AnySocket, parts: Sequence[Part]) -> None:
     """Send a frame on a socket that waits."""
-    views = [view for view in views_of(parts) if len(view)]
-    while views:
-        send_some(sock, views)
+    pieces = pieces_of(parts)
+    while pieces:
+        send_some(sock, pieces)

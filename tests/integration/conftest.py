@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
@@ -184,7 +185,8 @@ class ScriptedReplica:
             return wire.DescribeLogResponse(replica_epoch=self.replica_epoch, logs=logs)
         with self.changed:
             self.frames += 1
-            self.requests += request.partitions
+            # The memory of their records is used again once they are answered.
+            self.requests += [replace(part, records=tuple(map(bytes, part.records))) for part in request.partitions]
             self.changed.notify_all()
         self.gate.wait(WAIT_S)
         return wire.AppendRecordsResponse(results=tuple(self.answer(part) for part in request.partitions))

@@ -7,6 +7,7 @@ from pushrep.push.errors import MayStillBeDelivered
 from pushrep.push.settings import Replica
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replication.errors import NotLeader
+from pushrep.replication.outcome import Outcome
 
 
 def record_bytes(directory):
@@ -150,3 +151,20 @@ def test_a_newer_leader_ends_the_old_ones_sessions(world):
     assert isinstance(led.resigned, NotLeader)
     assert isinstance(failures[0], NotLeader)
     assert not led.takes_all
+
+
+def test_a_batch_that_the_leaders_disk_changed_reaches_no_replica(world):
+    """The replica's rules, bad CRC: the leader sends it once more from the log, where it finds it damaged."""
+    service = world.service([world.node(1)])
+    service.append(b"whole")
+    good = service.logs[0].log_end_offset
+    service.append(b"x" * 1000)
+    path = world.root / "leader" / "orders-0" / f"{0:020}.log"
+    with path.open("r+b") as file:
+        file.seek(-10, 2)
+        file.write(b"y")
+    service.start()
+    ends = service.leading.manager.session_ends
+    service.wait_for(lambda _: ends[PushSessionEndReason.LEADER_LOG_ERROR] > 0)
+    assert (1, Outcome.CORRUPT_MESSAGE) in service.leading.manager.refusals
+    assert world.replica(1).log.log_end_offset in {0, good}

@@ -1,0 +1,78 @@
+"""Memory that is used again: nobody's records change while somebody looks at them."""
+
+import os
+
+import pytest
+
+from pushrep.protocol.client import ClientConnection, first_request
+from pushrep.protocol.server import ServerConnection
+from pushrep.protocol.spares import SPARE_BYTES, Spares
+from tests.unit.test_protocol_connections import append_request, joined
+
+LARGE = 300_000
+
+
+def received(connection, data, size=1 << 30):
+    """The records that `data` completes, written where the connection says, at most `size` bytes at a time."""
+    found, at = [], 0
+    while at < len(data):
+        room = connection.get_buffer()
+        count = min(len(room), len(data) - at, size)
+        room[:count] = data[at : at + count]
+        found += connection.buffer_updated(count)
+        at += count
+    return [call.request.partitions[0].records[0] for call in found]
+
+
+@pytest.fixture
+def spares():
+    return Spares()
+
+
+@pytest.fixture
+def server(spares):
+    return ServerConnection(spares=spares)
+
+
+@pytest.fixture
+def frame_of():
+    client, other = ClientConnection(), ServerConnection()
+    (call,) = other.feed(joined(client.ask(first_request("test", "1"))[1]))
+    client.feed(joined(other.answer_versions(call)))
+    return lambda records: joined(client.ask(append_request(records))[1])
+
+
+@pytest.mark.parametrize("piece", [1 << 30, 100_000, 511])
+def test_every_frame_holds_what_was_sent(server, frame_of, piece):
+    sent = [os.urandom(size) for size in (LARGE, 10, LARGE, 3 * LARGE, 70_000, SPARE_BYTES, SPARE_BYTES + 1, 5, LARGE)]
+    for records in sent:
+        (found,) = received(server, frame_of(records), piece)
+        assert found == records
+        assert found.readonly
+        server.done()
+
+
+def test_before_done_every_frame_keeps_its_own(server, frame_of):
+    sent = [os.urandom(LARGE) for _ in range(6)]
+    found = [records for data in sent for records in received(server, frame_of(data))]
+    assert found == sent
+
+
+def test_after_done_the_memory_is_used_again(server, frame_of, spares):
+    (first,) = received(server, frame_of(b"a" * LARGE))
+    server.done()
+    another = ServerConnection(spares=spares)
+    (second,) = received(another, frame_of(b"b" * LARGE))
+    assert second == first == b"b" * LARGE, "by whichever connection comes first"
+
+
+def test_a_body_that_is_claimed_and_not_sent_holds_only_what_came(server, frame_of):
+    data = frame_of(bytes(LARGE))
+    assert received(server, data[:1000]) == []
+    assert server._reader.held_bytes < 1000
+
+
+def test_few_are_kept(spares):
+    for buffer in [spares.take() for _ in range(20)]:
+        spares.give_back(buffer)
+    assert len(spares._kept) < 10

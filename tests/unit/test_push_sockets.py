@@ -1,0 +1,87 @@
+"""Frames in pieces: from memory and from files, over sockets that take as much as they like."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from pushrep.protocol.values import FileSlice
+from pushrep.push.sockets import FileIsShorter, pieces_of, send_all, send_some
+from pushrep.seams import REAL_FILESYSTEM
+
+SIZE = 3 << 20
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "records").write_bytes(os.urandom(SIZE))
+    opened = REAL_FILESYSTEM.open(tmp_path / "records", writable=False)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def ends():
+    """Two ends of a connection, and what comes out of the second one until the first hangs up."""
+    here, there = socket.socketpair()
+    received = bytearray()
+
+    def read():
+        while data := there.recv(1 << 16):
+            received.extend(data)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+
+    def finish():
+        here.close()
+        thread.join()
+        return bytes(received)
+
+    with there:
+        yield here, finish
+        here.close()
+        thread.join()
+
+
+def parts_of(file):
+    whole = FileSlice(file, 0, SIZE)
+    return [b"head", b"", memoryview(b"more"), FileSlice(file, 1000, 1 << 20), FileSlice(file, 0, 0), b"tail", whole]
+
+
+def joined(parts):
+    return b"".join(
+        part.file.read_at(part.size_bytes, part.position) if isinstance(part, FileSlice) else bytes(part)
+        for part in parts
+    )
+
+
+def test_memory_and_slices_of_files_arrive_in_order(file, ends):
+    here, finish = ends
+    here.setblocking(False)
+    pieces, sent = pieces_of(parts_of(file)), 0
+    while pieces:
+        try:
+            sent += send_some(here, pieces)
+        except BlockingIOError:
+            continue
+    expected = joined(parts_of(file))
+    assert sent == len(expected)
+    assert finish() == expected
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30])
+def test_who_waits_sends_all_of_it(file, ends, timeout_s):
+    here, finish = ends
+    here.settimeout(timeout_s)
+    send_all(here, parts_of(file))
+    assert finish() == joined(parts_of(file))
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_file_that_was_cut_meanwhile_ends_the_connection(file, ends, blocking):
+    here, _ = ends
+    here.setblocking(blocking)
+    with pytest.raises(FileIsShorter, match="not there any more"):
+        send_some(here, [FileSlice(file, SIZE, 10)])
