@@ -11,6 +11,7 @@ has sent, times `_GROWTH`. Kafka's shape (api key, version, correlation id); kin
 """
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -35,6 +36,7 @@ _HEADER_BYTES_MASK = 0xFF_FFFF
 _FIRST_BYTES = 64 << 10  # a body's first buffer; it then grows fourfold as it fills, so that claims cost no memory
 _GROWTH = 4
 _SCRATCH_BYTES = 64 << 10
+_LENT_MAX = 4
 _HEAD_BYTES = 512  # prefix and header of a request for one partition, and to spare
 assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "docs/formats/protocol.md promises 20 bytes"
 
@@ -124,7 +126,7 @@ class FrameReader(Generic[T]):
         self, open_frame: Callable[[Prefix, bytes], Opened[T]], limits: FrameLimits, spares: Spares | None = None
     ) -> None:
         self._open_frame, self._limits = open_frame, limits
-        self._spares, self._lent = spares, list[mmap]()
+        self._spares, self._lent = spares, deque[mmap](maxlen=_LENT_MAX)  # older ones go when their records do
         self._head = bytearray()  # prefix and header, until both are whole
         self._opened: Opened[T] | None = None
         self._body: bytearray | mmap = bytearray()

@@ -56,6 +56,7 @@ def test_before_done_every_frame_keeps_its_own(server, frame_of):
     sent = [os.urandom(LARGE) for _ in range(6)]
     found = [records for data in sent for records in received(server, frame_of(data))]
     assert found == sent
+    assert len(server._reader._lent) < len(sent), "who never says so gets new memory each time, and holds none"
 
 
 def test_after_done_the_memory_is_used_again(server, frame_of, spares):
