@@ -1,12 +1,17 @@
 """confluent-kafka's door: a producer that owns its client, since librdkafka asks no Python code where a record goes.
 
-    produce ─▶ books (what is not acknowledged, in order) ─▶ librdkafka: idempotent, gapless, no time that drops
+    produce ─▶ books (what is not acknowledged, in order) ─▶ librdkafka: idempotent, gapless, no time that drops, and
+                                                              one request on its way to each broker
       a report says delivered ─▶ out of the books
       a report says failed    ─▶ a new client; everything that is in the books goes out again, from the first on
                                  what no sending mends (too large, not allowed) stops its partition until `retry`
 
 So the prefix condition holds: per (PID, source partition) each attempt reaches the log in order and without holes.
 Why a new client: with `enable.gapless.guarantee` the old one ends at a failure rather than go past it.
+Why one request: a broker that knows nothing of a producer id takes any first sequence number. It may refuse the first
+of several for a moment (a leader that has just come, too few replicas) and take the second. It knows nothing of a new
+client, of one that was silent for `producer.id.expiration.ms`, and after its own start of one whose records are older
+than that, since it tells the silence by their timestamps. librdkafka can't send just those batches alone.
 """
 
 import threading
@@ -36,16 +41,21 @@ from partitioner.source_partition import partition_for
 Header = tuple[str, str | bytes | None]
 OnDelivery = Callable[[StreamMetadata, Message], None]
 
-# What holds the prefix condition. The guarantee does not cover timeouts, hence the last one.
+# What holds the prefix condition. The guarantee covers neither timeouts nor brokers that know nothing of the producer.
 _HELD: Mapping[str, tuple[object, frozenset[object]]] = {
     "enable.idempotence": (True, frozenset({True, "true", "True"})),
     "acks": ("all", frozenset({"all", "-1", -1})),
     "enable.gapless.guarantee": (True, frozenset({True, "true", "True"})),
     "message.timeout.ms": (0, frozenset({0, "0"})),
+    "max.in.flight.requests.per.connection": (1, frozenset({1, "1"})),
     "queuing.strategy": ("fifo", frozenset({"fifo"})),
     "delivery.report.only.error": (False, frozenset({False, "false", "False"})),
 }
-_ALIASES = {"request.required.acks": "acks", "delivery.timeout.ms": "message.timeout.ms"}
+_ALIASES = {
+    "request.required.acks": "acks",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+}
 _OURS = {
     "transactional.id": "not for this producer: an aborted transaction takes records back that were acknowledged",
     "on_delivery": "given with each record: produce(..., on_delivery=...)",
@@ -53,6 +63,7 @@ _OURS = {
     "dr_msg_cb": "given with each record: produce(..., on_delivery=...)",
     "partitioner": "not for this producer: it picks the partition itself",
     "partitioner_cb": "not for this producer: it picks the partition itself",
+    "default.topic.config": "not for this producer: give its settings beside the others",
 }
 # Sent again, these fail again: somebody has to mend the record, the topic or the rights first.
 _FINAL = frozenset(

@@ -8,7 +8,6 @@ from spark_jobs.jobs.options import BadOption, JobOptions
 
 _SERVERS = "bootstrap.servers"
 _EPOCH_MAX = 10**9 - 1
-_IN_FLIGHT = ("max.in.flight.requests.per.connection", "max.in.flight")  # one setting, two names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +77,6 @@ class RelayOptions(JobOptions):
     def _check_client(self) -> None:
         from partitioner.confluent import held_settings  # noqa: PLC0415 - --help needs no librdkafka
 
-        for name in _IN_FLIGHT:
-            if self.to_options.get(name, "1") != "1":
-                why = "leave it at 1: brokers that restart forget who sent old records, and take a later batch first"
-                raise BadOption(f"--to-option {name}", self.to_options[name], why)
         try:
             held_settings(self.client())
         except BreaksPrefixCondition as error:

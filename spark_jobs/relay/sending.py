@@ -4,9 +4,6 @@
 
 A task owns its client and ends when all its records are acknowledged. Killed anywhere, the batch runs again and sends
 again, from its first record on: what is in the topic twice so is a replay, which readers behind a filter drop.
-
-One request is on its way at a time. What is relayed is often old, and brokers tell by records' timestamps how long a
-producer was silent: one that starts again has forgotten it, and takes a later batch while the first is still refused.
 """
 
 import time
@@ -20,8 +17,6 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering import StreamMetadata
 from spark_jobs.errors import SparkJobError
-
-_IN_FLIGHT = "max.in.flight.requests.per.connection"
 
 
 class RecordNotRelayed(SparkJobError):
@@ -63,10 +58,6 @@ class Sending:
         [[sent]] = ordered.mapInArrow(self._task, "sent bigint").agg(F.sum("sent")).collect()
         return int(sent or 0)
 
-    def producer_settings(self) -> dict[str, Any]:
-        """librdkafka's, of each task."""
-        return {**self.client, _IN_FLIGHT: 1}
-
     def _task(self, batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415 - on a worker, where pyspark brings it
 
@@ -79,10 +70,7 @@ class Sending:
                 if producer is None and len(batch):
                     producer = stack.enter_context(
                         SourcePartitionProducer(
-                            self.producer_settings(),
-                            self.topic,
-                            partition_count=self.partition_count,
-                            carrier=self.carrier,
+                            self.client, self.topic, partition_count=self.partition_count, carrier=self.carrier
                         )
                     )
                 for row in batch.to_pylist():

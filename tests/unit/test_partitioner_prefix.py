@@ -99,7 +99,8 @@ def test_every_attempt_is_in_order_and_the_log_holds_a_prefix(steps):
         ("enable.gapless.guarantee", "false"),
         ("message.timeout.ms", 300_000), ("delivery.timeout.ms", "120000"), ("queuing.strategy", "lifo"),
         ("delivery.report.only.error", True), ("transactional.id", "t"),
-        ("partitioner", "random"), ("on_delivery", print),
+        ("partitioner", "random"), ("on_delivery", print), ("default.topic.config", {"acks": 1}),
+        ("max.in.flight", 2), ("max.in.flight.requests.per.connection", "5"),
     ],
 )  # fmt: skip
 def test_confluents_settings_that_break_the_prefix_condition_are_refused_by_name(name, value):
@@ -109,6 +110,16 @@ def test_confluents_settings_that_break_the_prefix_condition_are_refused_by_name
         SourcePartitionProducer({"bootstrap.servers": "127.0.0.1:1", name: value}, "orders")
     assert refusal.value.setting == name
     assert isinstance(refusal.value, BadPartitionerSetting)
+
+
+def test_confluents_settings_are_held_also_where_the_user_says_the_same_by_another_name():
+    from partitioner.confluent import held_settings
+
+    held = held_settings({"max.in.flight": "1", "request.required.acks": -1, "linger.ms": 5})
+    assert {name: held[name] for name in ("max.in.flight.requests.per.connection", "acks", "linger.ms")} == {
+        "max.in.flight.requests.per.connection": 1, "acks": "all", "linger.ms": 5,
+    }  # fmt: skip
+    assert "max.in.flight" not in held, "the client takes the last of two names"
 
 
 @pytest.mark.parametrize(
