@@ -21,10 +21,11 @@ from confluent_kafka import (
 
 from filtering.consumers.asking import ask
 from filtering.consumers.confluent_asking import ask_partitions, failure_of_transaction
-from filtering.consumers.confluent_batches import columns_of, passing
+from filtering.consumers.confluent_batches import carried_in_header, columns_of, passing
 from filtering.consumers.confluent_marks import ConfluentMarksTopic
 from filtering.consumers.confluent_member import Member
 from filtering.consumers.confluent_starts import ConfluentStarts
+from filtering.consumers.confluent_unloaded import Unloaded
 from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, Stored, encode
 from filtering.consumers.reading import Due, FilterSettings, Reading
@@ -32,7 +33,6 @@ from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting
 from filtering.highwater import HighwaterMarks
 from filtering.replay_filter import FilterCounts
-from filtering.stream_metadata import METADATA_HEADER
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ReplayFilteredConsumer:
             raise BadFilterSetting("carrier", carrier, '"key" or "header"')
         self._group = _group_of(config)
         self._config = {**config, "enable.auto.commit": False}
-        self._key_of = Message.key if carrier == "key" else _header
+        self._key_of = Message.key if carrier == "key" else carried_in_header
         pids = None if only_pids is None else frozenset(only_pids)
         self._reading = Reading(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
         self._stored: dict[tuple[str, int], Stored] = {}
@@ -72,6 +72,8 @@ class ReplayFilteredConsumer:
         self._client = Consumer(self._config)
         member = Member(self._client, config, self._group)
         self._starts = ConfluentStarts(member, self._reading, startpoints, self._marks_at)
+        self._unloaded = Unloaded(self._client, self._starts.load)
+        self._on_assign: OnPartitions | None = None
         self._marks_topic = None if marks_topic is None else ConfluentMarksTopic(config, marks_topic)
 
     @property
@@ -97,39 +99,26 @@ class ReplayFilteredConsumer:
         on_revoke: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
     ) -> None:
-        """Join the group. The callbacks get this consumer; in `on_revoke` a commit still counts, in `on_lost` not."""
+        """Join the group. The callbacks get this consumer; in `on_revoke` a commit still counts, in `on_lost` not.
 
-        def assigned(client: Consumer, partitions: list[TopicPartition]) -> None:
-            starts = self._loaded(partitions)
-            if self._is_incremental():
-                client.incremental_assign(starts)
-            else:
-                client.assign(starts)
-            self._starts.pause_stopped()
-            if on_assign is not None:
-                on_assign(self, partitions)
+        Partitions whose position or marks can't be loaded are not read: the read says why, and the next one loads them
+        again. `on_assign` hears of them once they are.
+        """
+        self._on_assign = on_assign
 
-        def revoked(client: Consumer, partitions: list[TopicPartition]) -> None:
+        def revoked(_: Consumer, partitions: list[TopicPartition]) -> None:
             try:
                 if on_revoke is not None:
                     on_revoke(self, partitions)
             finally:  # a commit that fails there must not leave us committing for who reads them next
-                let_go(client, partitions)
+                self._let_go(partitions)
 
-        def lost(client: Consumer, partitions: list[TopicPartition]) -> None:
-            self._forget(partitions)
-            let_go(client, partitions)
+        def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
+            self._let_go(partitions)
             if on_lost is not None:
                 on_lost(self, partitions)
 
-        def let_go(client: Consumer, partitions: list[TopicPartition]) -> None:
-            self._forget(partitions)
-            if self._is_incremental():
-                client.incremental_unassign(partitions)
-            else:
-                client.unassign()
-
-        self._client.subscribe(list(topics), on_assign=assigned, on_revoke=revoked, on_lost=lost)
+        self._client.subscribe(list(topics), on_assign=self._assigned, on_revoke=revoked, on_lost=lost)
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read these, without a group's help; each from its committed position, with the marks as of it."""
@@ -213,20 +202,20 @@ class ReplayFilteredConsumer:
         self._back_to_committed()
 
     def _back_to_committed(self) -> None:
-        """Every partition begins again, after a refused batch by the reset policy where nothing else is known."""
+        """Every partition begins again, where nothing is committed at the first record that the client handed over."""
         began = {one: self._reading.began(one) for one in self._reading}
         for start in self._starts.load([TopicPartition(*one) for one in began]):
             first = began[start.topic, start.partition]
             if start.offset < 0 and first is not None:  # nothing is committed yet: back to where this run began
                 start.offset = first
-            if start.offset >= 0 or self._failure is not None:
+            if start.offset >= 0:  # else nothing came of it: it stands where its reset policy put it
                 self._client.seek(start)
         self._starts.pause_stopped()
 
     def seek(self, partition: TopicPartition) -> None:
         """Go on at `partition.offset`. The committed position brings its marks; any other begins with none.
 
-        After a refused batch, of which nothing was yielded, all other partitions go back to their committed positions.
+        After a refused batch all other partitions go back to their committed positions: what came behind it is gone.
         """
         if self._failure is not None:
             self._back_to_committed()
@@ -241,8 +230,13 @@ class ReplayFilteredConsumer:
             "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
             partition.topic, partition.partition, partition.offset,
         )  # fmt: skip
-        self._reading.seek((partition.topic, partition.partition), partition.offset)
+        name = (partition.topic, partition.partition)
+        if name in self._unloaded:
+            self._reading.assign(name, partition.offset)
+        else:
+            self._reading.seek(name, partition.offset)
         self._client.seek(partition)
+        self._unloaded.forget([partition])
 
     def close(self) -> None:
         """Leave the group; commits nothing. A second call does nothing."""
@@ -264,6 +258,8 @@ class ReplayFilteredConsumer:
         """After a refused batch its records are gone from the client: going on would lose them."""
         if self._failure is not None:
             raise self._failure
+        if loaded := self._unloaded.load_again():
+            self._began(loaded)
         if not self._in_transaction[0]:  # what that commits is of the run before
             self._starts.follow()
 
@@ -279,28 +275,56 @@ class ReplayFilteredConsumer:
                 return messages
 
     def _one_by_one(self, messages: Sequence[Message]) -> list[Message]:
-        """Events, or several topics: rare enough to take the slow road."""
+        """Events, or several topics: rare enough to take the slow road.
+
+        What stands before a refused record is yielded, since a commit would say so; the next call raises.
+        """
         kept = []
         for message in messages:
-            partition = (str(message.topic()), int(message.partition() or 0))
             if message.error() is not None:
                 kept.append(message)
-            elif partition in self._reading:
-                try:
-                    if self._reading.admit(partition, int(message.offset() or 0), self._key_of(message)):
-                        kept.append(message)
-                except Exception as error:
-                    self._failure = error
-                    raise
+                continue
+            partition, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
+            if partition not in self._reading:
+                continue
+            self._reading.met(partition, offset)
+            try:
+                if self._failure is None and self._reading.admit(partition, offset, self._key_of(message)):
+                    kept.append(message)
+            except Exception as error:  # noqa: BLE001 - told by the next call, unless this one has nothing to say
+                self._failure = error
+        if self._failure is not None and not kept:
+            raise self._failure
         return kept
 
-    def _loaded(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Where partitions that come are to begin."""
+    def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         try:
-            return self._starts.load(partitions)
-        except Exception as error:
-            self._failure = error  # the client goes on all the same, with records that nobody has marks for
+            starts = self._starts.load(partitions)
+        except Exception:
+            self._take(partitions)
+            self._unloaded.hold(partitions)
             raise
+        self._take(starts)
+        self._began(partitions)
+
+    def _take(self, starts: list[TopicPartition]) -> None:
+        if self._is_incremental():
+            self._client.incremental_assign(starts)
+        else:
+            self._client.assign(starts)
+
+    def _let_go(self, partitions: list[TopicPartition]) -> None:
+        self._forget(partitions)
+        if self._is_incremental():
+            self._client.incremental_unassign(partitions)
+        else:
+            self._client.unassign()
+
+    def _began(self, partitions: list[TopicPartition]) -> None:
+        """They are loaded, and the client has them."""
+        self._starts.pause_stopped()
+        if self._on_assign is not None:
+            self._on_assign(self, partitions)
 
     def _is_incremental(self) -> bool:
         """Whether partitions come and go one by one, rather than all at once."""
@@ -349,16 +373,11 @@ class ReplayFilteredConsumer:
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         gone = list(partitions)
         self._starts.forget(gone)
+        self._unloaded.forget(gone)
         for one in gone:
             self._stored.pop((one.topic, one.partition), None)
-
-
-def _header(message: Message) -> bytes | None:
-    """The last header of our name."""
-    for name, value in reversed(message.headers() or ()):
-        if name == METADATA_HEADER:
-            return value if isinstance(value, bytes) else None
-    return None
+        if not list(self._reading):  # of a refused batch nothing is read any more: what comes, begins anew
+            self._failure = None
 
 
 def _group_of(config: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from confluent_kafka import Message
 
 from filtering.consumers.reading import Spans
-from filtering.stream_metadata import KEY_BYTES
+from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER
 
 
 class Columns(NamedTuple):
@@ -51,6 +51,14 @@ def columns_of(
     numbers: list[Any] = list(map(Message.partition, messages))
     where, spans = _spans(messages, numbers)
     return Columns(str(topic), column, where, spans)
+
+
+def carried_in_header(message: Message) -> bytes | None:
+    """The last header of our name; as `Message.key` for the carrier "header"."""
+    for name, value in reversed(message.headers() or ()):
+        if name == METADATA_HEADER:
+            return value if isinstance(value, bytes) else None
+    return None
 
 
 def passing(messages: list[Message], passes: npt.NDArray[np.bool_]) -> list[Message]:

@@ -115,10 +115,14 @@ class Reading:
             self._set(topic, self._without(topic, numbers))
 
     def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
-        """Whether the record at `offset` passes; the position is behind it then, in either case. Raises PairSplit."""
+        """Whether the record at `offset` passes; the position is behind it then, in either case.
+
+        Raises PairSplit: then the position is before it, and this run began no later than there.
+        """
         state = self._of(partition)
+        if state.began is None:
+            state.began = offset
         passes = self._filters[partition[0]].admit(key, partition[1])
-        state.began = offset if state.began is None else state.began
         state.offset = offset + 1
         return passes
 
@@ -138,13 +142,18 @@ class Reading:
 
         keys: as ReplayFilter.admit_batch takes them. partitions: one for all, or one for each. Raises PairSplit.
         """
-        states = {number: self._of((topic, number)) for number in spans}
+        for number, (first, _) in spans.items():
+            self.met((topic, number), first)
         passes = self._filters[topic].admit_batch(keys, partitions)
-        for number, (first, last) in spans.items():
-            state = states[number]
-            state.began = first if state.began is None else state.began
-            state.offset = last + 1
+        for number, (_, last) in spans.items():
+            self._partitions[topic, number].offset = last + 1
         return passes
+
+    def met(self, partition: TopicPartition, offset: int) -> None:
+        """The client handed over its record at `offset`, which may never be admitted. Raises PositionUnknown."""
+        state = self._of(partition)
+        if state.began is None:
+            state.began = offset
 
     def position(self, partition: TopicPartition) -> int | None:
         """The next offset to read; None while the client's reset policy decides. Raises PositionUnknown."""

@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+from confluent_kafka import OFFSET_INVALID, KafkaError, Message
 from confluent_kafka import TopicPartition as ConfluentPartition
 
-from filtering import StreamMetadata
+from filtering import PairSplit, StreamMetadata
 from filtering.consumers import aiokafka, confluent
 from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
 from filtering.consumers.startpoints import Wish
@@ -192,6 +193,70 @@ def test_confluent_a_seek_after_a_refused_batch_brings_the_others_back_to_their_
         assert consumer._reading.position(("orders", 1)) == 50
         consumer._check()
         consumer._client = real
+
+
+class _Refused:
+    """A client that hands over one batch, in which one pair is of two partitions; nothing is committed."""
+
+    def __init__(self, events=()):
+        key = StreamMetadata(7, 0, 3).pack()
+        found = [Message(topic="orders", partition=n, offset=70 + n, key=key, value=b"v") for n in (0, 1)]
+        self.batch, self.seeks = [*found, *events], []
+
+    def committed(self, partitions, _):
+        return [ConfluentPartition(one.topic, one.partition, OFFSET_INVALID) for one in partitions]
+
+    def consume(self, *_):
+        return self.batch
+
+    def seek(self, place):
+        self.seeks.append((place.partition, place.offset))
+
+    def pause(self, _):
+        pass
+
+
+@pytest.fixture
+def of_three():
+    """A consumer without a group's help that reads three partitions of which nothing is committed, and a client."""
+
+    def reads(client):
+        consumer._client = consumer._starts._client = client
+        for number in range(3):
+            consumer._reading.assign(("orders", number), None)
+        return consumer
+
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0, "auto.offset.reset": "latest"}
+    with confluent.ReplayFilteredConsumer(config) as consumer:
+        real, starts = consumer._client, consumer._starts._client
+        yield reads
+        consumer._client, consumer._starts._client = real, starts
+
+
+def test_confluent_a_refused_first_batch_is_not_passed_over_where_nothing_is_committed(of_three):
+    """By `latest` a partition would go on behind what it handed over; and one of which nothing came stays in place."""
+    client = _Refused()
+    consumer = of_three(client)
+    with pytest.raises(PairSplit):
+        consumer.consume(10, 0)
+    consumer.commit()  # of nothing
+    with pytest.raises(PairSplit):
+        consumer.consume(10, 0)
+    consumer.seek(ConfluentPartition("orders", 0, 71))
+    assert sorted(client.seeks) == [(0, 70), (0, 71), (1, 71)]
+
+
+def test_confluent_what_stands_before_a_refused_record_is_yielded_since_a_commit_counts_it(of_three):
+    """Events among them make the client's batch go record by record."""
+    event = Message(topic="orders", partition=2, offset=5, error=KafkaError(KafkaError._PARTITION_EOF))
+    client = _Refused([event])
+    consumer = of_three(client)
+    assert [one.offset() for one in consumer.consume(10, 0) if one.error() is None] == [70]
+    assert [(one.partition, one.offset) for one in consumer._reading.due(0)] == [(0, 71)]
+    with pytest.raises(PairSplit):
+        consumer.consume(10, 0)
+    consumer.seek(ConfluentPartition("orders", 0, 71))
+    assert sorted(client.seeks) == [(0, 70), (0, 71), (1, 71)]
 
 
 def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit():
