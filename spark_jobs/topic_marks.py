@@ -111,8 +111,11 @@ class TopicMarks:
         unused = [part for part in before.parts if part not in parts]
         records = [*parts.items(), *((part, None) for part in unused), *self._tombstones(gone)]
         # The seal comes last: of the records of a store it is the one that says who wrote last.
-        self._change([*records, (key, json.dumps(seal).encode())], marks.query_id, marks.batch_id)
-        self._latest = self._look()[marks.query_id, marks.batch_id].seal, marks
+        offset = self._change([*records, (key, json.dumps(seal).encode())], marks.query_id, marks.batch_id)
+        found = self._look().get((marks.query_id, marks.batch_id))
+        if found is None or found.seal != offset:  # dropped, or written anew, in this very moment
+            raise MarksFenced(self.location, marks.query_id, marks.batch_id)
+        self._latest = offset, marks
 
     def drop_from(self, query_id: str, batch_id: int) -> None:
         """Forget this query's batches >= batch_id, all at once. Raises MarksFenced."""
@@ -180,9 +183,9 @@ class TopicMarks:
     def _tombstones(self, batches: Iterable[tuple[str, int]]) -> list[tuple[str, bytes | None]]:
         return [(key, None) for batch in batches for key in (*self._known[batch].parts, _key(*batch))]
 
-    def _change(self, records: list[tuple[str, bytes | None]], query_id: str, batch_id: int) -> None:
+    def _change(self, records: list[tuple[str, bytes | None]], query_id: str, batch_id: int) -> int:
         try:
-            self._opened().change(records)
+            return self._opened().change(records)
         except ChangedByOther as error:
             raise MarksFenced(self.location, query_id, batch_id) from error
 

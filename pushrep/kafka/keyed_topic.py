@@ -119,8 +119,11 @@ class KeyedTopic:
             offsets = self._reading.offsets
             return self._reading.values({offsets[key]: key for key in keys if key in offsets})
 
-    def change(self, records: Sequence[tuple[str, bytes | None]]) -> None:
-        """Stored, all of them, and read back, when this returns. Raises ChangedByOther, ChangeNotStored."""
+    def change(self, records: Sequence[tuple[str, bytes | None]]) -> int:
+        """Stored, all of them, and read back, when this returns: the offset of the last one.
+
+        Raises ChangedByOther, ChangeNotStored.
+        """
         with self._mutex:
             reading, deadline_s = self._reading, monotonic() + self._timeout_s
             seen = reading.last_offset
@@ -130,7 +133,7 @@ class KeyedTopic:
                 if reading.last_offset != seen and reading.last_change != self._undecided:
                     raise ChangedByOther(self.topic)
                 if self._write(records, deadline_s):
-                    return
+                    return reading.last_offset
                 sleep(_PAUSE_S)
 
     def close(self) -> None:

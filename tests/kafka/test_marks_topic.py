@@ -143,6 +143,23 @@ def test_a_second_driver_s_commit_of_a_batch_fails(opened):
     assert opened().batches("q") == [0, 1, 2]
 
 
+@pytest.mark.parametrize("other_does", ["drops it", "writes it anew"])
+def test_a_batch_that_another_driver_changes_the_moment_it_is_stored_is_fenced(opened, monkeypatch, other_does):
+    first, second = opened(), opened()
+    first.write(marks_of("q", 0), keep=9)
+    change = first._topic.change
+
+    def changed_in_between(records):
+        offset = change(records)
+        second.drop_from("q", 1) if other_does == "drops it" else second.write(marks_of("q", 1, 11), keep=9)
+        return offset
+
+    monkeypatch.setattr(first._topic, "change", changed_in_between)
+    with pytest.raises(MarksFenced, match="batch 1 of query q"):
+        first.write(marks_of("q", 1, 10), keep=9)
+    assert first.read("q", 1) == (None if other_does == "drops it" else marks_of("q", 1, 11))
+
+
 def test_who_only_looks_disturbs_nobody(opened):
     writer = opened()
     for batch in range(4):
