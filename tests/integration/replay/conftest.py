@@ -24,6 +24,7 @@ from pushrep.push.wire import grant_to_wire
 from pushrep.records import encode_batch
 from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
 from pushrep.replication.grants import Grant
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.topic_id_partition import TopicIdPartition
 
 WAIT_S = 30
@@ -139,7 +140,10 @@ class World:
     def __init__(self, root):
         self.root, self.opened, self.leaders, self._port = root, ExitStack(), [], 0
 
-    def node(self, *, replay=None, directory="node", port=0, config=SMALL, **settings):
+    def node(
+        self, *, replay=None, directory="node", port=0, config=SMALL, filesystem=REAL_FILESYSTEM, clock=SYSTEM_CLOCK,
+        **settings,
+    ):  # fmt: skip
         replay = ReplaySettings(**{"heartbeat_ms": 20, **(replay or {})})
         settings = NodeSettings(
             **{
@@ -147,7 +151,7 @@ class World:
                 "log_config": config, **settings,
             }
         )  # fmt: skip
-        node = ReplicaNode(self.root / directory, settings)
+        node = ReplicaNode(self.root / directory, settings, filesystem=filesystem, clock=clock)
         self.opened.callback(node.stop)
         return node
 
