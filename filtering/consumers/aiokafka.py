@@ -73,6 +73,7 @@ class ReplayFilteredConsumer:
         self._moving = asyncio.Lock()
         self._untaken: dict[tuple[str, int], int] = {}  # what the client handed over to a call that was cancelled
         self._failure: Exception | None = None
+        self._unloaded: list[TopicPartition] = []
         self._following = Following(self._reading, None if startpoints is None else startpoints.look_every_s)
         self._startpoints, self._starts = startpoints, cast("AiokafkaStarts | None", None)
         self._client: AIOKafkaConsumer | None = None
@@ -142,13 +143,7 @@ class ReplayFilteredConsumer:
                 break
         await self._turn({(one.topic, one.partition): records[0].offset for one, records in found.items() if records})
         try:
-            kept = {}
-            for partition, records in found.items():
-                if self._is_read((partition.topic, partition.partition), moves) and records:
-                    passed = self._passed(partition, records)
-                    if passed:
-                        kept[partition] = passed
-            return kept
+            return self._kept(found, moves)
         finally:
             self._moving.release()
 
@@ -176,7 +171,7 @@ class ReplayFilteredConsumer:
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on at `offset`. The committed position brings its marks; any other begins with none.
 
-        After a refused batch, of which nothing was yielded, all other partitions go back to their committed positions.
+        After a refused batch all other partitions go back to their committed positions: what came behind it is gone.
         """
         async with self._moving:
             starts = self._joined()
@@ -192,7 +187,12 @@ class ReplayFilteredConsumer:
                 "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
                 partition.topic, partition.partition, offset,
             )  # fmt: skip
-            self._reading.seek((partition.topic, partition.partition), offset)
+            if partition in self._unloaded:
+                self._unloaded.remove(partition)
+                self._reading.assign((partition.topic, partition.partition), offset)
+                self.client.resume(partition)
+            else:
+                self._reading.seek((partition.topic, partition.partition), offset)
             self.client.seek(partition, offset)
 
     async def close(self) -> None:
@@ -246,29 +246,59 @@ class ReplayFilteredConsumer:
             self._failure = error
             raise
 
+    def _kept(
+        self, found: Mapping[TopicPartition, Sequence[ConsumerRecord]], moves: int
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """What stands before a refused partition is yielded, since a commit would say so; the next call raises."""
+        kept: dict[TopicPartition, list[ConsumerRecord]] = {}
+        for partition, records in found.items():
+            name = (partition.topic, partition.partition)
+            if not records or not self._is_read(name, moves):
+                continue
+            self._reading.met(name, records[0].offset)
+            try:
+                if self._failure is None and (passed := self._passed(partition, records)):
+                    kept[partition] = passed
+            except Exception as error:  # noqa: BLE001 - told by the next call, unless this one has nothing to say
+                self._failure = error
+        if self._failure is not None and not kept:
+            raise self._failure
+        return kept
+
     def _passed(self, partition: TopicPartition, records: Sequence[ConsumerRecord]) -> list[ConsumerRecord]:
         keys = [self._key_of(record) for record in records]
         spans = {partition.partition: (records[0].offset, records[-1].offset)}
-        try:
-            passes = self._reading.admit_columns(partition.topic, keys, partition.partition, spans)
-        except Exception as error:
-            self._failure = error
-            raise
+        passes = self._reading.admit_columns(partition.topic, keys, partition.partition, spans)
         return list(records) if passes.all() else list(compress(records, passes.tobytes()))
 
     async def assigned(self, partitions: set[TopicPartition]) -> None:
         """The client's call: the committed position of each comes with its marks."""
+        self.client.pause(*partitions)  # before it fetches: if loading fails, it goes on without us
         async with self._moving:
             self._following.forget([(one.topic, one.partition) for one in partitions])
             self._untaken.clear()
             self._failure = None  # the client begins again at the committed positions
-            try:
-                await self._joined().load(sorted(partitions))
-            except Exception as error:
-                self._failure = error  # the client logs it and goes on, with records that nobody has marks for
-                raise
+            self._unloaded = sorted(partitions)
+            await self._load()
         if self._on_assign is not None:
             await self._on_assign(self, partitions)
+
+    async def _load(self) -> dict[TopicPartition, int | None]:
+        """Partitions that came are read from now on: where each begins. Raises what loading raises: then none is."""
+        starts = await self._joined().load(self._unloaded)
+        self.client.resume(*(one for one in starts if (one.topic, one.partition) in self._reading))
+        self._unloaded = []
+        return starts
+
+    async def _load_again(self) -> None:
+        """What came and could not be loaded; the client has not moved in it since, unless it is told to."""
+        async with self._moving:
+            loaded = await self._load() if self._unloaded else {}
+            for partition, start in loaded.items():
+                if start is not None and (partition.topic, partition.partition) in self._reading:
+                    self.client.seek(partition, start)
+        if loaded and self._on_assign is not None:
+            await self._on_assign(self, set(loaded))
 
     async def revoked(self, partitions: set[TopicPartition]) -> None:
         """The client's call."""
@@ -278,10 +308,13 @@ class ReplayFilteredConsumer:
         finally:  # a commit that fails there must not leave us committing for who reads them next
             async with self._moving:
                 self._following.forget([(one.topic, one.partition) for one in partitions])
+                self._unloaded = [one for one in self._unloaded if one not in partitions]
 
     async def _follow(self) -> None:
         """Between two reads: raise what stands in the way of the next, obey startpoints that are new."""
         self._check()
+        if self._unloaded:
+            await self._load_again()
         if self._untaken or self._startpoints is not None:
             async with self._moving:
                 self._take_back()

@@ -129,8 +129,9 @@ class AiokafkaStarts:
         """Every partition that is read begins again; where nothing is committed, where its run began."""
         began = {TopicPartition(*name): self._reading.began(name) for name in self._reading}
         for partition, start in (await self.load(sorted(began))).items():
-            if (partition.topic, partition.partition) in self._reading:
-                await self._go(partition, began[partition] if start is None else start)
+            place = began[partition] if start is None else start
+            if place is not None and (partition.topic, partition.partition) in self._reading:
+                await self._go(partition, place)  # else nothing came of it: it stands where its reset policy put it
 
     async def _go(self, partition: TopicPartition, start: int | None) -> None:
         """To an offset; None: where the client's reset policy says."""

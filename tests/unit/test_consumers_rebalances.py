@@ -17,9 +17,9 @@ from filtering.consumers.startpoints import Wish
 PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-def record(offset):
+def record(offset, partition=0):
     key = StreamMetadata(7, 0, offset).pack()
-    return ConsumerRecord("orders", 0, offset, 0, 0, key, b"", None, len(key), 0, ())
+    return ConsumerRecord("orders", partition, offset, 0, 0, key, b"", None, len(key), 0, ())
 
 
 class _Sent:
@@ -39,8 +39,12 @@ class _Sent:
 
 
 class _Committed:
+    offset, is_away = 5000, False
+
     async def list_consumer_group_offsets(self, _, partitions):
-        return dict.fromkeys(partitions, OffsetAndMetadata(5000, ""))
+        if self.is_away:
+            raise OSError("away")
+        return dict.fromkeys(partitions, OffsetAndMetadata(self.offset, ""))
 
 
 class _Client(AIOKafkaConsumer):
@@ -59,14 +63,15 @@ class _Client(AIOKafkaConsumer):
         return (await self.fetched.pop(0)())[0]
 
     async def getmany(self, **_):
-        return {PARTITION: await self.fetched.pop(0)()}
+        found = await self.fetched.pop(0)()
+        return found if isinstance(found, dict) else {PARTITION: found}
 
 
 @asynccontextmanager
-async def joined(startpoints=None):
+async def joined(startpoints=None, committed=None, **more):
     client = _Client()
-    consumer = aiokafka.ReplayFilteredConsumer("orders", group_id="g", startpoints=startpoints)
-    member = Member(client, _Committed(), "g", resets_to_earliest=True)
+    consumer = aiokafka.ReplayFilteredConsumer("orders", group_id="g", startpoints=startpoints, **more)
+    member = Member(client, committed or _Committed(), "g", resets_to_earliest=committed is None)
     consumer._client = client
     consumer._starts = AiokafkaStarts(member, consumer._reading, consumer._following, startpoints)
     try:
@@ -129,6 +134,83 @@ def test_a_call_that_is_cancelled_while_partitions_come_loses_nothing():
                 consumer._moving.release()
                 assert (await consumer.getone()).offset == client.seeks[-1]
             assert client.seeks == [5000, 5001]
+
+    asyncio.run(run())
+
+
+class _Nothing(_Committed):
+    offset = -1
+
+
+@pytest.mark.parametrize("first", [PARTITION, OTHER])
+def test_aiokafka_a_refused_first_batch_is_not_passed_over_where_nothing_is_committed(first):
+    """By `latest` a partition would go on behind what it handed over; and one of which nothing came stays in place.
+
+    What stands before what is refused is yielded, since a commit counts it.
+    """
+
+    async def run():
+        async with joined(committed=_Nothing()) as (consumer, client):
+            client.assign([PARTITION, OTHER, third := TopicPartition("orders", 2)])
+            await consumer.assigned({PARTITION, OTHER, third})
+
+            async def one_pair_in_two():
+                second = OTHER if first is PARTITION else PARTITION
+                return {each: [record(70 + each.partition, each.partition)] for each in (first, second)}
+
+            client.fetched = [one_pair_in_two]
+            assert {each: len(records) for each, records in (await consumer.getmany()).items()} == {first: 1}
+            assert [(one.partition, one.offset) for one in consumer._reading.due(0)] == [
+                (first.partition, 71 + first.partition)
+            ]
+            with pytest.raises(PairSplit):
+                await consumer.getmany()
+            await consumer.seek(PARTITION, 71)
+            assert client.places == [(PARTITION, 70), (OTHER, 71), (PARTITION, 71)]
+
+    asyncio.run(run())
+
+
+def test_aiokafka_partitions_that_could_not_be_loaded_are_loaded_by_the_next_read():
+    """Contract: "Loaded on assignment": no rebalance is needed, and no record comes without marks."""
+
+    async def run():
+        calls, committed = [], _Committed()
+
+        async def assigned(_, partitions):
+            calls.append(partitions)
+
+        async with joined(committed=committed, on_assign=assigned) as (consumer, client):
+            committed.is_away = True
+            with pytest.raises(OSError, match="away"):
+                await consumer.assigned({PARTITION, OTHER})
+            for _ in range(2):
+                with pytest.raises(OSError, match="away"):
+                    await consumer.getone()
+            assert (client.paused(), calls) == ({PARTITION, OTHER}, [])
+            committed.is_away = False
+
+            async def next_one():
+                return [record(5000)]
+
+            client.fetched = [next_one]
+            assert (await consumer.getone()).offset == 5000
+            assert (client.paused(), calls) == (set(), [{PARTITION, OTHER}])
+            assert client.places == [(PARTITION, 5000), (OTHER, 5000)]
+
+    asyncio.run(run())
+
+
+def test_aiokafka_a_position_that_can_t_be_loaded_is_left_by_a_seek():
+    async def run():
+        committed = _Committed()
+        async with joined(committed=committed) as (consumer, client):
+            committed.is_away = True
+            with pytest.raises(OSError, match="away"):
+                await consumer.assigned({PARTITION})
+            committed.is_away = False
+            await consumer.seek(PARTITION, 7)
+            assert (consumer._reading.position(("orders", 0)), client.paused()) == (7, set())
 
     asyncio.run(run())
 
