@@ -1,7 +1,5 @@
 """The walk in windows: what the log's own reader gives; stops before whatever is odd; leaves lent memory alone."""
 
-import threading
-
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
@@ -9,7 +7,6 @@ from pushrep.protocol.values import size_of
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, source, windows
 from pushrep.replay.limits import Span
-from pushrep.replay.reading_ahead import ReadingAhead
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.replay.windows import BatchWindows, Buffers
 from pushrep.seams import REAL_FILESYSTEM
@@ -96,21 +93,6 @@ def test_a_file_stays_open_as_long_as_somebody_sends_from_it(log):
     held.release()
     with pytest.raises(OSError, match="Bad file descriptor"):
         held.file.read_at(1, 0)
-
-
-def test_windows_that_are_read_ahead_give_the_same_and_leave_no_thread(log, monkeypatch):
-    monkeypatch.setattr(windows, "WINDOW_BYTES", 1024)
-    begun = []
-    original = ReadingAhead.begin
-    monkeypatch.setattr(ReadingAhead, "begin", lambda self, *what: (begun.append(what), original(self, *what)))
-    got = [bytes(batch.data) for batch in walk(log, 0, log.log_end_offset)]
-    assert got == [bytes(batch.data) for batch in log.batches(0, log.log_end_offset)]
-    assert begun, "a long walk reads ahead"
-    abandoned = BatchWindows(log.path, REAL_FILESYSTEM, Buffers()).windows(0, log.log_end_offset)
-    assert next(abandoned)
-    assert next(abandoned)
-    abandoned.close()
-    assert not [one for one in threading.enumerate() if one.name == "pushrep-replay-reads-ahead"]
 
 
 def test_who_begins_below_the_end_does_not_make_the_kernel_list_its_locks(tmp_path, log, monkeypatch):
