@@ -5,6 +5,7 @@ send(parts, sent) ─▶ | frame | frame | ... ─▶ flush ─▶ socket       
 """
 
 import os
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -112,7 +113,10 @@ class Line:
         part = parts[0]
         if not isinstance(part, FileSlice):
             view = memoryview(part)
-            count = self.socket.send(view)
+            if self._may_sendfile and len(parts) > 1:  # else the peer is woken for a header alone
+                count = self.socket.send(view, socket.MSG_MORE)  # type: ignore[call-arg]  # it is the system's own
+            else:
+                count = self.socket.send(view)
             parts.popleft()
             if count < len(view):
                 parts.appendleft(view[count:])

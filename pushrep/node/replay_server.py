@@ -24,9 +24,7 @@ from pushrep.node.replay_watching import Watched
 from pushrep.node.replay_worker import Worker
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.errors import ProtocolError
-from pushrep.protocol.push_messages import AppendRecordsRequest
 from pushrep.protocol.server import Call, Told
-from pushrep.protocol.values import Struct
 from pushrep.replay import events as e
 from pushrep.replay.counters import ReplayCounters, Totals
 from pushrep.replay.local import Counters
@@ -106,7 +104,7 @@ class ReplayServer:
         self._wake()
 
     def changed(self, tp: TopicIdPartition) -> None:
-        """A leader has just said something to this log."""
+        """Readers may see something new in this log. Waits for nothing."""
         if self.watched.has(tp) and self.watched.note(tp):
             self._wake()
 
@@ -340,16 +338,3 @@ class ReplayServer:
         for line in list(self._lines):
             self._hang_up(line, None)
         self.files.close()
-
-
-def answering(answer: Callable[[Struct, str], Struct], replays: ReplayServer) -> Callable[[Struct, str], Struct]:
-    """`answer`, and then the replays of the logs that were appended to look again."""
-
-    def answered(request: Struct, sender: str) -> Struct:
-        response = answer(request, sender)
-        if isinstance(request, AppendRecordsRequest):
-            for part in request.partitions:
-                replays.changed(part.tp)
-        return response
-
-    return answered

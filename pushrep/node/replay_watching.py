@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TypeAlias
 
 from pushrep.errors import PushrepError
 from pushrep.node.replay_session import ServedSession
-from pushrep.replay.limits import LOG_BOUNDS
+from pushrep.replay.limits import LOG_BOUNDS, tip_of
 from pushrep.replay.model import LogFacts
+from pushrep.replay.session import ReplaySession
 from pushrep.topic_id_partition import TopicIdPartition
+
+Looks: TypeAlias = tuple[LogFacts, tuple[int, int]]
+"""What readers see of a log, and whether it is the same one."""
 
 
 class Watched:
@@ -16,7 +21,7 @@ class Watched:
     def __init__(self) -> None:
         self._sessions: dict[TopicIdPartition, dict[int, ServedSession]] = {}
         self._log_of: dict[int, TopicIdPartition] = {}
-        self._looks: dict[TopicIdPartition, tuple[LogFacts, tuple[int, int]]] = {}
+        self._looks: dict[TopicIdPartition, Looks] = {}
         self._changed: set[TopicIdPartition] = set()
 
     def has(self, tp: TopicIdPartition) -> bool:
@@ -67,10 +72,25 @@ class Watched:
         with suppress(PushrepError, OSError):  # their next turn meets it, too
             source = sessions[0].source
             looks = (source.facts(with_liveness=False), source.marker())
-        is_news = looks is None or looks != self._looks.get(tp)
+        before = self._looks.get(tp)
         if looks is not None:
             self._looks[tp] = looks
+        is_all_news = looks is None or before is None or not _has_only_grown(before, looks)
+        facts = looks[0] if looks is not None and looks != before else None
         for served in sessions:
-            has_counter = served.session.plan.bound not in LOG_BOUNDS  # which moves by itself
-            if is_news or has_counter or served.session.wants_liveness:
+            if is_all_news or _is_for(served.session, facts):
                 yield served
+
+
+def _is_for(session: ReplaySession, facts: LogFacts | None) -> bool:
+    """Whether it may read further in a log that is so now (None: as before), or that can't be told from here."""
+    bound = session.plan.bound
+    if bound not in LOG_BOUNDS or session.wants_liveness:  # a counter moves by itself, and so does a writer's life
+        return True
+    return facts is not None and tip_of(facts, bound, None).bound != session.tip
+
+
+def _has_only_grown(before: Looks, now: Looks) -> bool:
+    """Then who is told is who may read further: of each append some hear twice, and only one of the two is for them."""
+    (facts, marker), (facts_now, marker_now) = before, now
+    return marker == marker_now and facts.start == facts_now.start and facts.written <= facts_now.written

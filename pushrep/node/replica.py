@@ -8,7 +8,7 @@ One request at a time: nothing is judged before the effects of the one before it
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -55,16 +55,18 @@ class Replica:
         replica_epoch: int,
         flush: bool,
         promises: KeepsPromises,
+        news: Callable[[TopicIdPartition], None],
         filesystem: Filesystem,
         clock: Clock,
     ) -> None:
+        """`news`: called when readers may see something new. It must not wait."""
         self.tp, self.replica_epoch = tp, replica_epoch
         self.failure: BaseException | None = None
         """Why the log is offline, if its disk failed."""
         self.finding: Finding | None = None
         """Why it waits for an operator, if it does."""
         self.last_contact_ms = -1
-        self._outbox, self._clock, self._flush = promises, clock, flush
+        self._outbox, self._clock, self._flush, self._news = promises, clock, flush, news
         self._session: ReplicaSession = NO_SESSION
         self._lock = threading.Lock()
         self.log = SegmentLog.open(
@@ -107,8 +109,7 @@ class Replica:
                 effects = follow(state, request, self._batch_at)
                 if self._begins_refill(effects[-1], request):
                     effects = follow(self.state(), request, self._batch_at)
-                for effect in effects[:-1]:
-                    self._carry_out(effect)
+                self._carry_out_all(effects[:-1])
             except AppendFailed as error:  # nothing was written; the leader comes again with backoff
                 _LOG.warning("%s: %s", self.tp, error)
                 return storage_error(self.state())
@@ -178,8 +179,18 @@ class Replica:
         self.failure = error
         return storage_error(state)._replace(flushed_offset=0)
 
-    def _carry_out(self, effect: FollowerEffect) -> None:
-        _DONE_BY[type(effect)](self, effect)
+    def _carry_out_all(self, effects: Sequence[FollowerEffect]) -> None:
+        """One after the other. Who reads what is only written need not wait for the disk: they are told before it."""
+        is_told = True
+        try:
+            for effect in effects:
+                if not is_told and type(effect) is does.Flush:
+                    self._news(self.tp)
+                is_told = False
+                _DONE_BY[type(effect)](self, effect)
+        finally:
+            if not is_told:
+                self._news(self.tp)
 
     def _set_aside(self, effect: does.SetAside) -> None:
         kept = self.log.begin_anew(effect.offset, effect.leader_epoch)

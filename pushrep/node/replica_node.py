@@ -18,7 +18,7 @@ from pushrep.node.connections import Connections
 from pushrep.node.errors import CantListen
 from pushrep.node.refusals import CountedAnswers, Refused
 from pushrep.node.replay_recordings import Recordings
-from pushrep.node.replay_server import ReplayServer, answering
+from pushrep.node.replay_server import ReplayServer
 from pushrep.node.replica import Replica
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import NodeStore
@@ -59,7 +59,8 @@ class ReplicaNode:
             network=network,
             clock=clock,
         )
-        self._answers = CountedAnswers(answering(Answers(self._store, self.address).answer, self._replays))
+        self._store.on_change = self._replays.changed
+        self._answers = CountedAnswers(Answers(self._store, self.address).answer)
         answer = self._answers.answer
         self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
         self._is_stopped = False

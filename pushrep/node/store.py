@@ -247,6 +247,7 @@ class KeptOutbox:
                 replica_epoch=store.replica_epoch,
                 flush=store.settings.flush,
                 promises=self,
+                news=store.changed,
                 filesystem=store.filesystem,
                 clock=store.clock,
             )
@@ -300,9 +301,16 @@ class NodeStore:
         except BaseException:
             self._lock_file.close()
             raise
+        self.on_change: Callable[[TopicIdPartition], None] | None = None
+        """Called when readers of a log may see something new, in any thread. It must not wait."""
         self._lock = threading.Lock()
         self._outboxes: dict[UUID, KeptOutbox] = {}
         self._owner_of: dict[TopicIdPartition, KeptOutbox] = {}
+
+    def changed(self, tp: TopicIdPartition) -> None:
+        """Readers of this log may see something new."""
+        if self.on_change is not None:
+            self.on_change(tp)
 
     def outbox(self, outbox_id: UUID) -> KeptOutbox:
         """What is kept of an outbox, perhaps nothing yet. Raises CorruptNodeFile, OSError."""

@@ -198,7 +198,7 @@ class Channel:
     def _wake_for_watermark(self, pusher: Pusher) -> None:
         """Its watermark rose: that is sent alone if no records come within `watermark_linger_ms`. Thread-safe."""
         linger_ms = self._settings.watermark_linger_ms
-        if not linger_ms:
+        if not linger_ms or (pusher.alone_ms is not None and len(self._in_flight) <= 1):  # the one is just answered
             self.wake(pusher)
             return
         now_ms = self._clock.monotonic_ms()
@@ -280,6 +280,9 @@ class Channel:
         assert self._protocol is not None, "there is a socket"
         correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
         self._in_flight[correlation_id] = _OnItsWay(now_ms, sents)
+        for part, sent in zip(parts, sents, strict=True):
+            if part.records:
+                sent.pusher.sent_records(now_ms, self._settings.watermark_linger_ms)
         self._outgoing = pieces_of(frame)
         self._write()
 
@@ -324,10 +327,13 @@ class Channel:
         if pusher.watermark_since_ms is None:
             pusher.watermark_since_ms = now_ms
         due_ms = pusher.watermark_since_ms + linger_ms
-        if now_ms < due_ms and not pusher.is_timed:
+        if now_ms >= due_ms or (pusher.alone_ms is not None and not self._in_flight):
+            pusher.alone_ms = now_ms
+            return False
+        if not pusher.is_timed:
             pusher.is_timed = True
             heapq.heappush(self._timers, (due_ms, next(self._tickets), pusher))
-        return now_ms < due_ms
+        return True
 
     def _write(self) -> None:
         assert self._sock is not None, "there is a socket"

@@ -73,6 +73,7 @@ class Pusher:
         "_shipped",
         "_slices",
         "_taken",
+        "alone_ms",
         "failures",
         "is_ready",
         "is_timed",
@@ -90,6 +91,8 @@ class Pusher:
         self._memory = memory
         self.watermark_since_ms: int | None = None
         """Since when a watermark waits for records to ride with, if one does."""
+        self.alone_ms: int | None = None
+        """When a watermark went alone last; None while records come soon enough for the next one to wait for them."""
         self._queue = self._taken = _NOTHING
         self._slices: LogSlices | None = None  # while the log is read
         self._shipped = (-1, -1)  # HWM and LSO as the last request had them
@@ -166,6 +169,11 @@ class Pusher:
             self._shipped, self.watermark_since_ms = (request.high_watermark, request.log_start_offset), None
         part = request_to_wire(self.tp, request, records.parts)
         return part, Sent(self, self.session, sent[0].sequence), records.size_bytes
+
+    def sent_records(self, now_ms: int, watermark_linger_ms: int) -> None:
+        """A request with records goes out: a watermark that went alone right before it should have waited."""
+        if self.alone_ms is not None and now_ms - self.alone_ms <= watermark_linger_ms:
+            self.alone_ms = None
 
     def on_result(self, sent: Sent, result: AppendRecordsResult) -> None:
         """The replica answered."""

@@ -30,7 +30,7 @@ class PushSettings:
     request_bytes_max: records in one request; a larger batch goes alone.
     requests_in_flight_max: per connection; more hides a longer way.
     linger_ms: how long a request waits for more records. watermark_linger_ms: how long a watermark waits for records to
-        ride with.
+        ride with; on an idle connection not at all, where the one before waited in vain.
     request_timeout_ms: without an answer for so long the connection is given up, and what was in flight sent again.
     connect_timeout_ms: of one attempt, handshakes included. backoff_min_ms, backoff_max_ms: between attempts, random.
     shutdown_timeout_ms: how long `shutdown` waits for its threads.

@@ -6,7 +6,6 @@ The walk over the files goes on from block to block. When it is begun anew - at 
 batch early and looks whether the last one given still stands there: a log that was cut and grew again is found out.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pushrep.records.errors import CorruptRecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.feed import ReplayedBlock
+from pushrep.replay.listening import Listening
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
@@ -30,7 +30,6 @@ from pushrep.seams import Clock
 
 _FACTS_MS = 100
 """So long the log's offsets are believed while there is something to read; at the tip they are read every time."""
-_WAIT_MAX_S = 0.05
 CREDIT_BYTES = 1 << 62
 """Nothing is under way between a session and its subscriber in one process: who iterates takes block by block."""
 
@@ -68,7 +67,7 @@ class LocalSession:
         self._walk_end = self._walked_ms = 0
         self._pending: list[RecordBatch] = []
         self._last: BatchHeader | None = None
-        self._woken = threading.Event()
+        self._listening = Listening(source.path, source.filesystem)
         self._windows = BatchWindows(source.path, source.filesystem, around.buffers)
 
     @property
@@ -130,17 +129,16 @@ class LocalSession:
         """Nothing comes by itself."""
 
     def wait(self, timeout_s: float) -> None:
-        """The writer tells nobody: a moment, at most."""
-        self._woken.wait(min(timeout_s, _WAIT_MAX_S))
-        self._woken.clear()
+        """Until there may be something new."""
+        self._listening.wait(timeout_s)
 
     async def wait_async(self, timeout_s: float) -> None:
         """The same in an event loop."""
-        await asyncio.sleep(min(timeout_s, _WAIT_MAX_S))
+        await self._listening.wait_async(timeout_s)
 
     def wake(self) -> None:
         """End the wait."""
-        self._woken.set()
+        self._listening.wake()
 
     def stop(self) -> None:
         """End it."""
@@ -149,6 +147,7 @@ class LocalSession:
     def close(self) -> None:
         """Let go of the log, unless it is the caller's."""
         self.source.close()
+        self._listening.close()
 
     def step(self) -> ReplayedBlock | None:
         """One turn: a block, or None if there is nothing to give now. Never waits."""
@@ -191,6 +190,7 @@ class LocalSession:
         batches, self._pending = self._pending[: send.spans], self._pending[send.spans :]
         self._last = batches[-1].header
         self.tell(e.Sent())
+        self._listening.found()
         return ReplayedBlock(batches, send.start, send.end)
 
     def _read(self, wanted: e.ReadBlock) -> e.Event | None:

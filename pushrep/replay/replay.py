@@ -22,9 +22,7 @@ from pushrep.records import Record, RecordBatch, RecordCursor
 from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayTruncated
 from pushrep.replay.feed import Feed, ReplayedBlock
 
-# Waits at the tip double from 1 ms: who follows a busy log sees a record soon, who follows an idle one costs little. A
-# feed that nobody tells of news waits less (local.py).
-_WAIT_FIRST_S, _WAIT_MAX_S = 0.001, 1.0
+_WAIT_S = 1.0  # at the tip; the feed hears of what comes, or looks as often as it has to
 
 
 class ReplayedBatch(NamedTuple):
@@ -178,26 +176,22 @@ class Replay:
     def _load(self) -> bool:
         """Wait for a block; False when the replay is over."""
         self._stand_at(self._block_end)
-        wait_s = _WAIT_FIRST_S
         with self._one_at_a_time():
             while not self._step():
                 if self._is_over():
                     self._stand_at(self._block_end)
                     return False
-                self._feed.wait(wait_s)
-                wait_s = min(wait_s * 2, _WAIT_MAX_S)
+                self._feed.wait(_WAIT_S)
         return True
 
     async def _load_async(self) -> bool:
         self._stand_at(self._block_end)
-        wait_s = _WAIT_FIRST_S
         with self._one_at_a_time():
             while not await asyncio.to_thread(self._step):
                 if self._is_over():
                     self._stand_at(self._block_end)
                     return False
-                await self._feed.wait_async(wait_s)
-                wait_s = min(wait_s * 2, _WAIT_MAX_S)
+                await self._feed.wait_async(_WAIT_S)
         return True
 
     def _step(self) -> bool:

@@ -1,6 +1,7 @@
 """Where time, disk, network and threads enter: a Protocol and the real one each, passed in through constructors."""
 
 from pushrep.seams.clock import SYSTEM_CLOCK, Clock, SystemClock
+from pushrep.seams.directory_watch import Watch
 from pushrep.seams.filesystem import (
     REAL_FILESYSTEM,
     DiskUsage,
@@ -48,6 +49,7 @@ __all__ = [
     "SystemClock",
     "Thread",
     "Threads",
+    "Watch",
     "read_whole",
     "write_atomic",
 ]

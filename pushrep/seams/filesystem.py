@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
+from pushrep.seams.directory_watch import Watch, watch_directory
+
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 """What can be written: anything with bytes in one piece."""
 
@@ -93,6 +95,10 @@ class Filesystem(Protocol):
 
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
         """A shared mapping of the first `size` bytes; a writer's file is made and zero-filled first."""
+        ...
+
+    def watch(self, directory: Path) -> Watch | None:
+        """Hears of writes to its files; None where nobody tells, and who wants to know has to look."""
         ...
 
     def usage(self, path: Path) -> DiskUsage:
@@ -206,6 +212,9 @@ class RealFilesystem:
             if writable and os.fstat(file.fileno()).st_size < size:
                 os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+
+    def watch(self, directory: Path) -> Watch | None:
+        return watch_directory(directory)
 
     def usage(self, path: Path) -> DiskUsage:
         found = os.statvfs(path)

@@ -192,6 +192,9 @@ class SimulatedDisk:
             inode.mapping = grown
         return inode.mapping
 
+    def watch(self, directory: Path) -> None:
+        """Tells nobody."""
+
     def usage(self, path: Path) -> DiskUsage:
         self._step()
         if str(path) not in self._directories:

@@ -9,7 +9,7 @@ from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.epochs import LogEnds
 from pushrep.replication.messages import batches_of
-from pushrep.seams import REAL_NETWORK
+from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK
 from tests.integration.conftest import QUICK, WAIT_S
 
 
@@ -83,6 +83,25 @@ def test_a_record_alone_leaves_in_the_thread_that_appends_it(world, scripted):
         if network.senders == [here, here]:
             return
     pytest.fail("the worker sent them all")
+
+
+def test_h2_a_watermark_waits_for_records_only_where_they_came_soon_behind_the_one_before(world, scripted):
+    """Alone at once where that waited in vain; the next one waits again if records do come."""
+    replica, hour_ms = scripted(), 3_600_000
+    service = led_by(world, [replica], watermark_linger_ms=hour_ms)
+    pusher = service.leading.manager._lanes[service.leading.partitions[0].tp][1].pusher
+    service.append(b"second")
+    service.wait_for_all()
+    assert [part.high_watermark for part in replica.requests][-1] == 1, "2 waits for records"
+    pusher.alone_ms = SYSTEM_CLOCK.monotonic_ms() - hour_ms - 1  # long before these, one went alone
+    service.append(b"third")
+    *_, with_records, alone = replica.wait_for(lambda parts: parts[-1].high_watermark == 3)
+    assert with_records.records
+    assert not alone.records
+    service.append(b"fourth, soon behind it")
+    service.wait_for_all()
+    assert pusher.alone_ms is None
+    assert [part.high_watermark for part in replica.requests][-1] == 3, "4 waits for records"
 
 
 def test_a2_what_waits_is_not_overtaken_by_who_appends(world, scripted):

@@ -1,0 +1,73 @@
+"""Listening: the wait at the tip of a log that another process writes.
+
+a write ─▶ look at once ─▶ not there yet: its end is published a moment later, its flush and its watermark
+                           milliseconds later, without a sound ─▶ look again: soon, then less and less often
+"""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from pushrep.replay.waiting import Waiting
+from pushrep.seams import REAL_NETWORK, Filesystem, Watch
+
+_AT_ONCE_S, _AT_ONCE = 0.000_1, 4
+"""Between a write and its publication are some microseconds, unless its writer loses the processor there."""
+_SOON_S, _SOON = 0.001, 16
+"""A flush takes so long, and the way of a watermark."""
+_SELDOM_S: Final = 0.05
+
+
+class Listening:
+    """For one thread or task at a time; `wake` may come from any. Without a watch it looks now and then."""
+
+    def __init__(self, directory: Path, filesystem: Filesystem) -> None:
+        self._directory, self._filesystem = directory, filesystem
+        self._waiting = Waiting(REAL_NETWORK)
+        self._watch: Watch | None = None
+        self._is_begun = False
+        self._looks = 0
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be something new, `wake`, or the time is over."""
+        pause_s = min(self._pause_s(), timeout_s)
+        if pause_s < _SOON_S:  # below what a poller can wait
+            time.sleep(pause_s)
+        else:
+            self._waiting.wait(self._watch, pause_s)
+        self._note()
+
+    async def wait_async(self, timeout_s: float) -> None:
+        """The same in an event loop."""
+        await self._waiting.wait_async(self._watch, min(max(_SOON_S, self._pause_s()), timeout_s))
+        self._note()
+
+    def wake(self) -> None:
+        """End the wait, or the next one."""
+        self._waiting.wake()
+
+    def found(self) -> None:
+        """There was something: where one record came, the next one is near."""
+        self._looks = 0
+
+    def close(self) -> None:
+        """Let go."""
+        self._waiting.close()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _pause_s(self) -> float:
+        if not self._is_begun:  # what does not come to a tip needs none
+            self._is_begun, self._watch = True, self._filesystem.watch(self._directory)
+            return 0  # what was written before it
+        self._looks += 1
+        if self._looks <= _AT_ONCE:
+            return _AT_ONCE_S
+        if self._looks <= _AT_ONCE + _SOON:
+            return _SOON_S
+        return min(_SELDOM_S, _SOON_S * (1 << min(self._looks - _AT_ONCE - _SOON, 10)))
+
+    def _note(self) -> None:
+        if self._watch is not None and self._watch.heard():
+            self._looks = 0

@@ -1,0 +1,97 @@
+"""A reader beside a writer of another hand: what ends its wait at the tip of a log."""
+
+import asyncio
+import threading
+
+import pytest
+
+from pushrep.log import Durability, SegmentLog
+from pushrep.replay import ReplayClient, ReplayRequest
+from pushrep.replay.listening import Listening
+from pushrep.seams import REAL_FILESYSTEM
+from pushrep.seams.directory_watch import Inotify, watch_directory
+from pushrep.seams.filesystem import RealFilesystem
+
+WAIT_S = 30
+
+
+class DeafDisk(RealFilesystem):
+    """Nobody tells of writes there."""
+
+    def watch(self, directory):
+        return None
+
+
+def test_a_watch_hears_of_writes_once(tmp_path):
+    (tmp_path / "there").write_bytes(b"before")
+    watch = watch_directory(tmp_path)
+    try:
+        assert not watch.heard()
+        with (tmp_path / "there").open("ab") as file:
+            file.write(b"x")
+        assert watch.heard()
+        assert not watch.heard()
+    finally:
+        watch.close()
+        watch.close()
+
+
+def test_where_there_is_no_directory_or_no_room_nobody_tells(tmp_path):
+    assert watch_directory(tmp_path / "nowhere") is None
+    before, taken = Inotify._open, []
+    while (watch := watch_directory(tmp_path)) is not None:
+        taken.append(watch)
+    assert taken, "this system has them"
+    for watch in taken:
+        watch.close()
+    assert Inotify._open == before
+
+
+def test_a_wait_ends_with_a_write_however_long_nothing_was_written(tmp_path, monkeypatch):
+    listening = Listening(tmp_path, REAL_FILESYSTEM)
+    try:
+        listening.wait(WAIT_S)  # looks once more behind the start of the watch
+        monkeypatch.setattr(listening, "_pause_s", lambda: WAIT_S)
+        listening._looks = 1_000
+        threading.Timer(0.01, (tmp_path / "new").write_bytes, [b"x"]).start()
+        listening.wait(WAIT_S)
+        assert listening._looks == 0, "it heard"
+    finally:
+        listening.close()
+
+
+@pytest.mark.parametrize("disk", [REAL_FILESYSTEM, DeafDisk()], ids=["told", "not told"])
+@pytest.mark.parametrize("bound", ["written", "stable"])
+def test_who_follows_a_directory_gets_each_record_and_is_woken_by_a_stop(tmp_path, disk, bound):
+    got = []
+    with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path, filesystem=disk) as client:
+        log.append(b"first")
+        replay = client.replay(ReplayRequest("orders-0", bound=bound))
+        reader = threading.Thread(target=lambda: got.extend(iter_noting(replay, log)))
+        reader.start()
+        reader.join(60)
+        assert not reader.is_alive()
+    assert got == [b"first", *(b"%d" % n for n in range(20))]
+
+
+def iter_noting(replay, log):
+    """Each record has the next one written, by another thread; behind the last one somebody stops the replay."""
+    for count, record in enumerate(replay):
+        if count < 20:
+            threading.Timer(0, log.append, [b"%d" % count], {"durability": Durability.FLUSHED}).start()
+        else:
+            threading.Timer(0.01, replay.stop).start()
+        yield record.value
+
+
+def test_an_event_loop_that_follows_a_directory_hears_too(tmp_path):
+    async def follow(client, log):
+        got = []
+        async for record in (replay := client.replay(ReplayRequest("orders-0", bound="written"))):
+            got.append(record.value)
+            threading.Timer(0, *((log.append, [b"more"]) if len(got) < 5 else (replay.stop, []))).start()
+        return got
+
+    with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path) as client:
+        log.append(b"first")
+        assert asyncio.run(follow(client, log)) == [b"first", *[b"more"] * 4]

@@ -1,0 +1,87 @@
+"""Waiting for a socket: what ends a wait, also what came before it began; and the check of what comes."""
+
+import asyncio
+import socket
+import threading
+import time
+
+import pytest
+
+from pushrep.records import CorruptRecordBatch, encode_batch
+from pushrep.replay.received import checked
+from pushrep.replay.waiting import Waiting
+from pushrep.seams import REAL_NETWORK
+
+FOR_EVER_S = 600
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
+def waiting():
+    made = Waiting(REAL_NETWORK)
+    yield made
+    made.close()
+
+
+def test_bytes_end_a_wait_of_the_same_socket_and_of_the_next_one(waiting, pair):
+    ours, theirs = pair
+    theirs.send(b"x")
+    waiting.wait(ours, FOR_EVER_S)
+    waiting.wait(ours, FOR_EVER_S)  # nobody took them
+    ours.close()  # a connection that broke: the next one may get its number
+    others, peer = socket.socketpair()
+    with others, peer:
+        peer.send(b"x")
+        waiting.wait(others, FOR_EVER_S)
+
+
+def test_a_wake_before_anybody_waits_ends_the_first_wait_and_only_that(waiting, pair):
+    waiting.wake()
+    waiting.wait(pair[0], FOR_EVER_S)
+    began = time.monotonic()
+    waiting.wait(pair[0], 0.05)
+    assert time.monotonic() - began >= 0.04
+
+
+def test_a_wake_before_an_event_loop_waits_ends_its_wait(waiting, pair):
+    async def wait():
+        waiting.wake()
+        await waiting.wait_async(pair[0], FOR_EVER_S)
+        threading.Timer(0.01, waiting.wake).start()
+        await waiting.wait_async(pair[0], FOR_EVER_S)
+
+    asyncio.run(wait())
+
+
+def test_a_socket_that_went_without_another_in_its_place_is_waited_for_in_vain(waiting, pair):
+    waiting.wait(pair[0], 0)
+    pair[0].close()
+    waiting.wait(None, 0)
+    waiting.wait(None, 0.001)
+
+
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 100])
+def test_blocks_of_few_and_of_many_batches_are_checked_alike(count):
+    made = [encode_batch([b"%03d" % n], timestamps_ms=1) for n in range(count)]
+    for n, batch in enumerate(made):
+        batch.stamp(n, 3)
+    data = b"".join(bytes(batch.data) for batch in made)
+    found = checked(memoryview(data))
+    assert [(batch.header.base_offset, bytes(batch.data)) for batch in found] == [
+        (n, bytes(batch.data)) for n, batch in enumerate(made)
+    ]
+    for at in range(len(data) - len(made[-1].data), len(data), 7):
+        flipped = bytearray(data)
+        flipped[at] ^= 1
+        if flipped[at:] and at >= len(data) - len(made[-1].data) + 16:  # base offset and epoch are not in the CRC
+            with pytest.raises(CorruptRecordBatch):
+                checked(memoryview(flipped))
+        if at > len(data) - len(made[-1].data):
+            with pytest.raises(CorruptRecordBatch):
+                checked(memoryview(data)[:at])
