@@ -10,7 +10,7 @@ import random
 from typing import Any, NamedTuple
 
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
+from aiokafka.conn import CloseReason
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
@@ -18,6 +18,7 @@ from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
 from pushrep.kafka.answers import Code
+from pushrep.kafka.connection import Connection
 from pushrep.kafka.destination import KafkaDestination, Token
 from pushrep.kafka.errors import KafkaUnreachable, ShippingError, TopicMissing
 
@@ -52,8 +53,8 @@ class Cluster:
         self._destination, self._topic = destination, topic
         self._ssl_context = destination.ssl_context()
         self._addresses: dict[int, tuple[str, int]] = {}
-        self._connections: dict[int, AIOKafkaConnection] = {}
-        self._connecting: dict[int, asyncio.Task[AIOKafkaConnection]] = {}
+        self._connections: dict[int, Connection] = {}
+        self._connecting: dict[int, asyncio.Task[Connection]] = {}
         self._left: list[asyncio.Future[None]] = []
         self.leaders: dict[int, int] = {}
         self.partitions = 0
@@ -73,7 +74,7 @@ class Cluster:
             self.partitions = len(partitions)
             self.leaders = {one[1]: one[2] for one in partitions if one[2] >= 0}
 
-    async def connection(self, node: int) -> AIOKafkaConnection:
+    async def connection(self, node: int) -> Connection:
         """The one connection to a broker. Raises what UNREACHABLE names."""
         found = self._connections.get(node)
         if found is not None and found.connected():
@@ -123,7 +124,7 @@ class Cluster:
         if closing:
             await asyncio.wait(closing, timeout=_CLOSE_S)
 
-    def _leave(self, connection: AIOKafkaConnection) -> "asyncio.Future[None]":
+    def _leave(self, connection: Connection) -> "asyncio.Future[None]":
         """Close it; done when its socket is."""
         done: asyncio.Future[None] = connection.close(reason=CloseReason.SHUTDOWN)
         return done
@@ -176,9 +177,9 @@ class Cluster:
                 self._left = [one for one in self._left if not one.done()] + [self._leave(connection)]
         raise KafkaUnreachable(repr(failure) if isinstance(failure, BaseException) else str(failure))
 
-    async def _connect(self, host: str, port: int) -> AIOKafkaConnection:
+    async def _connect(self, host: str, port: int) -> Connection:
         destination = self._destination
-        return await create_conn(
+        made = Connection(
             host,
             port,
             client_id=destination.client_id,
@@ -190,6 +191,8 @@ class Cluster:
             sasl_plain_password=destination.sasl_password,
             sasl_oauth_token_provider=None if destination.sasl_oauth_token is None else _Tokens(destination),
         )
+        await made.connect()
+        return made
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc] # aiokafka has no types

@@ -13,10 +13,13 @@ for batches that are old: brokers tell by a batch's newest timestamp, not by its
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pushrep.kafka.answers import Answer, Code, Reaction, reaction_to
 from pushrep.records import RecordBatch
+from pushrep.records import header as layout
+from pushrep.records.checksum import crc32c
+from pushrep.records.model import Buffer
 
 IN_FLIGHT_MAX = 5
 """Brokers know the last five batches of a producer again (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
@@ -27,7 +30,8 @@ _SEQUENCES = 1 << 31  # the number after the last one is 0
 class Sent:
     """A batch on its way: records [start, end) of a log partition under `base_sequence`.
 
-    log_crc: of the sealed batch in the log, of which this is all or a part. data: the bytes as they are sent.
+    log_crc: of the sealed batch in the log, of which this is all or a part. data: the bytes as they are sent, which may
+    lie where the batch lay: it is not to be read any more.
     is_old: its records' times are so far back that a broker may forget the producer at once.
     """
 
@@ -36,7 +40,7 @@ class Sent:
     end: int
     log_crc: int
     batch: RecordBatch
-    data: bytes = b""
+    data: bytearray | memoryview = field(default_factory=bytearray)
     is_old: bool = False
     base_sequence: int = -1
     in_flight: bool = False
@@ -113,7 +117,7 @@ class Pipeline:
     def add(self, sent: Sent) -> None:
         """Give a new batch its sequence number, the next one after all others, and patch it into its bytes."""
         sent.base_sequence = self._next_sequence
-        sent.data = sent.batch.with_producer(self.producer_id, self.producer_epoch, sent.base_sequence)
+        sent.data = _patched(sent.batch.data, self.producer_id, self.producer_epoch, sent.base_sequence)
         offsets = sent.batch.header.last_offset_delta + 1
         self._next_sequence = (self._next_sequence + offsets) % _SEQUENCES
         self._sent.append(sent)
@@ -165,6 +169,15 @@ class Pipeline:
         self._next_sequence = first.base_sequence
         self._is_closed = self._is_known = False
         return taken[::-1]
+
+
+def _patched(batch: Buffer, producer_id: int, producer_epoch: int, base_sequence: int) -> bytearray | memoryview:
+    """As `RecordBatch.with_producer`, but in place where it can be written: a copy costs as much as its new CRC."""
+    data = batch if isinstance(batch, memoryview) and not batch.readonly else bytearray(batch)
+    layout.stamp(data, 0, -1)
+    layout.write_producer(data, producer_id, producer_epoch, base_sequence)
+    layout.write_crc(data, crc32c(data, layout.CRC_COVERS_FROM))
+    return data
 
 
 def connection_lost(why: str) -> Answer:

@@ -11,7 +11,7 @@ it (UNKNOWN_TOPIC_ID). Brokers before 4.1 know version 7 at most here, and the n
 Source: Kafka's ProduceRequest.json and ProduceResponse.json; KIP-516.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 from uuid import UUID
@@ -31,6 +31,7 @@ from aiokafka.protocol.types import (
 )
 
 from pushrep.kafka.answers import Answer
+from pushrep.records.model import Buffer
 
 _ALL_IN_SYNC = -1
 _NONE = _NO_TAGS = bytes(1)
@@ -109,13 +110,17 @@ class _ProduceRequest13(RequestStruct):  # type: ignore[misc] # as above
 
     def encode(self) -> bytes:
         """The same bytes as by the schema, which would copy every batch once for each level that it lies in."""
+        return b"".join(self.parts())
+
+    def parts(self) -> list[Buffer]:
+        """The same in pieces, so that no batch is copied at all."""
         parts = [_NONE, Int16.encode(self.required_acks), Int32.encode(self.timeout), _count(self.topics)]
         for topic_id, partitions, _ in self.topics:
             parts += [topic_id.bytes, _count(partitions)]
             for index, records, _ in partitions:
                 parts += [Int32.encode(index), _count(records), records, _NO_TAGS]
             parts.append(_NO_TAGS)
-        return b"".join([*parts, _NO_TAGS])
+        return [*parts, _NO_TAGS]
 
 
 def _count(items: Sequence[Any]) -> bytes:
@@ -128,7 +133,7 @@ class ProduceBatches(Request[ProduceRequest_v7 | _ProduceRequest13]):  # type: i
 
     API_KEY = 0
 
-    def __init__(self, topic: str, topic_id: UUID, batches: dict[int, bytes], timeout_ms: int) -> None:
+    def __init__(self, topic: str, topic_id: UUID, batches: Mapping[int, Buffer], timeout_ms: int) -> None:
         self._topic, self._topic_id, self._batches, self._timeout_ms = topic, topic_id, batches, timeout_ms
 
     def build(self, request_struct_class: Any) -> Any:
@@ -137,7 +142,8 @@ class ProduceBatches(Request[ProduceRequest_v7 | _ProduceRequest13]):  # type: i
             partitions: list[Any] = [(index, data, {}) for index, data in self._batches.items()]
             topics: list[Any] = [(self._topic_id, partitions, {})]
             return _ProduceRequest13(None, _ALL_IN_SYNC, self._timeout_ms, topics, {})
-        return ProduceRequest_v7(None, _ALL_IN_SYNC, self._timeout_ms, [(self._topic, list(self._batches.items()))])
+        batches = [(index, bytes(data)) for index, data in self._batches.items()]
+        return ProduceRequest_v7(None, _ALL_IN_SYNC, self._timeout_ms, [(self._topic, batches)])
 
 
 def answers_of(response: Any) -> tuple[dict[int, Answer], int]:

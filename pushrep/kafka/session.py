@@ -12,11 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiokafka.conn import AIOKafkaConnection
-
 from pushrep.errors import PushrepError
 from pushrep.kafka.answers import Answer
 from pushrep.kafka.cluster import UNREACHABLE, Cluster
+from pushrep.kafka.connection import Connection
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable
 from pushrep.kafka.pipeline import Pipeline, Sent, connection_lost
@@ -45,7 +44,7 @@ class _Channel:
     def __init__(self) -> None:
         self.in_flight = 0
         self.blocked_until_s = 0.0
-        self.connection: AIOKafkaConnection | None = None
+        self.connection: Connection | None = None
         self.connecting: asyncio.Task[None] | None = None
 
 
@@ -69,7 +68,7 @@ class Session:
         self._pipelines: dict[int, Pipeline] = {}
         self._sources: dict[int, list[LogSource]] = {}
         self._nodes: dict[int, int] = {}  # where a pipeline's batches are in flight
-        self._connections: dict[int, AIOKafkaConnection | None] = {}  # over which a pipeline's last batches went
+        self._connections: dict[int, Connection | None] = {}  # over which a pipeline's last batches went
         self._last_answer_ms: dict[int, int] = {}
         self._idle_ms = min(_IDLE_MAX_MS, facts.producer_id_expiration_ms // 2)
         self._ready: dict[int, None] = {}
@@ -299,7 +298,8 @@ class Session:
         timeout_ms = self._destination.request_timeout_ms
         assert channel.connection is not None, "who is asked for batches is connected"
         try:  # written here and now, so that batches are on the wire in their order
-            answer = channel.connection.send(ProduceBatches(self._facts.topic, self._facts.topic_id, data, timeout_ms))
+            request = ProduceBatches(self._facts.topic, self._facts.topic_id, data, timeout_ms)
+            answer = channel.connection.send_in_parts(request)
         except UNREACHABLE as error:
             self._lost(node, batches, error)
             return False

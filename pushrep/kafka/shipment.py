@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pushrep.kafka.errors import DestinationAhead, ShippingError, ShippingStopped, ShippingTimeout
 from pushrep.kafka.progress import PartitionProgress, Progress
+from pushrep.kafka.reading import ReusedMemory
 from pushrep.kafka.source import LogSource, ShippedLog
 from pushrep.seams import Clock
 
@@ -40,9 +41,12 @@ class Shipment:
     def __init__(self, logs: Sequence[ShippedLog], progress: Progress, pid_epoch: int, clock: Clock) -> None:
         """Raises DestinationAhead where a log ends below what the topic acknowledged of it under this PID epoch."""
         self._clock = clock
+        memory = ReusedMemory()
         self.progress = progress.within({log.partition: log.log_end_offset for log in logs})
         self.sources: Mapping[int, LogSource] = {
-            log.partition: _source_of(log, progress.partitions.get(log.partition), progress.pid_epoch == pid_epoch)
+            log.partition: _source_of(
+                log, progress.partitions.get(log.partition), progress.pid_epoch == pid_epoch, memory
+            )
             for log in logs
         }
         for number, source in self.sources.items():
@@ -140,19 +144,24 @@ def oldest_timestamp_ms(source: LogSource) -> int | None:
     return None
 
 
-def _source_of(log: ShippedLog, at: PartitionProgress | None, is_same_epoch: bool) -> LogSource:  # noqa: FBT001
+def _source_of(
+    log: ShippedLog,
+    at: PartitionProgress | None,
+    is_same_epoch: bool,  # noqa: FBT001
+    memory: ReusedMemory,
+) -> LogSource:
     start, end = log.log_start_offset, log.log_end_offset
     if at is None:
-        return LogSource(log, start, 0)
+        return LogSource(log, start, 0, memory)
     if at.acknowledged > end and is_same_epoch:
         raise DestinationAhead(log.partition, shipped_offset=at.acknowledged - 1, log_end_offset=end, pid_epoch=-1)
     if at.acknowledged < start:
         _LOG.warning("partition %d: offsets [%d, %d) were never shipped and are gone", log.partition, *(at[0], start))
-        return LogSource(log, start, 0)
+        return LogSource(log, start, 0, memory)
     if at.acknowledged > end or not _is_batch_of(log, at):
         _LOG.warning("partition %d was cut and written anew: it is shipped from its start", log.partition)
-        return LogSource(log, start, 0)
-    source = LogSource(log, at.acknowledged, at.log_crc)
+        return LogSource(log, start, 0, memory)
+    source = LogSource(log, at.acknowledged, at.log_crc, memory)
     source.destination_offset = at.destination_offset
     return source
 

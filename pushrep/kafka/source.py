@@ -10,7 +10,9 @@ from typing import Protocol
 
 from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.pipeline import Sent
+from pushrep.kafka.reading import ReusedMemory, SealedReader
 from pushrep.kafka.splitting import Piece, pieces_of
+from pushrep.log.slicing import LogSlices
 from pushrep.records import BatchHeader, Record, RecordBatch
 
 _READ_BYTES = 1 << 20
@@ -28,6 +30,7 @@ class ShippedLog(Protocol):
     @property
     def stable_offset(self) -> int: ...
     def read(self, offset: int, max_bytes: int) -> bytes: ...
+    def slices(self) -> LogSlices: ...
     def records(self, start: int, end: int | None = None) -> Iterator[Record]: ...
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]: ...
     def size_from(self, offset: int) -> int: ...
@@ -39,7 +42,7 @@ class LogSource:
     stopped: why it goes no further until somebody acts; None while it goes on.
     """
 
-    def __init__(self, log: ShippedLog, acknowledged: int, log_crc: int) -> None:
+    def __init__(self, log: ShippedLog, acknowledged: int, log_crc: int, memory: ReusedMemory | None = None) -> None:
         self.log, self.partition = log, log.partition
         self.acknowledged, self.log_crc = acknowledged, log_crc
         self.destination_offset = -1
@@ -50,6 +53,7 @@ class LogSource:
         self.stable_offset = acknowledged
         self.boundary: int | None = None
         self.in_flight = 0
+        self._reader = SealedReader(log.slices(), memory or ReusedMemory())
         self._read: deque[RecordBatch] = deque()
         self._pieces: deque[tuple[Piece, int]] = deque()
 
@@ -116,14 +120,17 @@ class LogSource:
 
     def _next_batch(self) -> RecordBatch | None:
         if not self._read and self.next_offset < self.stable_offset:
-            # The log checks CRCs as it reads. They are computed anew for the topic, so what the disk broke ends here.
-            data = memoryview(self.log.read(self.next_offset, _READ_BYTES))
-            position = 0
-            while position < len(data):
-                header = BatchHeader.parse(data, position)
-                end = position + header.size_bytes
-                self._read.append(RecordBatch(data[position:end], header))
-                position = end
+            # CRCs are checked as it is read. They are computed anew for the topic, so what the disk broke ends here.
+            self._read.extend(self._reader.read(self.next_offset, self.stable_offset) or self._read_by_log())
         if not self._read or self._read[0].header.next_offset > self.stable_offset:
             return None
         return self._read.popleft()
+
+    def _read_by_log(self) -> Iterator[RecordBatch]:
+        data = memoryview(self.log.read(self.next_offset, _READ_BYTES))
+        position = 0
+        while position < len(data):
+            header = BatchHeader.parse(data, position)
+            end = position + header.size_bytes
+            yield RecordBatch(data[position:end], header)
+            position = end

@@ -1,0 +1,109 @@
+"""Sealed batches in memory that is used again: the log's own bytes, never two batches in one place."""
+
+import numpy as np
+import pytest
+
+from filtering import pack_keys
+from pushrep.kafka.pipeline import Pipeline
+from pushrep.kafka.reading import BUFFER_BYTES, ReusedMemory, SealedReader
+from pushrep.kafka.source import LogSource
+from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
+from pushrep.records import BatchHeader, RecordBatch, encode_batch
+
+LARGE = 900_000
+
+
+@pytest.fixture
+def log(tmp_path):
+    with SegmentLog.open(
+        tmp_path / "orders-0", LogConfig(preallocate_bytes=0, segment_bytes=4 << 20, batch_bytes_max=3 << 20)
+    ) as opened:
+        yield opened
+
+
+def fill(log, count, size=LARGE):
+    for number in range(count):
+        key = pack_keys(7, 0, log.log_end_offset, 1)
+        value = bytes([number]) * (size - 1) + b"."
+        log.append(encode_batch([value], keys=key, timestamps_ms=1000), durability=Durability.FLUSHED)
+    return [bytes(batch.data) for batch in log.batches(0)]
+
+
+def reader(log):
+    return SealedReader(log.slices(), ReusedMemory())
+
+
+@pytest.mark.parametrize("size", [10, 5000, 300_000, LARGE])
+def test_the_same_batches_as_by_the_log(log, size):
+    wanted = fill(log, 12, size)
+    found, ours = [], reader(log)
+    while len(found) < len(wanted):
+        batches = ours.read(len(found), log.stable_offset)
+        assert batches
+        found += [bytes(batch.data) for batch in batches]
+    assert found == wanted
+
+
+def test_memory_that_somebody_looks_into_is_not_written_to(log):
+    """More batches than buffers: those without one get bytes of their own."""
+    wanted = fill(log, 20)
+    ours = reader(log)
+    held = [batch for offset in range(20) for batch in ours.read(offset, 20)]
+    assert [bytes(batch.data) for batch in held] == wanted
+    assert sum(not batch.data.readonly for batch in held) == 16
+    del held[3]
+    again = ours.read(3, 20)
+    assert not again[0].data.readonly
+    held.insert(3, *again)
+    assert [bytes(batch.data) for batch in held] == wanted
+
+
+def test_a_buffer_is_used_again_and_begins_with_a_page():
+    memory = ReusedMemory()
+    places = set()
+    for _ in range(5):
+        view = memory.take()
+        assert len(view) == BUFFER_BYTES
+        view[:3] = b"abc"
+        places.add(np.frombuffer(view, np.uint8).ctypes.data)
+        del view
+    [place] = places
+    assert place % 4096 == 0
+
+
+def test_what_is_patched_in_place_is_the_sealed_batch_under_its_producer(log):
+    """Contract: "the sealed batches as they are ... patched into the batch header and the CRC redone"."""
+    wanted = fill(log, 2)
+    source = LogSource(log, 0, 0)
+    source.look()
+    pipeline = Pipeline(0)
+    pipeline.begin(4711, 2)
+    for number, sealed in enumerate(wanted):
+        sent = source.next_piece(1 << 20)
+        pipeline.add(sent)
+        assert bytes(sent.data) == RecordBatch(sealed).with_producer(4711, 2, number)
+        assert sent.log_crc == BatchHeader.parse(sealed).crc
+    assert [bytes(batch.data) for batch in log.batches(0)] == wanted, "the log keeps what it has"
+
+
+def test_a_batch_larger_than_a_buffer_is_read_by_the_log(log):
+    [wanted] = fill(log, 1, 2 * BUFFER_BYTES)
+    assert reader(log).read(0, 1) == []
+    source = LogSource(log, 0, 0)
+    source.look()
+    assert bytes(source.next_piece(4 * BUFFER_BYTES).batch.data) == wanted
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_what_the_disk_broke_is_not_read_and_the_log_names_it(log, size):
+    """The batch before it is sent; the CRC is computed anew for the topic, so it is checked before."""
+    fill(log, 2, size)
+    file = log.path / "00000000000000000000.log"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    source = LogSource(log, 0, 0)
+    source.look()
+    assert source.next_piece(1 << 20).end == 1
+    with pytest.raises(CorruptBatch):
+        source.next_piece(1 << 20)
