@@ -12,6 +12,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
+from tests.postgresql import running_server
+
 LOG4J = """\
 status = error
 rootLogger.level = off
@@ -85,3 +87,10 @@ def no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
         for query in request.getfixturevalue("spark").streams.active:
             with contextlib.suppress(Exception):
                 query.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """A server, ended with the tests."""
+    with running_server() as server:
+        yield server

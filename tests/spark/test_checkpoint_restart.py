@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ from spark_jobs.checkpoint_apply import Place, apply
 from spark_jobs.checkpoint_files import LastBatchUncommitted, QueryRunning, QueryStateful
 from spark_jobs.checkpoint_marks import MarksPlace
 from spark_jobs.checkpoint_pair import NOTES_NAME
+from spark_jobs.file_marks import FileMarks
 from spark_jobs.settings import setting
+from spark_jobs.sql import SqlTable
+from tests.postgresql import new_database
 
 pytestmark = pytest.mark.spark
 
@@ -109,23 +113,43 @@ def test_logs_go_on_at_the_named_time_and_the_backup_restores(spark, logs, tmp_p
     assert run(frame, checkpoint) == rows(0, COUNT, COUNT + 2), "as if nothing had happened"
 
 
-def test_rule_9_marks_outside_begin_anew_in_the_same_run(spark, logs, tmp_path, checkpoint, send):
-    kept = []
+@pytest.fixture(params=["local", "files", "postgresql"])
+def kept_in(request, spark, tmp_path):
+    """Where a query's marks are, as apply-checkpoint names them; and a context that opens the store for the query."""
+    place = str(tmp_path / "marks")
+    if request.param == "local":
+        return MarksPlace(place), lambda: LocalMarks(place)
+    if request.param == "files":
+        return MarksPlace(f"file://{place}"), lambda: closing(FileMarks(f"file://{place}", spark))
+    url = new_database(request.getfixturevalue("postgresql"), f"c{abs(hash(str(tmp_path)))}")
+    return MarksPlace(url, "orders"), lambda: closing(SqlTable(url, "orders"))
 
-    def handle(batch, _batch_id):
-        kept.extend(sorted((row.partition, row.offset) for row in batch.select("partition", "offset").collect()))
+
+def test_rule_9_marks_outside_begin_anew_in_the_same_run(spark, logs, checkpoint, send, kept_in):
+    named, opened = kept_in
+    kept = []
 
     def filtered():
         kept.clear()
-        with LocalMarks(tmp_path / "marks") as marks:
+        with opened() as marks:
+
+            def handle(batch, batch_id):
+                rows = batch.select("topic", "partition", "offset")
+                if isinstance(marks, SqlTable):
+                    marks(rows, batch_id)
+                kept.extend(sorted((row.partition, row.offset) for row in rows.collect()))
+
             run(orders(spark, logs), checkpoint, ReplayFilteredBatches(handle, marks))
         return kept
 
     assert filtered() == rows(0, 0) + rows(1, 0)
-    send("orders", None, Startpoint.specific(12), logs=logs, marks=MarksPlace(str(tmp_path / "marks")))
+    pair = send("orders", None, Startpoint.specific(12), logs=logs, marks=named)
+    assert named.table is None or named.table in pair.marks
     assert filtered() == [], "seen before: the marks went on"
-    send("orders", 1, Startpoint.specific(14, reset_marks=True), logs=logs, marks=MarksPlace(str(tmp_path / "marks")))
+    send("orders", 1, Startpoint.specific(14, reset_marks=True), logs=logs, marks=named)
     assert filtered() == rows(1, 14)
+    append(logs, 0, 1)
+    assert filtered() == rows(0, COUNT, COUNT + 1), "and on from there"
 
 
 def test_state_a_batch_on_its_way_and_a_running_query_are_refused(spark, logs, tmp_path, checkpoint, send):

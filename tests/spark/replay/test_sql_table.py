@@ -12,18 +12,11 @@ from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.sql import BadSqlTable, MarksTaken, SqlTable
 from spark_jobs.sql.errors import BatchNotStaged
 from spark_jobs.sql.table import _stage
-from tests.postgresql import new_database, running_server
+from tests.postgresql import new_database
 
 pytestmark = pytest.mark.spark
 
 COLUMNS = ("topic", "partition", "offset", "value")
-
-
-@pytest.fixture(scope="session")
-def postgresql():
-    """A server, ended with the tests."""
-    with running_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
