@@ -115,6 +115,39 @@ def test_rows_and_marks_go_into_one_database(run, outbox, tmp_path):
         run("fresh", **given)
 
 
+@pytest.fixture
+def elsewhere(spark, tmp_path):
+    """A directory on a file system of Spark's that is no path of this machine, and where the test finds it."""
+    (tmp_path / "elsewhere").mkdir()
+    mount = "fs.viewfs.mounttable.elsewhere.link./jobs"
+    hadoop = spark._jsc.hadoopConfiguration()
+    hadoop.set(mount, (tmp_path / "elsewhere").as_uri())
+    yield "viewfs://elsewhere/jobs", tmp_path / "elsewhere"
+    hadoop.unset(mount)
+
+
+def test_marks_lie_as_files_beside_a_checkpoint_on_spark_s_own_file_system(spark, run, outbox, tmp_path, elsewhere):
+    """Contract, where marks live: "one file per batch beside the checkpoint on Spark's own file system"."""
+    url, directory = elsewhere
+    place = {"checkpoint": f"{url}/checkpoint", "marks": f"{url}/checkpoint-marks"}
+    place |= {"value_format": "string", "max_records_per_trigger": 80}
+    outbox([b"%d" % n for n in range(30)])
+    outbox([b"%d" % n for n in range(10, 40)], 10)
+    first = run(**place)
+    assert (first[-1]["kept"], sum(event["dropped"] for event in first[1:-1])) == (80, 40)
+    batches = first[-1]["batches"]
+    marks = sorted(file.name.split("-")[1] for file in (directory / "checkpoint-marks").glob("*.marks"))
+    assert marks == [str(n) for n in range(batches)]
+    for log in ("offsets", "commits"):  # the checkpoint goes back by a batch
+        for file in (directory / "checkpoint" / log).glob(f"*{batches - 1}*"):
+            file.unlink()
+    outbox([b"%d" % n for n in range(35, 50)], 35)
+    second = run(**place)
+    assert second[1]["batch"] == batches - 1
+    rows = spark.read.parquet(str(tmp_path / "table")).select("value").collect()
+    assert sorted(int(row.value) for row in rows) == sorted([*range(50)] * 2)
+
+
 def test_other_forms_of_values(spark, run, outbox, tmp_path):
     outbox([json.dumps({"a": n, "b": {"c": str(n)}}).encode() for n in range(5)])
     run(value_format="json", value_schema="a int, b struct<c: string>", keep=("offset",))
