@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from filtering.highwater import HighwaterMarks
+from filtering.mark_columns import UNKNOWN
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
 from spark_jobs.mark_epochs import Epoch
@@ -86,8 +87,9 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
 
     A streaming frame keeps its marks in the checkpoint of the query that it becomes part of, a batch frame forgets
     them. `marks`, as `{MarksKey(topic): HighwaterMarks}`, are where to begin: of a stream, for its first batch ever.
-    `ttl_s` is judged against the batch's own timestamp, which a re-run repeats, when a pair's next row comes; it needs
-    `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0 takes any.
+    `ttl_s` is judged at the end of each batch against its own timestamp, which a re-run repeats; a pair that expired is
+    no state any more. It needs `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0
+    takes any.
     `metrics` names what the query's progress tells of it (`operator_counts`); two filters in one query need two names.
     Raises StateStoreUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, BadFilterSetting; PairSplit inside the query.
     """
@@ -163,7 +165,7 @@ class PairProcessor(StatefulProcessor):
         self._rule = rule
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._marks = handle.getValueState("marks", _STATE)
+        self._handle, self._marks = handle, handle.getValueState("marks", _STATE)
         self._reports = Reports()
         quiet_filter()
 
@@ -177,10 +179,34 @@ class PairProcessor(StatefulProcessor):
         known = PairMarks() if state is None else PairMarks(state[0], HighwaterMarks.from_bytes(bytes(state[1])))
         frames, after = decided_frames(name, rows, known, self._rule, self._reports, now_ms=now_ms)
         self._marks.update((after.epoch, after.marks.to_bytes()))
+        if state is None and now_ms is not None:
+            self._look_again(after.marks, now_ms)
         yield from frames
 
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
+        """At the end of a batch: a pair that has expired is no state any more."""
+        state = self._marks.get()
+        if state is not None and self._rule.ttl_s is not None:
+            now_ms = int(timerValues.getCurrentProcessingTimeInMs())
+            marks = HighwaterMarks.from_bytes(bytes(state[1])).without_expired(now_ms=now_ms, ttl_s=self._rule.ttl_s)
+            if len(marks):
+                self._look_again(marks, now_ms)
+            else:
+                self._marks.clear()
+        yield from ()
+
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803 - Spark's names
-        self._marks.update((int(initialState["epoch"].iloc[0]), bytes(initialState["marks"].iloc[0])))
+        packed = bytes(initialState["marks"].iloc[0])
+        self._marks.update((int(initialState["epoch"].iloc[0]), packed))
+        if self._rule.ttl_s is not None:
+            self._look_again(HighwaterMarks.from_bytes(packed), int(timerValues.getCurrentProcessingTimeInMs()))
+
+    def _look_again(self, marks: HighwaterMarks, now_ms: int) -> None:
+        """Set this pair's timer, of which it has one: when its marks expire, unless they rise till then."""
+        assert self._rule.ttl_s is not None, "without it nothing expires, and Spark has no time for us"
+        advanced_ms = int(marks.to_columns().advanced_ms.max(initial=UNKNOWN))
+        since_ms = now_ms if advanced_ms == UNKNOWN else advanced_ms
+        self._handle.registerTimer(max(now_ms, since_ms + int(self._rule.ttl_s * 1000)) + 1)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -62,13 +62,12 @@ def decide_pair(
 ) -> PairAnswer:
     """Which rows of one pair's chunks pass, and its marks after them; `known` are those before.
 
-    `now_ms`: the time of the batch, for `ttl_s`; None: nothing expires. Raises PairSplit, EpochsMixed.
+    `now_ms`: the time of the batch, at whose end `ttl_s` is judged; None: nothing expires.
+    Raises PairSplit, EpochsMixed.
     """
     in_order = sorted(chunks, key=lambda chunk: (chunk.partition, chunk.first_offset))
     epoch = _epoch_of(name, in_order)
     marks = known.marks if known.epoch >= epoch.marks else HighwaterMarks()
-    if rule.ttl_s is not None and now_ms is not None:
-        marks = marks.without_expired(now_ms=now_ms, ttl_s=rule.ttl_s)
     places = [places_of(chunk.places) for chunk in in_order]
     log_offsets, source_offsets = (np.concatenate(column) for column in zip(*places, strict=True))
     sizes = np.array([len(own) for own, _ in places])

@@ -181,8 +181,8 @@ def test_a_row_that_does_not_say_where_it_lies_is_refused_by_name(logs, column):
         packed([holed])
 
 
-def test_marks_expire_by_the_time_of_the_batch_by_last_advance(logs):
-    """A dropped record does not refresh a mark; without a time nothing expires."""
+def test_marks_expire_at_the_end_of_the_batch_by_last_advance(logs):
+    """Contract: "by last advance, judged only at commit; a dropped record does not refresh it"."""
     name, rule = PairName("t", 5, 0), FilterRule(ttl_s=10)
     known = decide_pair(
         name, map(chunk_of, packed([batch_of([a_row(logs, 7)])])), PairMarks(), rule, now_ms=1_000
@@ -191,8 +191,63 @@ def test_marks_expire_by_the_time_of_the_batch_by_last_advance(logs):
     replay = decide_pair(name, again, known, rule, now_ms=11_000)
     assert list(replay.kept) == []
     assert replay.after.marks.get(5, 0).advanced_ms == 1_000
-    assert len(list(decide_pair(name, again, replay.after, rule, now_ms=11_001).kept)) == 1
+    late = decide_pair(name, again, replay.after, rule, now_ms=11_001)
+    assert (list(late.kept), len(late.after.marks)) == ([], 0), "this batch still goes by it"
+    assert len(list(decide_pair(name, again, late.after, rule, now_ms=11_002).kept)) == 1
     assert list(decide_pair(name, again, replay.after, rule, now_ms=None).kept) == []
+
+
+class State:
+    """Spark's state of one pair, and its timers, in memory."""
+
+    def __init__(self):
+        self.value, self.timers = None, []
+
+    def getValueState(self, *_):  # noqa: N802 - Spark's names
+        return self
+
+    def registerTimer(self, at_ms):  # noqa: N802
+        self.timers.append(at_ms)
+
+    def get(self):
+        return self.value
+
+    def update(self, value):
+        self.value = value
+
+    def clear(self):
+        self.value = None
+
+
+class At(int):
+    """A batch's own time."""
+
+    def getCurrentProcessingTimeInMs(self):  # noqa: N802 - Spark's name
+        return int(self)
+
+
+def test_a_pair_has_one_timer_which_looks_again_while_its_marks_rise_and_then_ends_its_state(logs):
+    state, pair = State(), ("t", 5, 0)
+    processor = keyed_state.PairProcessor(FilterRule(ttl_s=10))
+    processor.init(state)
+
+    def rows(offset, at_ms):
+        frames = iter(frames_of([batch_of([a_row(logs, offset)])]))
+        return sum(
+            data is not None for frame in processor.handleInputRows(pair, frames, At(at_ms)) for data in frame["data"]
+        )
+
+    assert rows(7, 1_000) == 1
+    assert state.timers == [11_001], "the first moment at which it has expired"
+    assert rows(8, 5_000) == 1
+    assert state.timers == [11_001], "one is enough"
+    assert list(processor.handleExpiredTimer(pair, At(11_001), None)) == []
+    assert state.value is not None
+    assert state.timers == [11_001, 15_001]
+    assert list(processor.handleExpiredTimer(pair, At(15_001), None)) == []
+    assert (state.value, state.timers) == (None, [11_001, 15_001])
+    assert rows(8, 15_002) == 1, "as if never seen"
+    assert state.timers[2:] == [25_003]
 
 
 def frames_of(batches):

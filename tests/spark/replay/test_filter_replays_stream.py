@@ -182,13 +182,41 @@ def test_an_export_of_the_other_form_s_marks_is_where_a_stream_begins(query, fra
     assert query.one(second, window=3, marks=inherited) == model.kept(second)
 
 
-def test_marks_expire_by_the_batch_s_own_time(query, logs):
-    row = logs.Row("t", 0, 0, StreamMetadata(5, 1, 7), None, "a")
+def state_rows(query):
+    """The pairs that the checkpoint keeps marks of."""
+    frame = query.spark.read.format("statestore").option("stateVarName", "marks").load(str(query.checkpoint))
+    return {(row["key"]["topic"], row["key"]["pid"]) for row in frame.collect()}
+
+
+def test_marks_expire_at_the_end_of_a_batch_by_its_own_time(query, logs):
+    """Contract: "by last advance, judged only at commit"; and "a field of the state against the batch timestamp"."""
+
+    def row(offset, ident, pid=5):
+        return logs.Row("t", pid, offset, StreamMetadata(pid, 1, 7), None, ident)
+
     kept = {"ttl_s": 3600, "retention_ms": 3_600_000}
-    assert query.one([row], **kept) == {"a"}
-    assert query.one([logs.Row("t", 0, 1, StreamMetadata(5, 1, 7), None, "b")], **kept) == set()
+    assert query.one([row(0, "a")], **kept) == {"a"}
+    assert query.one([row(1, "b")], **kept) == set()
     forced = {"ttl_s": 0.001, "retention_ms": 0}
-    assert query.one([logs.Row("t", 0, 2, StreamMetadata(5, 1, 7), None, "c")], **forced) == {"c"}
+    assert query.one([row(2, "c")], **forced) == set(), "this batch still goes by the mark"
+    assert query.one([row(3, "d")], **forced) == {"d"}
+
+
+def test_a_pair_that_nobody_hears_of_again_is_dropped_from_the_state(query, logs):
+    """Else a ttl would bound nothing: the state would grow by every pair there ever was."""
+
+    def row(pid, ident):
+        return logs.Row("t", pid, 0, StreamMetadata(pid, 1, 7), None, ident)
+
+    long = {"ttl_s": 3600, "retention_ms": 0}
+    short = {"ttl_s": 0.001, "retention_ms": 0}
+    marks = {MarksKey("t"): HighwaterMarks.from_columns([8], [1], [3], [0], advanced_ms=[1])}
+    assert query.one([row(5, "a"), row(6, "b")], marks=marks, **short) == {"a", "b"}
+    assert query.one([row(7, "c")], **short) == {"c"}
+    assert ("t", 5) not in state_rows(query)
+    assert ("t", 8) not in state_rows(query), "what it inherited expires as well"
+    assert query.one([row(9, "d")], **long) == {"d"}
+    assert ("t", 9) in state_rows(query)
 
 
 @pytest.mark.parametrize("retention_ms", [None, -1, 3_600_001])
