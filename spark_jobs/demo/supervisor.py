@@ -8,44 +8,21 @@ Appending and Applying decide; this loop only gives them the time and shows what
 """
 
 import json
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from typing import Final
 
 from spark_jobs.demo.appending import Appending
 from spark_jobs.demo.applying import Applying, Batch, count_dropped
+from spark_jobs.demo.crew import TICK_S, Alarm, Crew
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import History, Sample
 from spark_jobs.demo.live import Bar, Live, behind
 from spark_jobs.demo.plan import ChaosPlan
-from spark_jobs.demo.processes import Child, ProgramFailed
 from spark_jobs.demo.programs import Programs
 from spark_jobs.demo.report import moments
-from spark_jobs.errors import SparkJobError
 
-TICK_S: Final = 0.02
-"""Between two looks: a batch takes a second or so, and its commit must not slip by unseen."""
 SAMPLE_EVERY_S: Final = 0.25
-STALL_S: Final = 180.0
-"""Without any progress for so long something is wrong; on a busy machine a JVM takes a minute to its first batch."""
-
-
-class Stalled(SparkJobError):
-    """Nothing moved for too long; the programs' own words are in their .err files."""
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Signals that would interrupt the block are ignored: the program is on its way out already."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 class Supervisor:
@@ -53,8 +30,7 @@ class Supervisor:
 
     def __init__(self, programs: Programs, plan: ChaosPlan, live: Live) -> None:
         self._programs, self._plan, self._live = programs, plan, live
-        self._began = time.monotonic()
-        self._children: list[Child] = []
+        self._crew = Crew()
         self.history = History()
         self.dropped = 0
         """Records that the replay filter said it dropped; known after `run`."""
@@ -62,56 +38,50 @@ class Supervisor:
     def run(self) -> Findings:
         """Append, apply, kill, check. Raises ProgramFailed and Stalled; children may live until `close`."""
         batches = self._append_and_apply()
-        began = self._now_s()
+        began = self._crew.now_s()
         self._live.say("comparing the table with the original file (Spark SQL, a new JVM)")
         found = self._check()
-        self.history.check_s = self._now_s() - began
-        self.history.total_s = self._now_s()
+        self.history.check_s = self._crew.now_s() - began
+        self.history.total_s = self._crew.now_s()
         self.dropped = count_dropped(batches, found.batches)
         return found
 
     def close(self) -> None:
         """Kill what still runs, with all it started; a second Ctrl-C doesn't keep it from that."""
-        with undisturbed(), ExitStack() as all_of_them:
-            for child in self._children:
-                all_of_them.callback(child.close)
+        self._crew.close()
 
     def _append_and_apply(self) -> Mapping[int, Batch]:
         """Returns what the stream told of its batches."""
-        appending = Appending(self._tracked(self._programs.producer), self._plan, self.history, self._live.say)
+        appending = Appending(self._crew.tracked(self._programs.producer), self._plan, self.history, self._live.say)
         while not appending.opened:  # there is no topic to read before that
-            appending.step(self._now_s())
+            appending.step(self._crew.now_s())
             time.sleep(TICK_S)
         applying = Applying(
-            self._tracked(self._programs.stream),
+            self._crew.tracked(self._programs.stream),
             self._programs.output.checkpoint,
             self._plan.stream_kill,
             self.history,
             self._live.say,
         )
         self._live.say("producer and stream have started")
-        moved_at_s, moved = 0.0, (0, 0, 0)
+        alarm = Alarm(self._programs.output.root, 0.0)
         while not (appending.done and applying.done):
-            now_s = self._now_s()
+            now_s = self._crew.now_s()
             appending.step(now_s)
             if appending.done and not self.history.append_s:
                 self.history.append_s = now_s
                 self._live.say(f"producer is done: {appending.records:,} records, {appending.flights:,} flights")
-            applying.step(self._now_s(), appending.log_ends if appending.done else None)
+            applying.step(self._crew.now_s(), appending.log_ends if appending.done else None)
             self._sample(appending, applying)
-            state = (appending.records, applying.records, len(self.history.kills))
-            if state != moved:
-                moved_at_s, moved = now_s, state
-            elif now_s - moved_at_s > STALL_S:
-                raise Stalled(f"nothing moved for {STALL_S:.0f} s; see *.err in {self._programs.output.root}")
+            alarm.look(now_s, (appending.records, applying.records, len(self.history.kills)))
             time.sleep(TICK_S)
-        self.history.apply_s = self._now_s()
+        self.history.apply_s = self._crew.now_s()
         self._live.say(f"stream is done: {applying.records:,} records read")
         return applying.batches
 
     def _sample(self, appending: Appending, applying: Applying) -> None:
         """Remember and show how far it is; the picture needs no more than four points a second."""
-        now_s, samples = self._now_s(), self.history.samples
+        now_s, samples = self._crew.now_s(), self.history.samples
         done = appending.done and applying.done
         if samples and not done and now_s - samples[-1].at_s < SAMPLE_EVERY_S:
             return
@@ -130,25 +100,5 @@ class Supervisor:
         self._live.show(now_s, bars, sentence)
 
     def _check(self) -> Findings:
-        child = self._tracked(lambda: self._programs.check(json.dumps(moments(self.history))))()
-        said: list[bytes] = []
-        while (code := child.exit_code()) is None:
-            said.extend(child.lines())
-            time.sleep(TICK_S)
-        said.extend(child.lines())
-        if code or not said:
-            raise ProgramFailed("check", code, child.errors)
-        return Findings.from_json(said[-1])
-
-    def _tracked(self, start: Callable[[], Child]) -> Callable[[], Child]:
-        """The same, and `close` knows the child."""
-
-        def tracked() -> Child:
-            child = start()
-            self._children.append(child)
-            return child
-
-        return tracked
-
-    def _now_s(self) -> float:
-        return time.monotonic() - self._began
+        asked = json.dumps(moments(self.history))
+        return Findings.from_json(self._crew.answer_of(lambda: self._programs.check(asked)))

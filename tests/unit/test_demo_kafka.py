@@ -1,6 +1,7 @@
 """The road through Kafka without its servers: a seed's kills, the broker's states, the verdict, what is missing."""
 
 import json
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -15,13 +16,14 @@ pytest.importorskip("pyspark")
 
 from spark_jobs.demo.history import APPLY, BROKER, PRODUCER, RELAY, History, Kill
 from spark_jobs.demo.kafka import preflight
-from spark_jobs.demo.kafka.broker import Brokering, Watching
+from spark_jobs.demo.kafka.broker import BrokerHome, Brokering, Watching
 from spark_jobs.demo.kafka.command import demo_kafka
 from spark_jobs.demo.kafka.findings import KafkaFindings
 from spark_jobs.demo.kafka.plan import KafkaPlan
 from spark_jobs.demo.kafka.summary import Counted, KafkaSummary
 from spark_jobs.demo.plan import BATCHES_MIN
 from spark_jobs.demo.processes import Child, ProgramFailed
+from spark_jobs.errors import SparkJobError
 
 DEADLINE_S = 30
 
@@ -64,6 +66,28 @@ def waited(look):
     while not look():
         assert time.monotonic() < until_s
         time.sleep(0.01)
+
+
+class NoJars:
+    """Java that does nothing, well or badly."""
+
+    def __init__(self, code):
+        self._code = code
+
+    def command(self, *_):
+        return [sys.executable, "-c", f"raise SystemExit({self._code})"]
+
+
+def test_the_broker_s_ports_are_kept_from_others_while_it_is_dead(tmp_path):
+    home = BrokerHome(tmp_path / "broker", NoJars(0))
+    address = ("127.0.0.1", int(home.servers.rpartition(":")[2]))
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(address)
+    home.close()
+    with socket.socket() as other:
+        other.bind(address)
+    with pytest.raises(SparkJobError, match="could not be formatted"):
+        BrokerHome(tmp_path / "other", NoJars(3))
 
 
 def test_the_broker_dies_as_planned_and_is_back_when_a_later_question_is_answered(start):

@@ -8,6 +8,7 @@ A broker that ends by itself ends the demo.
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -40,12 +41,16 @@ appender.err.layout.pattern = [%d] %p %m (%c)%n
 
 
 class BrokerHome:
-    """The broker's directory and address. Raises SparkJobError if Kafka's tool can't format it."""
+    """The broker's directory, and its address, which is kept from others until `close`, also while it is dead.
+
+    Raises SparkJobError if Kafka's tool can't format the directory.
+    """
 
     def __init__(self, directory: Path, jars: KafkaJars) -> None:
         self.directory = directory
         self._jars = jars
-        port, controller = free_ports(2)
+        self._reserved = ExitStack()
+        port, controller = free_ports(2, self._reserved)
         self.servers = f"127.0.0.1:{port}"
         directory.mkdir(parents=True)
         self._properties, self._log4j = directory / "server.properties", directory / "log4j2.properties"
@@ -61,7 +66,12 @@ class BrokerHome:
             check=False,
         )
         if done.returncode:
+            self.close()
             raise SparkJobError(f"the broker's directory could not be formatted: {done.stderr or done.stdout}")
+
+    def close(self) -> None:
+        """Its ports are anybody's."""
+        self._reserved.close()
 
     def command(self) -> list[str]:
         """What runs the broker."""

@@ -74,6 +74,7 @@ class Home:
         """Format the broker's directory, if it is to be ours."""
         if self._wanted.brokers is None:
             self.home = BrokerHome(self._servers.output.broker, KafkaJars(self._wanted.jars))
+            self._stack.callback(self.home.close)
 
     def road(self, database: Child | None) -> Road:
         """Wait for the database and make the topics, which waits for the brokers. Raises ProgramFailed, NotReady."""

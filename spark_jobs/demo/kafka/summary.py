@@ -5,22 +5,20 @@ from typing import Any, Self
 
 from rich.table import Table
 
-from spark_jobs.demo.history import APPLY, BROKER, PRODUCER, RELAY, History
+from spark_jobs.demo.history import APPLY, BROKER, RELAY, History
 from spark_jobs.demo.kafka.findings import KafkaFindings
-from spark_jobs.demo.summary import rate, speed, table_of
+from spark_jobs.demo.summary import TableSummary, of_table, rate, speed, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KafkaSummary:
-    """Counts are records, times seconds.
+class KafkaSummary(TableSummary):
+    """The demo through Kafka.
 
     `logged` are the records in the outbox's log. What the two jobs' filters counted as dropped, and what plain SQL
     finds twice in the topics that they read, are equal when the filters are right. `copies_shipped`: records of the
     first topic that the log has once and the topic twice.
     """
 
-    seed: int
-    flights: int
     logged: int
     first: int
     first_copies: int
@@ -29,31 +27,19 @@ class KafkaSummary:
     second: int
     second_copies: int
     apply_dropped: int
-    kept: int
-    missing: int
-    twice: int
-    foreign: int
     misplaced: int
-    carriers: int
-    carriers_wrong: tuple[str, ...]
-    producer_kills: int
     broker_kills: int
     relay_kills: int
     apply_kills: int
     ship_s: float
     relay_s: float
-    apply_s: float
-    check_s: float
-    total_s: float
-    right: bool
 
     @classmethod
     def of(cls, seed: int, history: History, found: KafkaFindings, counted: "Counted") -> Self:
         """Put the run and its check together."""
         agree = (counted.relay_dropped, counted.apply_dropped) == (found.first_copies, found.second_copies)
         return cls(
-            seed=seed,
-            flights=found.flights,
+            **of_table(seed, history, found),
             logged=counted.logged,
             first=found.first,
             first_copies=found.first_copies,
@@ -62,22 +48,12 @@ class KafkaSummary:
             second=found.second,
             second_copies=found.second_copies,
             apply_dropped=counted.apply_dropped,
-            kept=found.kept,
-            missing=found.missing,
-            twice=found.twice,
-            foreign=found.foreign,
             misplaced=found.misplaced,
-            carriers=len(found.carriers),
-            carriers_wrong=tuple(found.wrong_carriers),
-            producer_kills=len(history.kills_of(PRODUCER)),
             broker_kills=len(history.kills_of(BROKER)),
             relay_kills=len(history.kills_of(RELAY)),
             apply_kills=len(history.kills_of(APPLY)),
             ship_s=round(history.append_s, 3),
             relay_s=round(counted.relay_s, 3),
-            apply_s=round(history.apply_s, 3),
-            check_s=round(history.check_s, 3),
-            total_s=round(history.total_s, 3),
             right=found.right and agree and found.first >= counted.logged,
         )
 
@@ -91,7 +67,6 @@ class KafkaSummary:
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(what, records, seconds, records/s), for the table and the report."""
-        agree = self.carriers - len(self.carriers_wrong)
         return [
             ("flights in the original file", f"{self.flights:,}", "", ""),
             ("appended to the log", f"{self.logged:,}", "", ""),
@@ -103,12 +78,7 @@ class KafkaSummary:
             ("   of these raw copies", f"{self.second_copies:,}", "", ""),
             ("   dropped by the apply job", f"{self.apply_dropped:,}", *speed(self.second, self.apply_s)),
             ("kept in the PostgreSQL table", f"{self.kept:,}", "", ""),
-            ("missing", f"{self.missing:,}", "", ""),
-            ("twice", f"{self.twice:,}", "", ""),
-            ("not in the file", f"{self.foreign:,}", "", ""),
-            ("out of order", f"{self.misplaced:,}", "", ""),
-            ("carriers with the same miles", f"{agree} of {self.carriers}", f"{self.check_s:.1f}", ""),
-            ("all of it", "", f"{self.total_s:.1f}", ""),
+            *self.result_rows(("out of order", self.misplaced)),
         ]
 
     def verdict(self) -> str:
@@ -119,18 +89,7 @@ class KafkaSummary:
                 f"Every flight is in the table once and in order, after kill -9 of the producer ({self.producer_kills} "
                 f"times), {broker}, the relay's JVM ({self.relay_kills}) and the apply job's ({self.apply_kills})."
             )
-        wrong = [
-            f"{count:,} {what}"
-            for count, what in (
-                (self.missing, "missing"),
-                (self.twice, "twice"),
-                (self.foreign, "that the file doesn't have"),
-                (self.misplaced, "out of order"),
-            )
-            if count
-        ]
-        if self.carriers_wrong:
-            wrong.append(f"other miles for {', '.join(self.carriers_wrong)}")
+        wrong = self.wrongs((self.misplaced, "out of order"))
         for topic, records, copies, dropped in (
             ("first", self.first, self.first_copies, self.relay_dropped),
             ("second", self.second, self.second_copies, self.apply_dropped),

@@ -10,12 +10,12 @@ exception and Ctrl-C included, kills what still runs.
 import json
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Final
 
 from spark_jobs.demo.appending import Appending
 from spark_jobs.demo.applying import Applying, count_dropped
 from spark_jobs.demo.checkpoint import batches, end_offsets
+from spark_jobs.demo.crew import TICK_S, Alarm, Crew
 from spark_jobs.demo.history import APPLY, RELAY, History
 from spark_jobs.demo.kafka.broker import Brokering, Watching
 from spark_jobs.demo.kafka.findings import KafkaFindings
@@ -25,8 +25,8 @@ from spark_jobs.demo.kafka.report import KafkaSample, moments
 from spark_jobs.demo.kafka.servers import Home
 from spark_jobs.demo.kafka.summary import Counted
 from spark_jobs.demo.live import Bar, Live, behind
-from spark_jobs.demo.processes import Child, ProgramFailed, bury_orphans
-from spark_jobs.demo.supervisor import SAMPLE_EVERY_S, STALL_S, TICK_S, Stalled, undisturbed
+from spark_jobs.demo.processes import Child, bury_orphans
+from spark_jobs.demo.supervisor import SAMPLE_EVERY_S
 
 LABELS: Final = ("append", "ship", "relay", "apply")
 
@@ -36,8 +36,7 @@ class KafkaSupervisor:
 
     def __init__(self, home: Home, servers: Servers, plan: KafkaPlan, live: Live) -> None:
         self._home, self._servers, self._plan, self._live = home, servers, plan, live
-        self._began = time.monotonic()
-        self._children: list[Child] = []
+        self._crew = Crew()
         self.history = History()
         self.samples: list[KafkaSample] = []
         self.counted = Counted(logged=0, relay_dropped=0, apply_dropped=0, relay_s=0.0)
@@ -45,55 +44,47 @@ class KafkaSupervisor:
     def run(self, programs: Callable[[Road], KafkaPrograms]) -> KafkaFindings:
         """Start, append, relay, apply, kill, check. Raises ProgramFailed, Stalled, NotReady."""
         brokering, road = self._start_servers()
-        run = _Run(programs(road), self._plan, self.history, self._live.say, self._tracked)
+        run = _Run(programs(road), self._plan, self.history, self._live.say, self._crew.tracked)
         watching = Watching(
-            self._tracked(lambda: self._servers.watch(road.servers, road.first, road.second)),
+            self._crew.tracked(lambda: self._servers.watch(road.servers, road.first, road.second)),
             (road.first, road.second),
-            lambda monotonic_s: monotonic_s - self._began,
+            self._crew.at_s,
         )
         self._live.say("producer, relay and apply job have started")
-        moved_at_s, moved = self._now_s(), (0, 0)
+        alarm = Alarm(self._servers.output.root, self._crew.now_s())
         while not (run.done and (brokering is None or brokering.done)):
-            now_s = self._now_s()
+            now_s = self._crew.now_s()
             watching.step()
             if brokering is not None:
                 done = watching.records(road.first) + run.relaying.records + run.applying.records
                 brokering.step(done // 3, watching.answered_at_s)
-            run.step(self._now_s, watching)
+            run.step(self._crew.now_s, watching)
             self._sample(run, watching, road)
-            state = (sum(self.samples[-1][1:]), len(self.history.kills))
-            if state != moved:
-                moved_at_s, moved = now_s, state
-            elif now_s - moved_at_s > STALL_S:
-                raise Stalled(f"nothing moved for {STALL_S:.0f} s; see *.err in {self._servers.output.root}")
+            alarm.look(now_s, (sum(self.samples[-1][1:]), len(self.history.kills)))
             time.sleep(TICK_S)
         return self._judge(run)
 
     def close(self) -> None:
         """Kill what still runs, with all it started; a second Ctrl-C doesn't keep it from that."""
-        with undisturbed(), ExitStack() as all_of_them:
-            all_of_them.callback(bury_orphans)
-            all_of_them.callback(self._home.close)
-            for child in self._children:
-                all_of_them.callback(child.close)
+        self._crew.close(self._home.close, bury_orphans)
 
     def _start_servers(self) -> tuple[Brokering | None, Road]:
         database = self._home.database()
         self._home.prepare_broker()
         brokering = None
         if self._home.home is not None:
-            start = self._tracked(self._home.start_broker)
-            brokering = Brokering(start, self._plan.broker_kills, self.history, self._live.say, self._now_s)
+            start = self._crew.tracked(self._home.start_broker)
+            brokering = Brokering(start, self._plan.broker_kills, self.history, self._live.say, self._crew.now_s)
         return brokering, self._home.road(database)
 
     def _judge(self, run: "_Run") -> KafkaFindings:
-        began = self._now_s()
+        began = self._crew.now_s()
         self.history.append_s, self.history.apply_s = run.shipped_at_s, run.applied_at_s
         self._live.say("comparing the table with the original file, and counting both topics (SQL in PostgreSQL)")
         asked = {"moments": moments(self.history), "relay_ends": run.relay_ends()}
-        found = KafkaFindings.from_json(self._answer_of(self._tracked(lambda: run.programs.check(json.dumps(asked)))()))
-        self.history.check_s = self._now_s() - began
-        self.history.total_s = self._now_s()
+        found = KafkaFindings.from_json(self._crew.answer_of(lambda: run.programs.check(json.dumps(asked))))
+        self.history.check_s = self._crew.now_s() - began
+        self.history.total_s = self._crew.now_s()
         self.counted = Counted(
             logged=run.appending.records,
             relay_dropped=count_dropped(run.relaying.batches, found.relay_batches),
@@ -102,20 +93,9 @@ class KafkaSupervisor:
         )
         return found
 
-    def _answer_of(self, child: Child) -> bytes:
-        """The last line that it says, when it is done. Raises ProgramFailed."""
-        said: list[bytes] = []
-        while (code := child.exit_code()) is None:
-            said.extend(child.lines())
-            time.sleep(TICK_S)
-        said.extend(child.lines())
-        if code or not said:
-            raise ProgramFailed(child.name, code, child.errors)
-        return said[-1]
-
     def _sample(self, run: "_Run", watching: Watching, road: Road) -> None:
         """Remember and show how far it is; the picture needs no more than four points a second."""
-        now_s, samples = self._now_s(), self.samples
+        now_s, samples = self._crew.now_s(), self.samples
         if samples and not run.done and now_s - samples[-1].at_s < SAMPLE_EVERY_S:
             return
         appending, relaying, applying = run.appending, run.relaying, run.applying
@@ -136,19 +116,6 @@ class KafkaSupervisor:
             f"relayed {relaying.records:,}; second topic {second:,}, applied {applying.records:,}"
         )
         self._live.show(now_s, bars, sentence)
-
-    def _tracked(self, start: Callable[[], Child]) -> Callable[[], Child]:
-        """The same, and `close` knows the child."""
-
-        def tracked() -> Child:
-            child = start()
-            self._children.append(child)
-            return child
-
-        return tracked
-
-    def _now_s(self) -> float:
-        return time.monotonic() - self._began
 
 
 class _Run:
