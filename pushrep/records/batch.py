@@ -28,7 +28,7 @@ class RecordBatch:
         self.data: Buffer = data
         self.header: BatchHeader = BatchHeader.parse(data) if header is None else header
         self.is_checked = header is not None
-        if self.header.size_bytes != len(data):
+        if self.header.batch_length + layout.LENGTH_ENDS_AT != len(data):
             raise CorruptRecordBatch(f"{len(data)} bytes, the length field says {self.header.size_bytes}")
 
     @classmethod

@@ -71,7 +71,7 @@ class BatchHeader(NamedTuple):
         the header alone: the CRC is `RecordBatch.check`'s business, the end of the file the caller's.
         """
         try:
-            header = cls._make(_HEADER.unpack_from(buffer, position))
+            header = tuple.__new__(cls, _HEADER.unpack_from(buffer, position))  # half of `_make`
         except struct.error:
             here = max(0, len(buffer) - position)
             raise CorruptRecordBatch(f"{here} bytes at {position} are less than a header of {HEADER_BYTES}") from None
@@ -125,20 +125,20 @@ class BatchHeader(NamedTuple):
 
 def _why_impossible(header: BatchHeader) -> str | None:
     """What no whole batch can say, in words; None if the fields fit together."""
-    count, delta = header.record_count, header.last_offset_delta
-    records_bytes = header.size_bytes - HEADER_BYTES
+    base_offset, length, leader_epoch, magic, _, attributes, delta, _, _, _, _, _, count = header
+    records_bytes = length + LENGTH_ENDS_AT - HEADER_BYTES
     reason = None
-    if header.magic != MAGIC:
-        reason = f"magic {header.magic}, only {MAGIC} is known"
+    if magic != MAGIC:
+        reason = f"magic {magic}, only {MAGIC} is known"
     elif records_bytes < 0:
-        reason = f"length {header.batch_length} is below the header's own {HEADER_BYTES - LENGTH_ENDS_AT}"
-    elif header.base_offset < 0 or delta < 0 or header.last_offset >= _OFFSET_MAX:
-        reason = f"offsets {header.base_offset} + {delta} are out of range"
-    elif header.leader_epoch < -1:
-        reason = f"leader epoch {header.leader_epoch} is below -1"
+        reason = f"length {length} is below the header's own {HEADER_BYTES - LENGTH_ENDS_AT}"
+    elif base_offset < 0 or delta < 0 or base_offset + delta >= _OFFSET_MAX:
+        reason = f"offsets {base_offset} + {delta} are out of range"
+    elif leader_epoch < -1:
+        reason = f"leader epoch {leader_epoch} is below -1"
     elif not 0 <= count <= delta + 1:
         reason = f"{count} records in {delta + 1} offsets"
-    elif header.attributes & CODEC_MASK == Codec.NONE and count * RECORD_BYTES_MIN > records_bytes:
+    elif not attributes & CODEC_MASK and count * RECORD_BYTES_MIN > records_bytes:  # not compressed
         reason = f"{count} records can't fit into {records_bytes} bytes"
     return reason
 

@@ -99,8 +99,13 @@ def clip(  # noqa: PLR0913 - one number a rule
 
     end: the request's, None without one. left: records that may still go, None if they aren't counted.
     """
-    taken = Clip(position, position)
     stop = bound if end is None else min(end, bound)
+    if left is None and spans and position <= spans[0].base_offset and spans[-1].next_offset <= stop:
+        size_bytes = sum([span.size_bytes for span in spans])
+        if size_bytes <= budget_bytes:  # as a rule: no part of any of them is to be looked at
+            records = sum([span.records for span in spans])
+            return Clip(position, spans[-1].next_offset, len(spans), records, size_bytes)
+    taken = Clip(position, position)
     for span in spans:
         if span.base_offset >= stop:
             taken.end = stop  # a hole up to there

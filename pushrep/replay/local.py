@@ -25,7 +25,7 @@ from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
 from pushrep.replay.states import ReplayState
-from pushrep.replay.windows import BatchWindows, Buffers
+from pushrep.replay.windows import BatchWindows, Buffers, Window, size_of_batch
 from pushrep.seams import Clock
 
 _FACTS_MS = 100
@@ -63,7 +63,7 @@ class LocalSession:
         self._facts, self._facts_ms = source.facts(with_liveness=False), around.clock.monotonic_ms()
         self._lease: Lease | None = None
         self._broken: str | None = None
-        self._walk: Iterator[list[RecordBatch]] | None = None
+        self._walk: Iterator[Window] | None = None
         self._walk_end = self._walked_ms = 0
         self._pending: list[RecordBatch] = []
         self._last: BatchHeader | None = None
@@ -221,7 +221,7 @@ class LocalSession:
         if now_ms - self._walked_ms > _FACTS_MS:
             self._walk, self._pending = None, []
         self._walked_ms = now_ms
-        size = sum(batch.header.size_bytes for batch in self._pending)
+        size = sum(map(size_of_batch, self._pending))
         while size < wanted.max_bytes // 2:  # a window and another would be cut apart, and held longer
             if self._walk is None:
                 at = self._pending[-1].header.next_offset if self._pending else wanted.position
@@ -229,14 +229,14 @@ class LocalSession:
                     break
                 if (cut := self._begin_walk(at, wanted.limit)) is not None:
                     return cut
-            batches = next(self._walk, None) if self._walk is not None else None
-            if batches is None:
+            window = next(self._walk, None) if self._walk is not None else None
+            if window is None:
                 self._walk = None
                 if self._walk_end >= wanted.limit:
                     break
                 continue  # it was begun when there was less to read
-            self._pending += batches
-            size += sum(batch.header.size_bytes for batch in batches)
+            self._pending += window.batches
+            size += window.size_bytes
         return None
 
     def _begin_walk(self, at: int, limit: int) -> e.Truncated | None:
@@ -255,15 +255,15 @@ class LocalSession:
         self._walk = self._batches(at, limit)
         return None
 
-    def _batches(self, at: int, limit: int) -> Iterator[list[RecordBatch]]:
+    def _batches(self, at: int, limit: int) -> Iterator[Window]:
         """In windows, as far as all is plain there, and by the log's own reader from there on."""
         if limit > at + 1:
-            for batches in self._windows.windows(at, limit):
-                yield batches
-                at = batches[-1].header.next_offset
+            for window in self._windows.windows(at, limit):
+                yield window
+                at = window.batches[-1].header.next_offset
         if at < limit:
             for batch in self.source.batches(at, limit):
-                yield [batch]
+                yield Window([batch], size_of_batch(batch))
 
     def _is_still_there(self, position: int) -> bool:
         """Whether the log holds `position`, or ends there, after all."""

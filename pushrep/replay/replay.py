@@ -54,8 +54,8 @@ class Replay:
         """Use `ReplayClient.replay`."""
         self._feed = feed
         self._batches: deque[ReplayedBatch] = deque()
-        self._cursor = RecordCursor(feed.position)
-        self._block_end = feed.position
+        self._cursor: RecordCursor | None = None  # into the batch that is taken record by record
+        self._standing = self._block_end = feed.position
         self._is_paused = self._has_raised = False
         self._turn = threading.Lock()
 
@@ -67,7 +67,8 @@ class Replay:
     @property
     def position(self) -> int:
         """The next offset that it gives: where another replay would go on."""
-        return self._cursor.position
+        cursor = self._cursor
+        return self._standing if cursor is None else cursor.position
 
     @property
     def tip(self) -> int:
@@ -86,7 +87,7 @@ class Replay:
     def _iterators(self) -> Iterator[Iterator[Record]]:
         """Over the records of each batch, from where they were left."""
         while True:
-            yield self._cursor.records
+            yield self._left()
             if not self._batches and not self._load():
                 return
             self._next_records()
@@ -94,7 +95,7 @@ class Replay:
     async def __aiter__(self) -> AsyncIterator[Record]:
         """The same in an event loop; files are read in a thread."""
         while True:
-            for record in self._cursor.records:
+            for record in self._left():
                 yield record
             if not self._batches and not await self._load_async():
                 return
@@ -109,10 +110,10 @@ class Replay:
         with self._one_at_a_time():
             if not self._is_paused and not self._batches:
                 self._take(self._feed.step())
-        found = list(self._cursor.records)
+        found = list(self._left())
         while self._batches and not self._is_paused:
             self._next_records()
-            found += self._cursor.records
+            found += self._left()
         self._raise_if_failed()
         if not self._batches:
             self._stand_at(self._block_end)
@@ -165,8 +166,12 @@ class Replay:
         self._stand_at(min(batch.end, batch.batch.header.next_offset))
         return batch
 
+    def _left(self) -> Iterator[Record]:
+        """What was not taken yet of the batch that is taken record by record."""
+        return iter(()) if self._cursor is None else self._cursor.records
+
     def _stand_at(self, offset: int) -> None:
-        self._cursor = RecordCursor(offset)
+        self._standing, self._cursor = offset, None
 
     def _next_records(self) -> None:
         batch = self._batches.popleft()

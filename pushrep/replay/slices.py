@@ -205,5 +205,5 @@ def _span(file: File, at: int, header: BatchHeader, *, want_offsets: bool) -> Sp
     records = 0 if header.is_control else header.record_count
     offsets = None
     if want_offsets and 0 < records < header.next_offset - header.base_offset:
-        offsets = tuple(one.offset for one in RecordBatch.check(file.read_at(header.size_bytes, at), header).records())
+        offsets = tuple(RecordBatch.check(file.read_at(header.size_bytes, at), header).rows().offsets)
     return Span(header.base_offset, header.next_offset, header.size_bytes, records, offsets)

@@ -154,8 +154,9 @@ def open_source(path: Path, log: SegmentLog | None, filesystem: Filesystem) -> L
 def span_of(batch: RecordBatch, *, want_offsets: bool) -> Span:
     """A batch as the arithmetic sees it. Raises CorruptRecordBatch if its offsets are wanted and can't be read."""
     header = batch.header
+    base_offset, next_offset = header.base_offset, header.next_offset
     records = 0 if header.is_control else header.record_count
     offsets = None
-    if want_offsets and 0 < records < header.next_offset - header.base_offset:
-        offsets = tuple(record.offset for record in batch.records())
-    return Span(header.base_offset, header.next_offset, header.size_bytes, records, offsets)
+    if want_offsets and 0 < records < next_offset - base_offset:
+        offsets = tuple(batch.rows().offsets)
+    return Span(base_offset, next_offset, header.size_bytes, records, offsets)

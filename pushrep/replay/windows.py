@@ -11,7 +11,6 @@ A buffer that somebody still looks into is left to them.
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from itertools import pairwise
 from os import preadv
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +34,7 @@ _BUFFERS_MAX = 6
 _ALIGNMENT = 64
 """Bytes of a processor's cache line. The kernel's copy to where none begins takes a third longer."""
 _TOGETHER_MIN = 24
-"""Fewer batches than that are checked faster one by one: together costs 0.1 ms before the first."""
+"""Fewer batches in a window are checked faster one by one: together costs 0.1 ms before the first."""
 
 
 class Buffers:
@@ -61,11 +60,22 @@ class Buffers:
             return memoryview(made)[begin:]
 
 
-class _Window(NamedTuple):
-    """What was read, and where the batches in it begin; the last bound is where the last one ends."""
+class Window(NamedTuple):
+    """Batches that follow each other, and their bytes together."""
 
-    view: memoryview
-    bounds: list[int]
+    batches: list[RecordBatch]
+    size_bytes: int
+
+
+class _Read(NamedTuple):
+    """Whole batches that passed their checks, and the byte behind them.
+
+    `is_more`: there are none, but something that is neither the end of the file nor zeros.
+    """
+
+    batches: list[RecordBatch]
+    end: int
+    is_more: bool
 
 
 class BatchWindows:
@@ -74,7 +84,7 @@ class BatchWindows:
     def __init__(self, directory: Path, filesystem: Filesystem, buffers: Buffers) -> None:
         self._directory, self._filesystem, self._buffers = directory, filesystem, buffers
 
-    def windows(self, start: int, end: int) -> Iterator[list[RecordBatch]]:
+    def windows(self, start: int, end: int) -> Iterator[Window]:
         """Every batch that holds an offset in [start, end), as far as all is plain, by windows. Raises nothing."""
         files = OpenSegments(self._filesystem)
         places = SliceReader(self._directory, self._filesystem, files)
@@ -82,62 +92,73 @@ class BatchWindows:
             segment, position = places.place(start)
             expected, epoch = start, -1
             while expected < end:
-                file = files.get(self._directory, segment).file
-                window = self._read(file, position)
-                size = window.bounds[-1]
-                batches = checked_batches(*window)
-                if not batches:
+                read = self._read(files.get(self._directory, segment).file, position)
+                if not read.batches:
                     following = segment_path(self._directory, expected)
-                    if size or segment == expected or not self._filesystem.exists(following):
+                    if read.is_more or segment == expected or not self._filesystem.exists(following):
                         return
                     segment, position = expected, 0
                     continue
-                taken = _plain(batches, start, end, expected, epoch)
-                given = [batch for batch in batches[:taken] if batch.header.next_offset > start]
-                if given:
-                    yield given
+                taken = _plain(read.batches, start, end, expected, epoch)
+                skipped = sum(batch.header.next_offset <= start for batch in read.batches) if expected == start else 0
+                if given := read.batches[skipped:taken]:
                     expected, epoch = given[-1].header.next_offset, given[-1].header.leader_epoch
-                if taken < len(window.bounds) - 1:
+                    yield Window(given, read.end if len(given) == len(read.batches) else sum(map(size_of_batch, given)))
+                if taken < len(read.batches):
                     return
-                position += size
+                position += read.end
 
-    def _read(self, file: File, position: int) -> _Window:
-        """A window, with the rest of its last batch. Raises OSError."""
+    def _read(self, file: File, position: int) -> _Read:
+        """What stands from `position` on. Raises OSError."""
         view = self._buffers.get()
         size = preadv(file.fileno(), [view[:WINDOW_BYTES]], position)
-        at, bounds = 0, [0]
+        length = length_of_first(view[:LENGTH_ENDS_AT])  # type: ignore[arg-type]  # it reads any buffer
+        if length * _TOGETHER_MIN < size:
+            batches = checked_together(view[:size])
+            end = sum(map(size_of_batch, batches))
+        else:
+            batches, end, size = _one_by_one(file, position, view, size)
+        return _Read(batches, end, not batches and any(view[: min(size, HEADER_BYTES)]))
+
+
+def _one_by_one(file: File, position: int, view: memoryview, size: int) -> tuple[list[RecordBatch], int, int]:
+    """The batches in the first `size` bytes of the view, where they end, and what was read with the rest of the last.
+
+    Up to the first that does not pass its checks.
+    """
+    batches: list[RecordBatch] = []
+    at = 0
+    with suppress(CorruptRecordBatch):
         while at + HEADER_BYTES <= size:
-            length = length_of_first(view[at : at + LENGTH_ENDS_AT])  # type: ignore[arg-type]  # it reads any buffer
-            if not HEADER_BYTES <= length <= _BATCH_BYTES_MAX:
+            header = BatchHeader.parse(view, at)
+            end = at + header.size_bytes
+            if size < end <= len(view):
+                size += preadv(file.fileno(), [view[size:end]], position + size)
+            if size < end or crc32c(view, at + CRC_COVERS_FROM, end) != header.crc:
                 break
-            at += length
-            if at > size and size + preadv(file.fileno(), [view[size:at]], position + size) < at:
-                break
-            bounds.append(at)
-        return _Window(view, bounds)
+            batches.append(RecordBatch(view[at:end], header))
+            at = end
+    return batches, at, size
+
+
+def checked_together(view: memoryview) -> list[RecordBatch]:
+    """Small batches, up to the first that does not pass its checks or is not whole."""
+    run = checked_run(view, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]  # it reads any buffer
+    return [RecordBatch(view[at : at + header.batch_length + LENGTH_ENDS_AT], header) for at, header in run.headers()]
 
 
 def _plain(batches: list[RecordBatch], start: int, end: int, expected: int, epoch: int) -> int:
     """How many of them each follow the one before, with no lower epoch; the first may begin before `start`."""
     for number, batch in enumerate(batches):
         header = batch.header
-        is_next = header.base_offset == expected or (expected == start and header.base_offset < start)
-        if not is_next or header.leader_epoch < epoch or header.base_offset >= end:
+        base = header.base_offset
+        is_next = base == expected or (expected == start and base < start)
+        if not is_next or header.leader_epoch < epoch or base >= end:
             return number
-        expected, epoch = max(expected, header.next_offset), header.leader_epoch
+        expected, epoch = max(expected, base + header.last_offset_delta + 1), header.leader_epoch
     return len(batches)
 
 
-def checked_batches(view: memoryview, bounds: list[int]) -> list[RecordBatch]:
-    """Those between the bounds, in order, up to the first that does not pass its checks."""
-    if len(bounds) > _TOGETHER_MIN:
-        run = checked_run(view[: bounds[-1]], 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]  # it reads any buffer
-        return [RecordBatch(view[at : at + header.size_bytes], header) for at, header in run.headers()]
-    batches = []
-    with suppress(CorruptRecordBatch):
-        for at, end in pairwise(bounds):
-            header = BatchHeader.parse(view, at)
-            if crc32c(view, at + CRC_COVERS_FROM, end) != header.crc:
-                break
-            batches.append(RecordBatch(view[at:end], header))
-    return batches
+def size_of_batch(batch: RecordBatch) -> int:
+    """In bytes."""
+    return len(batch.data)

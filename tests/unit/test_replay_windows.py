@@ -27,7 +27,9 @@ def log(tmp_path, torture):
 
 def walk(log, start, end):
     return [
-        batch for window in BatchWindows(log.path, REAL_FILESYSTEM, Buffers()).windows(start, end) for batch in window
+        batch
+        for window in BatchWindows(log.path, REAL_FILESYSTEM, Buffers()).windows(start, end)
+        for batch in window.batches
     ]
 
 
