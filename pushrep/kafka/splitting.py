@@ -26,7 +26,8 @@ def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: froz
     """
     header = batch.header
     end = header.next_offset
-    if start <= header.base_offset and header.size_bytes <= size_max_bytes and skipped.isdisjoint(range(start, end)):
+    is_whole = start <= header.base_offset and not any(start <= one < end for one in skipped)
+    if is_whole and header.size_bytes <= size_max_bytes:
         yield Piece(header.base_offset, end, batch)
         return
     records = [one for one in batch.records() if one.offset >= start and one.offset not in skipped]
