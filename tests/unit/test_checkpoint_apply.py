@@ -422,6 +422,39 @@ def test_a_killed_calls_pair_that_spark_has_purged_since_is_only_recorded(cp, ap
     assert store.read("billing", "orders", 0) is None
 
 
+@pytest.mark.parametrize("written", [1, 3], ids=["the first offsets", "the second offsets"])
+def test_a_query_that_was_started_on_half_a_pair_of_files_has_finished_it(cp, tmp_path, monkeypatch, written):
+    """It committed our batch by itself, with what it had to say; the next call has only to record that."""
+    make_files(cp)
+    store = StartpointStore.open(tmp_path / "store")
+    store.write("billing", "files-0", 0, Startpoint.specific(1), "again")
+    place = Place(checkpoint=cp, consumer="billing")
+    stop_after(written, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        apply(place, store, sleep=lambda _s: None)
+    monkeypatch.undo()
+    last = max(int(file.name) for file in (cp / "offsets").iterdir())
+    assert not (cp / "commits" / str(last)).exists()
+    (cp / "commits" / str(last)).write_text('v1\n{"nextBatchWatermarkMs":7}')
+    assert apply(place, store, sleep=lambda _s: None).first == 3
+    assert (cp / "commits" / str(last)).read_text() == 'v1\n{"nextBatchWatermarkMs":7}'
+    assert sorted(int(file.name) for file in (cp / "commits").iterdir()) == list(range(5))
+    assert offsets(cp, 3) == offsets(cp, 4) == '{"logOffset":0}'
+    assert store.read("billing", "files-0", 0) is None
+
+
+def stop_after(count, monkeypatch):
+    """Let an `apply` be killed behind so many of the pair's files."""
+    real, numbers = checkpoint_pair.create, itertools.count()
+
+    def create(path, text, scratch):
+        if path.parent.name in {"offsets", "commits"} and next(numbers) == count:
+            raise KeyboardInterrupt
+        real(path, text, scratch)
+
+    monkeypatch.setattr(checkpoint_pair, "create", create)
+
+
 STEPS = 200
 
 
