@@ -1,4 +1,4 @@
-"""Every numbered statement of push replication and startpoints, and every row of a replica's table, has its test."""
+"""Every statement of push replication, startpoints and replay filtering has its test; so has a replica's table."""
 
 import ast
 import re
@@ -21,7 +21,13 @@ REFUSALS = BEFORE_THE_TABLE | {Outcome.UNKNOWN_TOPIC_ID.name, Outcome.KAFKA_STOR
 STARTPOINTS = {str(rule) for rule in range(1, 10)}
 PROMISES = {
     "kinds", "bootstrap", "newest", "readers", "states", "record", "topic", "crash", "processes", "groups", "plain",
-    "source", "export", "apply-checkpoint", "command",
+    "source", "export", "apply-checkpoint", "command", "away",
+}  # fmt: skip
+
+FILTERING = {
+    "key", "carrier", "pid", "rule", "order", "given", "split", "window", "ttl", "counts", "place", "prefix",
+    "alone", "stops", "position", "again", "assignment", "transaction", "operator", "batches", "adopt",
+    "stores", "sql", "relay", "killed",
 }  # fmt: skip
 
 
@@ -50,6 +56,7 @@ def functions(path):
         ("What a replica finds", {finding.name for finding in Finding}),
         ("What a replica refuses", REFUSALS),
         ("Startpoints", STARTPOINTS | PROMISES),
+        ("Replay filtering", FILTERING),
     ],
 )
 def test_every_statement_has_a_line(heading, wanted):
@@ -57,7 +64,8 @@ def test_every_statement_has_a_line(heading, wanted):
 
 
 @pytest.mark.parametrize(
-    "heading", ["PushManager", "What a replica finds", "What a replica refuses", "Together", "Startpoints"]
+    "heading",
+    ["PushManager", "What a replica finds", "What a replica refuses", "Together", "Startpoints", "Replay filtering"],
 )
 def test_every_line_names_tests_that_are_there(heading):
     for statement, tests in lines(heading).items():
