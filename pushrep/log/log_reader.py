@@ -29,7 +29,9 @@ from pushrep.seams import REAL_FILESYSTEM, Filesystem
 Isolation: TypeAlias = Literal["stable", "written"]
 
 
-class _State(NamedTuple):
+class LogOffsets(NamedTuple):
+    """A log at one moment, each the next offset."""
+
     start: int
     end: int
     flushed: int
@@ -99,6 +101,10 @@ class LogReader:
         state = self._state()
         return min(state.flushed, state.high_watermark)
 
+    def offsets(self) -> LogOffsets:
+        """All of them at one moment, and for one look at what the writer published."""
+        return self._state()
+
     def refresh(self) -> None:
         """Look again; reading the offsets does so by itself."""
         self._state()
@@ -167,12 +173,12 @@ class LogReader:
     def __repr__(self) -> str:
         return f"LogReader({str(self.path)!r}, isolation={self._isolation!r})"
 
-    def _state(self) -> _State:
+    def _state(self) -> LogOffsets:
         self._check()
         with self._published_lock:
             state = self._published.read()
         if state is not None:
-            return _State(state.log_start_offset, state.log_end_offset, state.flushed_offset, state.high_watermark)
+            return LogOffsets(state.log_start_offset, state.log_end_offset, state.flushed_offset, state.high_watermark)
         name, known = self.path.name, read_checkpoints(self.path.parent, self._filesystem)
         bases = self.bases(fresh=True)
         start = known.log_start_offsets.get(name, bases[0] if bases else 0)
@@ -181,7 +187,7 @@ class LogReader:
         if self._whole_end[0] != end:
             self._whole_end = (end, self._reader.base_of(end))
         end = max(start, self._whole_end[1])
-        return _State(start, end, end, end)
+        return LogOffsets(start, end, end, end)
 
     def _check(self) -> None:
         if self._closed:

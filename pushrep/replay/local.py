@@ -3,7 +3,8 @@
     step:  Turn ─▶ ReadBlock ─▶ batches from the walk ─▶ BlockRead ─▶ SendBlock ─▶ ReplayedBlock
 
 The walk over the files goes on from block to block. When it is begun anew - at the tip, after a pause - it begins one
-batch early and looks whether the last one given still stands there: a log that was cut and grew again is found out.
+batch early and looks whether the last one given still stands there: a log that was cut and grew again is found out. Who
+follows closely has that from where the last batch was found (tail.py), everybody else by the index.
 """
 
 import threading
@@ -25,11 +26,14 @@ from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
 from pushrep.replay.states import ReplayState
+from pushrep.replay.tail import Tail
 from pushrep.replay.windows import BatchWindows, Buffers, Window, size_of_batch
 from pushrep.seams import Clock
 
 _FACTS_MS = 100
 """So long the log's offsets are believed while there is something to read; at the tip they are read every time."""
+_LIVENESS_MS = 20
+"""So seldom it is asked whether the log has a writer: the answer stands in the system's list of all locks."""
 CREDIT_BYTES = 1 << 62
 """Nothing is under way between a session and its subscriber in one process: who iterates takes block by block."""
 
@@ -65,10 +69,12 @@ class LocalSession:
         self._broken: str | None = None
         self._walk: Iterator[Window] | None = None
         self._walk_end = self._walked_ms = 0
+        self._asked_ms = -_LIVENESS_MS
         self._pending: list[RecordBatch] = []
         self._last: BatchHeader | None = None
         self._listening = Listening(source.path, source.filesystem)
         self._windows = BatchWindows(source.path, source.filesystem, around.buffers)
+        self._tail = Tail(source.path, source.filesystem)
 
     @property
     def session_id(self) -> int:
@@ -171,11 +177,13 @@ class LocalSession:
 
     def _look(self) -> None:
         """Read the log's offsets again."""
+        now_ms = self._around.clock.monotonic_ms()
+        asks = self.session.wants_liveness and now_ms - self._asked_ms >= _LIVENESS_MS
         try:
-            self._facts = self.source.facts(with_liveness=self.session.wants_liveness)
+            self._facts = self.source.facts(with_liveness=asks)
         except _READ_ERRORS as error:
             self.tell(self._failure(error))
-        self._facts_ms = self._around.clock.monotonic_ms()
+        self._facts_ms, self._asked_ms = now_ms, now_ms if asks else self._asked_ms
 
     def _block(self, wanted: e.ReadBlock) -> ReplayedBlock | None:
         read = self._read(wanted)
@@ -244,6 +252,9 @@ class LocalSession:
         if last is None or self._pending or last.next_offset != at or at <= self._facts.start:
             self._walk = self._batches(at, limit)
             return None
+        if (behind := self._tail.behind(last, limit)) is not None:
+            self._walk = self._batches_from(behind, at, limit)
+            return None
         try:
             walk = self.source.batches(at - 1, limit)
             found = next(walk, None)
@@ -254,6 +265,14 @@ class LocalSession:
             return self.source.cut_since(last.base_offset, last.leader_epoch, self._facts)
         self._walk = self._batches(at, limit)
         return None
+
+    def _batches_from(self, behind: list[RecordBatch], at: int, limit: int) -> Iterator[Window]:
+        """Those, and what follows them."""
+        if behind:
+            yield Window(behind, sum(map(size_of_batch, behind)))
+            at = behind[-1].header.next_offset
+        if at < limit:
+            yield from self._batches(at, limit)
 
     def _batches(self, at: int, limit: int) -> Iterator[Window]:
         """In windows, as far as all is plain there, and by the log's own reader from there on."""

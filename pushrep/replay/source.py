@@ -63,10 +63,12 @@ class LogSource:
         # Whether somebody writes comes first: what is written before the stop is then in the offsets.
         is_live = self._is_live() if with_liveness else True
         log = self._log
-        watermark, flushed, written = log.high_watermark, log.flushed_offset, log.log_end_offset
-        return LogFacts(
-            start=log.log_start_offset, written=written, flushed=flushed, high_watermark=watermark, is_live=is_live
-        )
+        if isinstance(log, LogReader):
+            start, written, flushed, watermark = log.offsets()
+        else:
+            watermark, flushed, written = log.high_watermark, log.flushed_offset, log.log_end_offset
+            start = log.log_start_offset
+        return LogFacts(start=start, written=written, flushed=flushed, high_watermark=watermark, is_live=is_live)
 
     def first_at(self, timestamp_ms: int) -> int | None:
         """Offset of the first record at or after that time; None if there is none."""
