@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS
 from pushrep.replay.local import Counters
 from pushrep.replay.local_client import LocalReplays
@@ -80,6 +82,12 @@ class ReplayClient:
 
     def replay(self, request: ReplayRequest) -> Replay:
         """A replay and its subscriber in one. Raises ReplayRefused."""
+        try:
+            return Replay(self._road.replay(request))
+        except ReplayRefused as refused:
+            if refused.code is not ErrorCode.UNKNOWN_REPLAY:
+                raise
+        # A machine that stood still between the start and its own subscriber: nobody has had anything of it.
         return Replay(self._road.replay(request))
 
     @overload

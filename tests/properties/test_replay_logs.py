@@ -13,6 +13,8 @@ from pushrep.records import Codec, encode_batch
 from pushrep.replay import FOLLOW, TO_END, AtTime, ReplayClient, ReplayRefused, ReplayRequest, ReplaySettings
 
 EXAMPLES = 500 if settings().max_examples == 500 else 20  # the long form is torture's
+# A busy machine may be slow to attach, or to read.
+PATIENT = ReplaySettings(block_bytes=300, connect_timeout_ms=60_000, liveness_timeout_ms=60_000)
 BATCHES = st.lists(
     st.tuples(st.sampled_from(Codec), st.lists(st.integers(0, 30), min_size=1, max_size=9)), min_size=0, max_size=12
 )
@@ -67,9 +69,7 @@ def test_every_request_gives_just_its_records(batches, requests, purge_at, segme
         for _, group in batches:
             ends.append(ends[-1] + len(group))
         counted = max(one for one in ends if one <= counter)  # a batch that crosses the counter waits
-        client = ReplayClient(
-            directory, counters={"counter": lambda: counter}, settings=ReplaySettings(block_bytes=300)
-        )
+        client = ReplayClient(directory, counters={"counter": lambda: counter}, settings=PATIENT)
         for position, length, bound in requests:
             wanted = answer(times, start, position, length, counted if bound == "counter" else end, end)
             request = ReplayRequest("t-0", position, length, bound)

@@ -31,6 +31,8 @@ from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.replay.conftest import QUICK, World, until
 
 EXAMPLES = 200 if settings().max_examples == 500 else 12  # the long form is torture's
+PATIENT = {"block_bytes": 300, "connect_timeout_ms": 60_000, "liveness_timeout_ms": 60_000}
+"""A busy machine may be slow to attach, or to read, here and at the node."""
 TIMES = st.lists(st.integers(0, 30), min_size=1, max_size=9)
 STEPS = st.lists(
     st.tuples(st.just("batch"), st.sampled_from(Codec), TIMES)
@@ -169,11 +171,9 @@ def place(tmp_path_factory):
     """A node and its client, and the value of the counter that it knows."""
     world, gate = World(tmp_path_factory.mktemp("exact")), [0]
     with world.opened:
-        # A busy machine may be slow to attach, or to read.
-        limits = {
-            "block_bytes": 300, "max_sessions": 100, "connect_timeout_ms": 60_000, "liveness_timeout_ms": 60_000,
-        }  # fmt: skip
-        node = world.node(replay=limits, replay_counters={"gate": lambda: gate[0]}, connections_max=1_000)
+        node = world.node(
+            replay=PATIENT | {"max_sessions": 100}, replay_counters={"gate": lambda: gate[0]}, connections_max=1_000
+        )
         yield world, node, world.client(node, QUICK), gate
 
 
@@ -199,7 +199,7 @@ def test_every_request_gives_just_its_records_of_a_node_and_of_its_directory(
                 there.path.parent,
                 logs=[there],
                 counters={"gate": lambda: gate},
-                settings=ReplaySettings(block_bytes=300),
+                settings=ReplaySettings(**PATIENT),
             )
         )
         for position, length, bound in requests:
