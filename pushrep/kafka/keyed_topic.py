@@ -11,39 +11,28 @@ one state a single one gets its change in, and a mere reader that began does no 
 """
 
 import json
-import logging
 import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any, Self
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from filtering.consumers.asking import Failure, ask
 from filtering.consumers.confluent_asking import failure_of_code
+from pushrep.kafka.committed import CommittedRecords
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
 from pushrep.kafka.keyed_topic_errors import ChangedByOther, ChangeNotStored
 from pushrep.kafka.keyed_topic_reading import CHANGE, FORMAT, KeyedReading
 from pushrep.kafka.topic import TopicFacts, look_at_topic
+from pushrep.kafka.transactional import FENCED, QUIET, Report, delivered
 
 RECORD_OVERHEAD_BYTES = 1024
 """What a record alone in its batch takes beside its value, with a key and some headers: less, by far."""
 MESSAGE_BYTES_MIN = 16 * 1024
 _TRANSACTION_TIMEOUT_MS = 300_000  # one that is left open ends when the next writer begins, not later
-_QUIET = logging.getLogger("pushrep.kafka.keyed_topic.librdkafka")
-_QUIET.propagate = False  # to be fenced is no news, and it would tell it as fatal; what matters is raised
-_QUIET.addHandler(logging.NullHandler())
-FENCED = {
-    KafkaError._FENCED,  # noqa: SLF001 - its only name
-    KafkaError._FATAL,  # noqa: SLF001 - fenced before this call
-    KafkaError.INVALID_PRODUCER_EPOCH,
-    KafkaError.PRODUCER_FENCED,
-    KafkaError.INVALID_PRODUCER_ID_MAPPING,
-    KafkaError.CONCURRENT_TRANSACTIONS,
-    KafkaError.INVALID_TXN_STATE,
-}
 _AGAIN = FENCED | {
     KafkaError._TIMED_OUT,  # noqa: SLF001 - their only names
     KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
@@ -67,12 +56,13 @@ class KeyedTopic:
         self._settings = {
             **destination.librdkafka_settings(),
             "transactional.id": f"{name}-{self.topic}",
-            "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
+            "transaction.timeout.ms": max(_TRANSACTION_TIMEOUT_MS, destination.request_timeout_ms),
             "message.max.bytes": max(MESSAGE_BYTES_MIN, facts.max_message_bytes),
             "linger.ms": 0,
-            "logger": _QUIET,
+            "logger": QUIET,
         }
-        self._reading = KeyedReading(destination, self.topic, self._format)
+        records = CommittedRecords(destination, facts, lambda: self._timeout_s)
+        self._reading = KeyedReading(records, facts, self._format)
         self._mutex = threading.Lock()
         self._producer: Producer | None = None
         self._has_looked = False
@@ -187,7 +177,7 @@ class KeyedTopic:
 
     def _sent(self, producer: Producer, records: Sequence[tuple[str, bytes | None]], change: bytes) -> int:
         """The offset of the last one. Raises KafkaException."""
-        reports: list[tuple[KafkaError | None, Message]] = []
+        reports: list[Report] = []
         headers: Any = [(CHANGE, change)]
         for key, value in records:
             while True:
@@ -196,18 +186,7 @@ class KeyedTopic:
                     break
                 except BufferError:  # its queue is full: parts of 1 MB fill it at a hundred thousand
                     producer.poll(_PAUSE_S)
-        try:
-            producer.flush(self._timeout_s)
-        except SystemError as raised:  # how a fatal error comes out when a delivery is reported behind it
-            if isinstance(raised.__cause__, KafkaException):
-                raise raised.__cause__ from raised
-            raise
-        for error, _ in reports:
-            if error is not None:
-                raise KafkaException(error)
-        if len(reports) < len(records):
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
-        return int(reports[-1][1].offset() or 0)
+        return delivered(producer, reports, len(records), self._timeout_s)[-1]
 
 
 def _missing_topics(error: BaseException) -> Failure:

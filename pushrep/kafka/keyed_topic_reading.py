@@ -2,31 +2,23 @@
 
 0        1        2        3        4            offsets: {"a": 3, "b": 2}; the values stay on the brokers
 format   a        b        a        c, null      last_offset 4, written by the change in its header
+
+Compaction takes a tombstone delete.retention.ms after it was written. Who was away for longer may have missed some, and
+reads all anew.
 """
 
 import json
-from collections.abc import Mapping
-from time import monotonic, sleep
+from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import Message
 
-from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of_code
-from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import KafkaUnreachable, TopicReplaced
+from pushrep.kafka.committed import CommittedRecords
 from pushrep.kafka.keyed_topic_errors import RecordsOfOthers
+from pushrep.kafka.topic import TopicFacts
 
 FORMAT, CHANGE = "format", "change"
-_PAUSE_S = 0.005  # a commit is seen by readers some ms after its answer
 
 
 class KeyedReading:
@@ -36,101 +28,59 @@ class KeyedReading:
     last_change: what its header says. Everything raises KafkaUnreachable, TopicReplaced, RecordsOfOthers.
     """
 
-    def __init__(self, destination: KafkaDestination, topic: str, format_: Mapping[str, Any]) -> None:
-        self._topic, self._format = topic, dict(format_)
-        self._timeout_s = destination.request_timeout_ms / 1000
-        self._settings = {**destination.librdkafka_settings(), "log_level": 0}
-        own = {
-            "group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True,
-            "isolation.level": "read_committed", "auto.offset.reset": "error", "check.crcs": True,
-            "fetch.wait.max.ms": 10, "fetch.error.backoff.ms": 10,
-        }  # fmt: skip
-        self._consumer = Consumer({**self._settings, **own})
-        self._position = 0
+    def __init__(
+        self,
+        records: CommittedRecords,
+        facts: TopicFacts,
+        format_: Mapping[str, Any],
+        now_s: Callable[[], float] = monotonic,
+    ) -> None:
+        self._records, self._topic, self._format, self._now_s = records, facts.topic, dict(format_), now_s
+        self._tombstones_s = facts.delete_retention_ms / 1000
+        self._was_there_s: float | None = None  # when it asked for the end up to which it has read
         self.offsets: dict[str, int] = {}
         self.last_offset, self.last_change = -1, b""
 
     def has_open_change(self) -> bool:
         """Whether a transaction is begun that is neither committed nor aborted yet."""
-        place, admin = TopicPartition(self._topic, 0), AdminClient(self._settings)  # held until it has answered
-
-        def end(left_s: float) -> int:
-            asked = admin.list_offsets(
-                {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                request_timeout=max(1.0, left_s),
-            )
-            return int(asked[place].result(max(1.0, left_s)).offset)
-
-        try:
-            return ask_brokers(end, self._timeout_s) > self._end()
-        except (KafkaException, TimeoutError) as error:
-            raise _unreachable(error) from error
+        return self._records.has_open_change()
 
     def to_the_end(self, at_least: int = 0) -> None:
         """Read what is new. `at_least`: wait until the end is there."""
-        deadline_s = monotonic() + self._timeout_s
-        try:
-            while (end := self._end()) < at_least:
-                if monotonic() > deadline_s:
-                    why = f"the record before offset {at_least} of topic {self._topic} can't be read"
-                    raise KafkaUnreachable(why)
-                sleep(_PAUSE_S)
-            if end < self._position:
-                raise TopicReplaced(self._topic)
-            for message in self._from(self._position, end, deadline_s):
-                self._take(message)
-        except KafkaException as error:
-            raise _unreachable(error) from error
+        began_s, before = self._now_s(), self._records.position
+        self._read(at_least)
+        was_there_s, self._was_there_s = self._was_there_s, began_s
+        is_away_for_s = 0.0 if was_there_s is None else self._now_s() - was_there_s
+        if self._records.position > before and is_away_for_s > self._tombstones_s:
+            self._forget()
+            self.to_the_end(at_least)
 
     def values(self, wanted: Mapping[int, str]) -> dict[str, bytes]:
         """Offset → key as of the last reading, to key → value; what was replaced since is left out."""
         found: dict[str, bytes] = {}
         if not wanted:
             return found
+        position = self._records.position
         try:
-            position = self._position
-            for message in self._from(min(wanted), max(wanted) + 1, monotonic() + self._timeout_s):
+            for message in self._records.between(min(wanted), max(wanted) + 1):
                 key = wanted.get(int(message.offset() or 0))
                 if key is not None:
                     found[key] = bytes(message.value() or b"")
-        except KafkaException as error:
-            raise _unreachable(error) from error
         finally:
-            self._position = position
+            self._records.position = position
         return found
 
     def close(self) -> None:
         """Let the client go."""
-        self._consumer.close()
+        self._records.close()
 
-    def _end(self) -> int:
-        return ask_bounds(self._consumer, self._topic, 0, self._timeout_s)[1]
+    def _forget(self) -> None:
+        self.offsets, self.last_offset, self.last_change = {}, -1, b""
+        self._was_there_s, self._records.position = None, 0
 
-    def _from(self, start: int, end: int, deadline_s: float) -> Any:
-        """Records of [start, end); the position moves with them. The consumer has the partition only meanwhile."""
-        self._position = start
-        if start >= end:
-            return
-        self._consumer.assign([TopicPartition(self._topic, 0, start)])
-        try:
-            while self._position < end:
-                message = self._consumer.poll(max(0.0, deadline_s - monotonic()))
-                if message is None:
-                    why = f"offset {self._position} of topic {self._topic}, which ends at {end}, can't be read in time"
-                    raise KafkaUnreachable(why)
-                offset = int(message.offset() or 0)
-                error = message.error()
-                if error is None:
-                    self._position = min(offset + 1, end)  # what came in behind the end belongs to the next reading
-                    if offset < end:
-                        yield message
-                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
-                    self._position = max(self._position, offset)  # behind the mark that ends a transaction
-                elif failure_of_code(error) is not Failure.PASSES:
-                    raise KafkaException(error)
-        finally:
-            self._consumer.unassign()
+    def _read(self, at_least: int) -> None:
+        for message in self._records.new(at_least):
+            self._take(message)
 
     def _take(self, message: Message) -> None:
         offset, value = int(message.offset() or 0), message.value()
@@ -153,8 +103,3 @@ class KeyedReading:
         if key == FORMAT and (told := json.loads(message.value() or b"null")) != self._format:
             raise ValueError(f"it says {told}, this pushrep reads {self._format}")
         return key, bytes(headers[CHANGE])
-
-
-def _unreachable(error: Exception) -> KafkaUnreachable:
-    told = error.args[0].str() if isinstance(error, KafkaException) else "no answer in time"
-    return KafkaUnreachable(told)

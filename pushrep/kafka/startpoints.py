@@ -13,32 +13,29 @@ Format: docs/formats/startpoints.md.
 """
 
 import json
-import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaException, Producer
 
 from filtering.consumers.asking import Failure, ask
 from filtering.consumers.confluent_asking import failure_of_transaction
+from pushrep.kafka.committed import CommittedRecords
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing
-from pushrep.kafka.keyed_topic import FENCED
 from pushrep.kafka.startpoints_reading import CHECKPOINT, FORMAT, HEAD, TopicReading, reader_words
+from pushrep.kafka.topic import TopicFacts as FoundTopic
 from pushrep.kafka.topic import look_at_topic
+from pushrep.kafka.transactional import FENCED, QUIET, Report, delivered
 from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints import Checkpoint, Fact, Reader, StartpointStore, StoreUnavailable
 from pushrep.startpoints.budget import Budget
 from pushrep.startpoints.changing import View
 from pushrep.startpoints.errors import NotWritten, Overtaken, StoreBusy
 from pushrep.startpoints.events import Applied, Consumed, Failed, Written, to_json
-
-_QUIET = logging.getLogger("pushrep.kafka.startpoints.librdkafka")
-_QUIET.propagate = False  # to be fenced is no news, and it would tell it as fatal; what matters is raised
-_QUIET.addHandler(logging.NullHandler())
 
 
 def open_store(
@@ -63,18 +60,18 @@ def open_store(
     if found.partitions != 1:
         why = f"it has {found.partitions} partitions, and sequences are offsets of one: make one with 1 partition"
         raise StoreUnavailable(place, why)
-    facts = TopicFacts(destination, topic, lock_wait_s=lock_wait_s)
+    facts = TopicFacts(destination, found, lock_wait_s=lock_wait_s)
     return StartpointStore(facts, TopicCheckpoints(facts), clock)
 
 
 class TopicFacts:
     """The facts in the topic, and the right to append. Thread-safe; not for a fork, which opens a store of its own."""
 
-    def __init__(self, destination: KafkaDestination, topic: str, *, lock_wait_s: float) -> None:
-        self.place, self.lock_wait_s = f"kafka:{topic}", lock_wait_s
-        self._topic, self._settings = topic, destination.librdkafka_settings()
+    def __init__(self, destination: KafkaDestination, found: FoundTopic, *, lock_wait_s: float) -> None:
+        self.place, self.lock_wait_s = f"kafka:{found.topic}", lock_wait_s
+        self._topic, self._settings = found.topic, destination.librdkafka_settings()
         self.budget, self._timeout_s = Budget(), destination.request_timeout_ms / 1000
-        self._reading = TopicReading(self._settings, topic, self._left_s)
+        self._reading = TopicReading(CommittedRecords(destination, found, self._left_s), found.topic, self._left_s)
         self._mutex = threading.Lock()
         self._producer: Producer | None = None
 
@@ -138,8 +135,10 @@ class TopicFacts:
         except KafkaException as error:
             if not self._is_stored(end - 1, records[-1][0]):
                 self._failed(error, is_known=self._reading.position >= end)
-        if self._reading.to_the_end(end).end < end:
-            raise NotWritten(self.place, "it can't be read back", is_known=False)
+        try:
+            self._reading.to_the_end(end)
+        except StoreUnavailable as error:
+            raise NotWritten(self.place, f"it can't be read back: {error.why}", is_known=False) from error
 
     def close(self) -> None:
         """Let the clients go."""
@@ -166,9 +165,9 @@ class TopicFacts:
         settings = {
             **self._settings,
             "transactional.id": f"pushrep-startpoints-{self._topic}",
-            "transaction.timeout.ms": 60_000,
+            "transaction.timeout.ms": max(60_000, round(self._timeout_s * 1000)),  # the client wants it no shorter
             "linger.ms": 0,
-            "logger": _QUIET,
+            "logger": QUIET,
         }
         producer = Producer(settings)
         try:
@@ -179,23 +178,12 @@ class TopicFacts:
             raise StoreUnavailable(self.place, error.args[0].str()) from error
         return producer
 
-    def _sent(self, producer: Producer, records: Sequence[tuple[str, bytes]]) -> list[int | None]:
+    def _sent(self, producer: Producer, records: Sequence[tuple[str, bytes]]) -> list[int]:
         """Their offsets. Raises KafkaException."""
-        reports: list[tuple[KafkaError | None, Message]] = []
+        reports: list[Report] = []
         for key, value in records:
             producer.produce(self._topic, value, key, 0, on_delivery=lambda *report: reports.append(report))
-        try:
-            producer.flush(self._left_s())
-        except SystemError as raised:  # how a fatal error comes out when a delivery is reported behind it
-            if isinstance(raised.__cause__, KafkaException):
-                raise raised.__cause__ from raised
-            raise
-        for error, _ in reports:
-            if error is not None:
-                raise KafkaException(error)
-        if len(reports) < len(records):
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
-        return [message.offset() for _, message in reports]
+        return delivered(producer, reports, len(records), self._left_s())
 
     def _is_stored(self, offset: int, key: str) -> bool:
         """Whether a commit whose answer was lost counts: decided as soon as anyone has begun after it."""

@@ -36,6 +36,7 @@ class TopicFacts(NamedTuple):
     """A topic as it is now.
 
     retention_ms: -1 is for ever. producer_id_expiration_ms: after such a silence brokers forget a producer.
+    delete_retention_ms: so long a compacted topic keeps a tombstone.
     """
 
     topic: str
@@ -46,6 +47,7 @@ class TopicFacts(NamedTuple):
     retention_ms: int
     has_append_time: bool
     producer_id_expiration_ms: int
+    delete_retention_ms: int = 86_400_000
 
     def check(self, *, batch_bytes: int, oldest_unsent_age_ms: int | None) -> None:
         """Raise DestinationRefused, naming the setting. batch_bytes: of the batches that the outbox makes, 0: none."""
@@ -91,13 +93,14 @@ def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
         raise KafkaUnreachable(asking.why or f"no answer within {timeout_s} s") from error
     return TopicFacts(
         topic=topic,
-        topic_id=_uuid(description.topic_id),
+        topic_id=uuid_of(description.topic_id),
         partitions=len(description.partitions),
         cleanup_policy=settings["cleanup.policy"].value,
         max_message_bytes=int(settings["max.message.bytes"].value),
         retention_ms=int(settings["retention.ms"].value),
         has_append_time=settings["message.timestamp.type"].value == "LogAppendTime",
         producer_id_expiration_ms=expiration_ms,
+        delete_retention_ms=int(settings["delete.retention.ms"].value),
     )
 
 
@@ -136,6 +139,6 @@ def _expiration_ms(asking: _Asking, broker: str) -> int:
         return _EXPIRATION_MS
 
 
-def _uuid(topic_id: Any) -> UUID:
+def uuid_of(topic_id: Any) -> UUID:
     """Kafka writes a topic's id as unpadded URL-safe base64."""
     return UUID(bytes=base64.urlsafe_b64decode(str(topic_id) + "=="))

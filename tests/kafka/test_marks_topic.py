@@ -17,6 +17,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 
 from filtering import HighwaterMarks
 from pushrep.kafka import KafkaDestination, KafkaUnreachable
+from tests.kafka.lost_answers import AnswerLost
 from tests.kafka.plain_client import consume, create_topic, plain_producer, send
 
 pytest.importorskip("pyspark")
@@ -228,23 +229,6 @@ def test_who_is_killed_within_a_commit_leaves_the_batch_before(broker, topic, op
     assert not store._topic._reading.has_open_change(), "decided at the first look"
     store.write(marks_of("q", 1, 3), keep=9)
     assert opened().read("q", 1) == marks_of("q", 1, 3)
-
-
-class AnswerLost:
-    """A producer whose commit is not answered: it was done, or not."""
-
-    def __init__(self, producer, *, is_done):
-        self._producer, self._is_done = producer, is_done
-
-    def __getattr__(self, name):
-        return getattr(self._producer, name)
-
-    def commit_transaction(self, timeout_s):
-        from confluent_kafka import KafkaError, KafkaException
-
-        if self._is_done:
-            self._producer.commit_transaction(timeout_s)
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
 @pytest.mark.parametrize("is_done", [True, False])

@@ -22,6 +22,7 @@ from pushrep.startpoints import (
     StoreUnavailable,
 )
 from pushrep.testing import SimulatedClock
+from tests.kafka.lost_answers import AnswerLost
 from tests.kafka.plain_client import consume, create_topic, plain_producer, send
 from tests.unit import test_startpoints_store as directory_store
 
@@ -208,23 +209,6 @@ def test_who_is_killed_within_a_change_leaves_nothing_and_holds_nobody(broker, t
     second = store.write("billing", "orders", 0, Startpoint.specific(40), "go")
     assert [fact.sequence for fact in store.history()] == [first, second]
     assert store.read("billing", "orders", 0).state is State.PENDING
-
-
-class AnswerLost:
-    """A producer whose commit is not answered: it was done, or not."""
-
-    def __init__(self, producer, *, is_done):
-        self._producer, self._is_done = producer, is_done
-
-    def __getattr__(self, name):
-        return getattr(self._producer, name)
-
-    def commit_transaction(self, timeout_s):
-        from confluent_kafka import KafkaError, KafkaException
-
-        if self._is_done:
-            self._producer.commit_transaction(timeout_s)
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
 @pytest.mark.parametrize("is_done", [True, False])

@@ -1,0 +1,138 @@
+"""Committed records of a topic with one partition that serves as a store: from where one was up to the end of now.
+
+An idle reader reads nothing and costs the brokers nothing but a question for the end: the consumer has the partition
+only while it reads. A topic that was deleted and made again under its name is another one, whatever its end is.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+from typing import Any
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from filtering.consumers.asking import Failure
+from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of_code
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import KafkaUnreachable, TopicReplaced
+from pushrep.kafka.topic import TopicFacts, uuid_of
+
+_PAUSE_S = 0.005  # a commit is seen by readers some ms after its answer
+
+
+class CommittedRecords:
+    """See the file's map. `left_s`: how long a call may take now. Not thread-safe.
+
+    position: of the next record to read. Everything raises KafkaUnreachable, TopicReplaced.
+    """
+
+    def __init__(self, destination: KafkaDestination, facts: TopicFacts, left_s: Callable[[], float]) -> None:
+        self._topic, self._topic_id, self._left_s = facts.topic, facts.topic_id, left_s
+        settings = {**destination.librdkafka_settings(), "log_level": 0}
+        own = {
+            "group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True,
+            "isolation.level": "read_committed", "auto.offset.reset": "error", "check.crcs": True,
+            "fetch.wait.max.ms": 10, "fetch.error.backoff.ms": 10,
+        }  # fmt: skip
+        self._consumer, self._admin = Consumer({**settings, **own}), AdminClient(settings)
+        self.position = 0
+
+    def end(self) -> int:
+        """Behind the last record that is committed."""
+        with _told():
+            return self._end(self._left_s())
+
+    def has_open_change(self) -> bool:
+        """Whether a transaction is begun that is neither committed nor aborted yet."""
+        place = TopicPartition(self._topic, 0)
+
+        def end(left_s: float) -> int:
+            asked = self._admin.list_offsets(
+                {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=max(1.0, left_s),
+            )
+            return int(asked[place].result(max(1.0, left_s)).offset)
+
+        with _told():
+            return ask_brokers(end, self._left_s()) > self._end(self._left_s())
+
+    def new(self, at_least: int = 0) -> Iterator[Message]:
+        """What is behind the position, which moves along. `at_least`: wait until the end is there."""
+        deadline_s = monotonic() + self._left_s()
+        with _told():
+            if not at_least:
+                self._check_identity()
+            while (end := self._end(deadline_s - monotonic())) < at_least:
+                if monotonic() > deadline_s:
+                    why = f"the record before offset {at_least} of topic {self._topic} can't be read"
+                    raise KafkaUnreachable(why)
+                sleep(_PAUSE_S)
+        if end < self.position:
+            raise TopicReplaced(self._topic)  # in this very moment
+        yield from self.between(self.position, end, deadline_s)
+
+    def between(self, start: int, end: int, deadline_s: float | None = None) -> Iterator[Message]:
+        """Records of [start, end); the position moves along with them."""
+        self.position = start
+        if start >= end:
+            return
+        deadline_s = monotonic() + self._left_s() if deadline_s is None else deadline_s
+        self._consumer.assign([TopicPartition(self._topic, 0, start)])
+        try:
+            while self.position < end:
+                with _told():
+                    message = self._next(end, deadline_s)
+                if message is not None:
+                    yield message
+        finally:
+            self._consumer.unassign()
+
+    def close(self) -> None:
+        """Let the clients go."""
+        self._consumer.close()
+
+    def _next(self, end: int, deadline_s: float) -> Message | None:
+        message = self._consumer.poll(max(0.0, deadline_s - monotonic()))
+        if message is None:
+            why = f"offset {self.position} of topic {self._topic}, which ends at {end}, can't be read in time"
+            raise KafkaUnreachable(why)
+        offset, error = int(message.offset() or 0), message.error()
+        if error is None:
+            self.position = min(offset + 1, end)  # what came in behind the end belongs to the next reading
+            return message if offset < end else None
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
+            self.position = max(self.position, offset)  # behind the mark that ends a transaction
+        elif failure_of_code(error) is not Failure.PASSES:
+            raise KafkaException(error)
+        return None
+
+    def _end(self, left_s: float) -> int:
+        return ask_bounds(self._consumer, self._topic, 0, max(0.001, left_s))[1]
+
+    def _check_identity(self) -> None:
+        def identity(left_s: float) -> Any:
+            asked = self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=left_s)
+            return asked[self._topic].result(left_s).topic_id
+
+        if uuid_of(ask_brokers(identity, self._left_s())) != self._topic_id:
+            raise TopicReplaced(self._topic)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        raise KafkaUnreachable(error.args[0].str()) from error
+    except TimeoutError as error:
+        raise KafkaUnreachable("no answer in time") from error
