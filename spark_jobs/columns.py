@@ -50,9 +50,9 @@ def stream_metadata_columns(key: Column | str = "key") -> MetadataColumns:
     column = F.col(key) if isinstance(key, str) else key
     is_metadata = is_stream_metadata(column)
     return MetadataColumns(
-        pid=F.when(is_metadata, _number(column, 1, 8, "bigint")).alias("pid"),
-        source_partition=F.when(is_metadata, _number(column, 9, 4, "int")).alias("source_partition"),
-        source_offset=F.when(is_metadata, _number(column, 13, 8, "bigint")).alias("source_offset"),
+        pid=F.when(is_metadata, number_by_digits(column, 1, 8, "bigint")).alias("pid"),
+        source_partition=F.when(is_metadata, number_by_digits(column, 9, 4, "int")).alias("source_partition"),
+        source_offset=F.when(is_metadata, number_by_digits(column, 13, 8, "bigint")).alias("source_offset"),
     )
 
 
@@ -128,7 +128,8 @@ def _unless_business_key(packed: Column) -> Column:
     return F.when(key.isNotNull() & ~is_stream_metadata(key), F.raise_error(F.lit(why))).otherwise(packed)
 
 
-def _number(key: Column, position: int, size: int, spark_type: str) -> Column:
+def number_by_digits(key: Column, position: int, size: int, spark_type: str) -> Column:
+    """Some bytes of a binary column, counted from 1, as a number; `spark_type` is that of `size` bytes."""
     return F.conv(F.hex(F.substring(key, position, size)), 16, -10).try_cast(spark_type)
 
 

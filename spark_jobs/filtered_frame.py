@@ -46,11 +46,11 @@ class FilteredFrame:
     observation: Observation
 
     def counts(self, batch_id: int = 0) -> BatchCounts:
-        """Counts as the first action on `rows` saw them."""
+        """Counts as the first action on `rows` saw them; where nothing drops, as the first pass did."""
         plan = self.plan
         known = BatchCounts(batch_id, plan.rows, plan.unkeyed, plan.pairs, all_dropped=plan.all_dropped)
-        if not plan.rows:
-            return replace(known, kept=0, dropped=0, late=0, jumped=0)
+        if plan.verdict is not None and not plan.verdict.dropped:
+            return replace(known, kept=plan.rows - plan.unkeyed, dropped=0, late=0, jumped=plan.verdict.jumped)
         # `get` waits for an action that may never come.
         if not cast("Any", self.observation)._jo.future().isCompleted():  # noqa: SLF001 - there is no public question
             return known
@@ -87,10 +87,15 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     return apply_plan(keyed, plan_batch(slices, marks or {}, rule=rule, now_ms=now, sort=sort), rule)
 
 
+def decided_by_runs(plan: BatchPlan) -> bool:
+    """Whether built-in columns will tell which rows pass, wherever these lie."""
+    return plan.verdict is not None and len(plan.verdict.dropped) <= STRETCHES_MAX
+
+
 def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredFrame:
     """The frame of `plan`, lazily; `keyed` is the very frame that was scanned for it."""
     observation = Observation()
-    if plan.verdict is not None and len(plan.verdict.dropped) <= STRETCHES_MAX:
+    if plan.verdict is not None and decided_by_runs(plan):
         rows, dropped = _by_stretches(keyed, plan.verdict, observation, rule)
         return FilteredFrame(rows, dropped, plan.marks, plan.ranges, plan, observation)
     if plan.must_sort:
@@ -128,19 +133,17 @@ def _by_stretches(
     keyed: DataFrame, verdict: BatchVerdict, observation: Observation, rule: FilterRule
 ) -> tuple[DataFrame, DataFrame]:
     """Rows and dropped rows by built-in columns: no Python runs for a row."""
+    if not verdict.dropped:  # nothing to watch either: counting each row costs a tenth of reading it
+        return keyed.drop(KEY), keyed.drop(KEY).where("false")
     one = F.lit(1)
-    if not verdict.dropped:
-        frame = keyed.drop(KEY)
-        return frame.observe(observation, F.count(one).alias("rows"), F.count(one).alias("passed")), frame.where(
-            "false"
-        )
     inside = [
         F.col("offset").between(stretch.start, stretch.end - 1)
         & (F.substring(KEY, 1, PAIR_BYTES) == F.lit(pack_keys(stretch.pid, stretch.partition, 0, 1)[:PAIR_BYTES]))
         & (F.col("topic") == topic)
         for topic, stretch in verdict.dropped
     ]
-    replayed = governed(F.col(KEY), rule) & reduce(or_, inside)
+    # Places first: of most rows nothing else is looked at. Null, for a row without a key, meets a false.
+    replayed = reduce(or_, inside) & governed(F.col(KEY), rule)
     decided = keyed.withColumn(_DECISION, replayed).drop(KEY)
     passed = F.count(F.when(~F.col(_DECISION), one))
     observed = decided.observe(observation, F.count(one).alias("rows"), passed.alias("passed"))

@@ -5,7 +5,8 @@
             marks N-1 from the store ─────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
                                                                                      then marks N ─▶ store
 
-The frame is read once for each pass; where the first tells which stretches are replays, no Python runs for a row.
+The frame is read once for each pass, the first time only with the columns that decide, where the batch is of files
+(micro_batch.py); where the first tells which stretches are replays, no Python runs for a row.
 Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call
 with one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that,
 Spark runs N again, which reads marks N-1 again and hands over the same rows.
@@ -13,6 +14,7 @@ Spark runs N again, which reads marks N-1 again and hands over the same rows.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -22,9 +24,10 @@ from pushrep.seams import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_counts import BatchCounts, warn_of_no_metadata, warn_of_silent_pairs
 from spark_jobs.batch_errors import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
-from spark_jobs.filtered_frame import FilteredFrame, apply_plan, filter_frame
+from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs, filter_frame
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
+from spark_jobs.micro_batch import column_pruned
 from spark_jobs.slice_filter import FilterRule, LogOrderBroken
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 from spark_jobs.slices import Slice, plan_batch, ranges_of
@@ -92,8 +95,7 @@ class ReplayFilteredBatches:
             raise NotInForeachBatch
         before = self._marks_before(query_id, batch_id)
         keyed = keyed_frame(df, self._rule)
-        slices = scan_slices(keyed, self._rule, runs=not self._without_runs)
-        self._without_runs = self._without_runs - 1 if self._without_runs else _has_no_runs(slices) * _WITHOUT_RUNS
+        slices = self._scanned(df, keyed)
         if self._is_stored(query_id, batch_id, ranges_of(slices)):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
             rows, unkeyed = sum(s.rows for s in slices), sum(s.unkeyed for s in slices)
@@ -105,6 +107,17 @@ class ReplayFilteredBatches:
         keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
         self._store.write(BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks), keep=keep)
         self._tell(filtered.counts(batch_id))
+
+    def _scanned(self, df: DataFrame, keyed: DataFrame) -> list[Slice]:
+        """The first pass. Runs don't depend on how rows lie in tasks, so they are looked for where reading is cheap."""
+        if self._without_runs or self._rule.window:
+            self._without_runs = max(0, self._without_runs - 1)
+            return scan_slices(keyed, self._rule, runs=False)
+        pruned = column_pruned(df)
+        elsewhere = pruned is not df
+        slices = scan_slices(keyed_frame(pruned, self._rule) if elsewhere else keyed, self._rule)
+        self._without_runs = any(s.runs is None for s in slices) * _WITHOUT_RUNS
+        return [replace(s, borrowed=True) for s in slices] if elsewhere else slices
 
     def filter_frame(self, df: DataFrame, marks: Mapping[MarksKey, HighwaterMarks] | None = None) -> FilteredFrame:
         """A batch frame by this rule, for backfills: no store, no handler; see the function `filter_frame`."""
@@ -126,6 +139,9 @@ class ReplayFilteredBatches:
         now_ms = self._clock.wall_ms()
         while True:
             plan = plan_batch(slices, before, rule=self._rule, now_ms=now_ms, sort=self._sort)
+            if any(s.borrowed for s in slices) and not decided_by_runs(plan):
+                slices = scan_slices(keyed, self._rule, runs=False)
+                continue
             filtered = apply_plan(keyed, plan, self._rule)
             try:
                 self._handler(filtered.rows, batch_id)
@@ -189,10 +205,6 @@ class ReplayFilteredBatches:
             warn_of_no_metadata(_LOG, counts, self._rule.carrier)
         if self._on_counts is not None:
             self._on_counts(counts)
-
-
-def _has_no_runs(slices: list[Slice]) -> bool:
-    return any(s.runs is None for s in slices)
 
 
 def query_id_of(df: DataFrame) -> str | None:

@@ -31,7 +31,8 @@ class Slice:
     """Rows of one log partition in one Spark partition; `marks` are what a filter knows that saw only them.
 
     `ascends`: False if they were seen out of log order. `runs`: the keyed ones, None where nobody counted them. The
-    epochs are those of mark_epochs.py.
+    epochs are those of mark_epochs.py. `borrowed`: found in another frame of the same rows, which may lie in other
+    Spark partitions there: good for runs, ranges and marks, not to begin a second pass with.
     """
 
     topic: str
@@ -45,6 +46,7 @@ class Slice:
     runs: Runs | None = field(default=None, compare=False)
     startpoint_epoch: int = 0
     marks_epoch: int = 0
+    borrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

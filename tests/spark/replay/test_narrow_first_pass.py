@@ -1,0 +1,158 @@
+"""The first pass over files reads only the columns that decide, and finds what a pass over whole rows finds."""
+
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+
+from filtering.stream_metadata import StreamMetadata
+from spark_jobs import LocalMarks, ReplayFilteredBatches, key_numbers, replay_filter
+from spark_jobs.micro_batch import column_pruned
+from spark_jobs.slice_filter import FilterRule
+from spark_jobs.slice_scan import keyed_frame, scan_slices
+
+pytestmark = pytest.mark.spark
+
+NAMES = ("key", "value", "topic", "partition", "offset")
+
+
+def write_file(path, rows, at):
+    """One file of a log, rows in log order; Spark takes files by their age."""
+    columns = zip(*(row.cells()[:5] for row in rows), strict=True)
+    kinds = (pa.binary(), pa.string(), pa.string(), pa.int32(), pa.int64())
+    arrays = [pa.array(cells, kind) for cells, kind in zip(columns, kinds, strict=True)]
+    pq.write_table(pa.table(arrays, names=NAMES), path)
+    os.utime(path, (at, at))
+
+
+@pytest.fixture
+def stream_of(spark, tmp_path):
+    """Batches of rows as a stream of files, a file a batch."""
+
+    def begin(batches):
+        directory = tmp_path / "log"
+        directory.mkdir()
+        for n, rows in enumerate(batches):
+            in_order = sorted(rows, key=lambda r: (r.topic, r.partition, r.offset))
+            write_file(directory / f"{n}.parquet", in_order, 1_700_000_000 + n)
+        schema = "key binary, value string, topic string, partition int, offset bigint"
+        return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(directory))
+
+    return begin
+
+
+def run(stream, handler, checkpoint):
+    writer = stream.writeStream.foreachBatch(handler).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query.recentProgress
+
+
+def read_columns(frame):
+    """The columns that reading this frame's offsets takes out of the files; all of them where rows come whole."""
+    plan = frame.select("offset")._jdf.queryExecution().executedPlan().toString()
+    return "ReadSchema: struct<offset:bigint>" in plan
+
+
+def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(logs, stream_of, tmp_path, monkeypatch):
+    """The exact definition, over batches that runs decide and batches that only rows do; some cut by stretches."""
+    topics = [row for seed in range(200, 206) for row in logs.random_topic(seed)]
+    steady = [
+        logs.Row("steady", 0, n, StreamMetadata(1, 0, n), None, f"s{n}") for n in range(40)
+    ]  # runs decide it alone: the batch of nothing else
+    batches = [[*steady[:20]], *logs.in_batches(topics, 2, seed=5), [*steady[20:], *again(steady[10:20], logs)]]
+    seen, passes = {}, []
+    monkeypatch.setattr(replay_filter, "scan_slices", spied(replay_filter.scan_slices, passes))
+
+    with LocalMarks(tmp_path / "marks") as marks:
+        once = ReplayFilteredBatches(lambda rows, n: seen.update({n: logs.ids(rows)}), marks)
+        progress = run(stream_of(batches), once, tmp_path / "c")
+        assert len(marks.read(marks.owner(), 3).marks) == len({row.topic for row in [*topics, *steady]})
+
+    assert set.union(*seen.values()) == logs.Model().kept([row for batch in batches for row in batch])
+    assert sum(map(len, seen.values())) == len(set.union(*seen.values())), "no row passes in two batches"
+    assert passes == ["narrow", "narrow", "whole", "narrow", "whole", "narrow"], "rows that cross are read whole"
+    first = next(p for p in progress if p["batchId"] == 0)
+    assert first["numInputRows"] == 20, "what the first pass read is not the query's input a second time"
+
+
+def again(rows, logs):
+    """These records once more, behind the log's end."""
+    return [logs.Row(r.topic, r.partition, r.offset + 1000, r.metadata, None, f"{r.id} again") for r in rows]
+
+
+def spied(scan, passes):
+    def scanned(keyed, rule, **options):
+        passes.append("narrow" if read_columns(keyed) else "whole")
+        return scan(keyed, rule, **options)
+
+    return scanned
+
+
+def test_only_the_batch_as_it_was_handed_over_is_read_narrowly(logs, stream_of, tmp_path):
+    rows = logs.random_topic(3)
+    found = {}
+
+    def look(df, _):
+        found["as it is"] = read_columns(column_pruned(df))
+        found["rows"] = logs.ids(column_pruned(df)), logs.ids(df)
+        kept = df.persist()
+        found["kept in memory"] = column_pruned(kept) is kept
+        kept.unpersist()
+        other = df.where("offset > 2")
+        found["other"] = column_pruned(other) is other
+
+    run(stream_of([rows]).where("offset % 3 < 2").withColumn("more", F.col("offset") + 1), look, tmp_path / "c")
+    assert found["as it is"], "filters and projections before foreachBatch are read through"
+    assert found["rows"][0] == found["rows"][1] == {row.id for row in rows if row.offset % 3 < 2}
+    assert found["kept in memory"], "a frame is kept because it can't be read twice"
+    assert found["other"], "another frame than the batch's is left alone"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda stream: stream.withColumn("drawn", F.rand()).where("drawn < 2"),
+        lambda stream: stream.dropDuplicates(["key"]),
+    ],
+    ids=["draws lots", "remembers"],
+)
+def test_a_stream_that_can_not_be_read_again_is_left_alone(logs, stream_of, tmp_path, what):
+    left = []
+
+    def look(df, _):
+        left.append(column_pruned(df) is df)
+        df.write.format("noop").mode("overwrite").save()  # Spark wants every part of a state committed
+
+    run(what(stream_of([logs.random_topic(3)])), look, tmp_path / "c")
+    assert left == [True]
+
+
+def test_outside_of_a_query_and_with_other_names_inside_of_spark_the_frame_stays(frames, logs, inside_query):
+    frame = frames.split(logs.random_topic(1), 1)
+    assert column_pruned(frame) is frame
+    inside_query("no number at all")
+    assert column_pruned(frame) is frame
+
+
+def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
+    """The fast way is there with this version of Spark, and the first pass finds the same slices by either."""
+    assert key_numbers.by_prefix(spark) is not None
+    topics = [row for seed in range(20) for row in logs.random_topic(seed)]
+    edges = [StreamMetadata(pid, 2**31 - 1, offset) for pid in (-(2**63), -1, 2**63 - 1) for offset in (0, 2**63 - 1)]
+    topics += [logs.Row("edges", 0, n, metadata, None, f"e{n}") for n, metadata in enumerate(edges)]
+    keyed = keyed_frame(frames.split(topics, 3), FilterRule())
+    for rule, runs in ((FilterRule(), True), (FilterRule(only_pids=frozenset([5, -(2**63)])), False)):
+        monkeypatch.setattr(key_numbers, "_found", {})
+        fast = scan_slices(keyed, rule, runs=runs)
+        monkeypatch.setitem(key_numbers._found, spark.sparkContext.applicationId, key_numbers.by_digits)
+        assert scan_slices(keyed, rule, runs=runs) == fast
+        assert (sum(s.rows for s in fast), any(len(s.marks) for s in fast)) == (len(topics), True)
+
+
+def test_without_the_inner_function_the_digits_are_taken(spark, monkeypatch):
+    monkeypatch.setattr(key_numbers, "_found", {})
+    monkeypatch.setattr(key_numbers, "_prefix", lambda _, eight: F.lit(7))
+    assert key_numbers.key_numbers(spark) is key_numbers.by_digits, "it gives other numbers than it should"
