@@ -5,10 +5,11 @@ import json
 import os
 import shutil
 import subprocess
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from filtering import StreamMetadata
 from pushrep.log import SegmentLog
@@ -22,6 +23,7 @@ from spark_jobs.file_marks import FileMarks
 from spark_jobs.settings import setting
 from spark_jobs.sql import SqlTable
 from tests.postgresql import new_database
+from tests.unit.test_checkpoint_apply import stop_after
 
 pytestmark = pytest.mark.spark
 
@@ -75,6 +77,39 @@ def test_a_file_source_goes_on_at_the_named_file(spark, tmp_path, checkpoint, se
         (place / "3.txt").write_text("line 3\n")
         send("files-0", 0, Startpoint.earliest())
         assert run(frame, checkpoint) == lines(0, 1, 2, 3)
+
+
+def test_a_query_of_files_that_is_started_on_half_a_pair_reads_each_line_once(spark, tmp_path, monkeypatch):
+    """Killed behind each of the four files: the query refuses or goes on, and the next call finishes or records it."""
+    place = tmp_path / "in"
+    place.mkdir()
+    frame = spark.readStream.format("text").load(str(place))
+    for n in range(3):
+        (place / f"{n}.txt").write_text(f"line {n}\n")
+        run(frame, str(tmp_path / "before"))
+    went_on = []
+    for written in range(5):
+        checkpoint = tmp_path / f"checkpoint-{written}"
+        shutil.copytree(tmp_path / "before", checkpoint)
+        store = StartpointStore.open(tmp_path / f"store-{written}")
+        store.write(CONSUMER, "files-0", 0, Startpoint.specific(1), "again")
+        where = Place(checkpoint=checkpoint, consumer=CONSUMER)
+        with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+            stop_after(written, patched)
+            apply(where, store, sleep=lambda _s: None)
+        read = []
+        try:
+            read += run(frame, str(checkpoint))
+            went_on.append(written)
+        except StreamingQueryException:
+            assert 0 < written < 4, "nothing is written yet, or all"
+        if store.read(CONSUMER, "files-0", 0) is not None:
+            apply(where, store, sleep=lambda _s: None)
+        read += run(frame, str(checkpoint))
+        assert read == [("line 1",), ("line 2",)], written
+        assert store.read(CONSUMER, "files-0", 0) is None
+        assert run(frame, str(checkpoint)) == []
+    assert {0, 4} <= set(went_on)
 
 
 @pytest.fixture
