@@ -3,11 +3,12 @@
     payload   |len|a|time|off|klen|key|vlen|value|0||len|a|time|off|klen|key|vlen|value|0| ...
     a run      ═══════════════════     ════       ═   the same in every record but for offsets, which count up, and
               ◀────────── stride ─────────────────▶   times; keys and values are cut out, a stride from one to the next
+                                          └─ seam ──────────────────┘   from a value to the next key, or value
 
-The offset's width changes with the 64th and the 8,192nd record, so a batch is a few runs. A run takes a dozen numpy
-operations where the columns of any records take a hundred: that decides up to some thousand records. Whatever is not
-plainly so (headers, holes, ragged records, damage) is left to columns.py and decoder.py, refusals included: tests hold
-the three against each other.
+The offset's width changes with the 64th and the 8,192nd record, so a batch is a few runs. A run takes a handful of
+numpy operations where the columns of any records take a hundred: that decides up to some thousand records. Whatever is
+not plainly so (headers, holes, ragged records, damage) is left to columns.py and decoder.py, refusals included: tests
+hold the three against each other.
 """
 
 from functools import lru_cache
@@ -28,18 +29,22 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 ALIKE_WORTHWHILE = 16  # records; fewer are decoded one by one before a run was looked at
 _RUNS_MAX = 8
-_HEAD_BYTES_MAX = VARINT_BYTES_MAX + 1 + VARLONG_BYTES_MAX + VARINT_BYTES_MAX + VARINT_BYTES_MAX
+_HEAD_BYTES_MAX = 1 + VARLONG_BYTES_MAX + 4 * VARINT_BYTES_MAX
 _KEPT_RECORDS_MAX = 1 << 13  # what 32 runs should look like is kept: 64 KiB each at most, as a rule
 _TIME_LIMIT = 1 << 63
 
 
 class _Layout(NamedTuple):
-    """Where the fields of a record lie in its `stride` bytes; a length of -1 is null. `head`: all before the key."""
+    """Where the fields of a record lie in its `stride` bytes; a length of -1 is null.
+
+    `head`: all before the key, or before the value if the key has no bytes.
+    """
 
     head: bytes
     time_at: int
     offset_at: int
     key_length_at: int
+    key_start: int
     key_length: int
     value_length_at: int
     value_start: int
@@ -82,7 +87,7 @@ def read_alike(header: BatchHeader, payload: memoryview) -> RecordRows | None:
         range(header.base_offset, header.next_offset),
         times,
         repeat(header.timestamp_type),
-        _column(payload, runs, [(len(run.layout.head), run.layout.key_length) for run in runs]),
+        _column(payload, runs, [(run.layout.key_start, run.layout.key_length) for run in runs]),
         _column(payload, runs, [(run.layout.value_start, run.layout.value_length) for run in runs]),
         repeat(()),
     )
@@ -101,6 +106,8 @@ def _run_at(payload: memoryview, position: int, row: int, count: int) -> _Run | 
     records = min(behind - row, (len(payload) - position) // layout.stride)
     if records < min(ALIKE_WORTHWHILE, count - row):
         return None
+    if _all_alike(payload, position, records, layout, row):
+        return _Run(layout, position, records, has_one_time=True)
     size = records * layout.stride
     matrix = np.frombuffer(payload, np.uint8, size, position).reshape(records, layout.stride)
     alike, has_one_time = _alike(matrix, layout, row)
@@ -123,23 +130,36 @@ def _layout(payload: memoryview, position: int, row: int) -> _Layout | None:
     is_plain = offset_delta == row and key_length >= -1 <= value_length and stride == body + length
     if not is_plain or payload[position + stride - 1]:
         return None
-    head = start[:key_start]
-    return _Layout(
-        head, time_at, offset_at, key_length_at, key_length, value_length_at, value_start, value_length, stride
-    )
+    head = start[: key_start if key_length > 0 else value_start]
+    key, value = (key_start, key_length), (value_length_at, value_start, value_length)
+    return _Layout(head, time_at, offset_at, key_length_at, *key, *value, stride)
+
+
+def _all_alike(payload: memoryview, position: int, records: int, layout: _Layout, row: int) -> bool:
+    """Whether all of so many records look like the first, their times included."""
+    stride = layout.stride
+    seams = _strided(payload, position + stride - 1, 1 + len(layout.head), stride, records - 1).tobytes()
+    if payload[position + records * stride - 1] or seams != _seams(layout, row + 1, records - 1):
+        return False
+    at, size = layout.value_length_at, layout.value_start - layout.value_length_at
+    if at < len(layout.head):
+        return True
+    first = payload[position + at : position + at + size].tobytes()
+    return _strided(payload, position + at, size, stride, records).tobytes() == first * records
 
 
 def _alike(matrix: Bytes, layout: _Layout, row: int) -> tuple[int, bool]:
     """How many of the rows, a record each, look like the first, and whether all have its time."""
     times = slice(layout.time_at, layout.offset_at)
     heads = matrix[:, : len(layout.head)]
-    differs = heads != _heads(layout.head, layout.offset_at, layout.key_length_at, row, len(matrix))
+    differs = heads != _heads(layout, row, len(matrix))
     has_one_time = not differs.any()
     if not has_one_time:
         # A time may differ, but not its width: of its bytes only the bit counts that says whether another one follows.
         differs[:, times] = (heads[:, times] ^ heads[0, times]) >> 7
     good = len(matrix) if has_one_time else _first(differs)
-    for part in (slice(layout.value_length_at, layout.value_start), slice(layout.stride - 1, None)):
+    behind_key = max(layout.value_length_at, len(layout.head))
+    for part in (slice(behind_key, layout.value_start), slice(layout.stride - 1, None)):
         good = min(good, _first(matrix[:good, part] != matrix[0, part]))
     return good, has_one_time
 
@@ -149,21 +169,27 @@ def _first(differs: Flags) -> int:
     return int(differs.any(axis=1).argmax()) if differs.any() else len(differs)
 
 
-def _heads(head: bytes, offset_at: int, offset_end: int, row: int, records: int) -> Bytes:
-    """What the heads of so many records should be if the first one's is `head`: the offset counts up from `row`."""
-    if records > _KEPT_RECORDS_MAX:
-        return _heads_made(head, offset_at, offset_end, row, records)
-    return _heads_kept(head, offset_at, offset_end, row, records)
-
-
-def _heads_made(head: bytes, offset_at: int, offset_end: int, row: int, records: int) -> Bytes:
-    made = np.empty((records, len(head)), np.uint8)
-    made[:] = np.frombuffer(head, np.uint8)
-    made[:, offset_at:offset_end] = varint_matrix(zigzag(np.arange(row, row + records)), offset_end - offset_at)
+def _heads(layout: _Layout, row: int, records: int) -> Bytes:
+    """What the heads of so many records from `row` on should be: all are the layout's, but the offset counts up."""
+    made = np.empty((records, len(layout.head)), np.uint8)
+    made[:] = np.frombuffer(layout.head, np.uint8)
+    offset = slice(layout.offset_at, layout.key_length_at)
+    made[:, offset] = varint_matrix(zigzag(np.arange(row, row + records)), offset.stop - offset.start)
     return made
 
 
-_heads_kept = lru_cache(maxsize=32)(_heads_made)
+def _seams(layout: _Layout, row: int, records: int) -> bytes:
+    """The same heads, each behind the end of a record without headers."""
+    return (_seams_kept if records <= _KEPT_RECORDS_MAX else _seams_made)(layout, row, records)
+
+
+def _seams_made(layout: _Layout, row: int, records: int) -> bytes:
+    made = np.zeros((records, 1 + len(layout.head)), np.uint8)
+    made[:, 1:] = _heads(layout, row, records)
+    return made.tobytes()
+
+
+_seams_kept = lru_cache(maxsize=32)(_seams_made)
 
 
 def _times(header: BatchHeader, payload: memoryview, runs: list[_Run]) -> Column[int] | None:
@@ -196,7 +222,11 @@ def _column(payload: memoryview, runs: list[_Run], fields: list[tuple[int, int]]
 
 def _pieces(payload: memoryview, run: _Run, start: int, size: int) -> list[bytes]:
     """`size` bytes from byte `start` of each record on: a third of what slices take, and the payload stays in place."""
-    dtype = np.dtype((np.void, size))
-    places: NDArray[np.void] = np.ndarray((run.records,), dtype, payload, run.position + start, (run.layout.stride,))
+    places = _strided(payload, run.position + start, size, run.layout.stride, run.records)
     pieces: list[bytes] = places.tolist()
     return pieces
+
+
+def _strided(payload: memoryview, position: int, size: int, stride: int, count: int) -> NDArray[np.void]:
+    """`count` times `size` bytes, each a stride behind the one before, none of them moved."""
+    return np.ndarray((count,), np.dtype((np.void, size)), payload, position, (stride,))

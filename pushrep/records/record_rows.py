@@ -6,7 +6,6 @@ not dropped, never has to look.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import repeat
 from operator import length_hint
 from typing import TypeAlias, TypeVar, Union
@@ -16,9 +15,6 @@ from pushrep.records.model import Header, Record, TimestampType
 T = TypeVar("T")
 Column: TypeAlias = Union[Sequence[T], "repeat[T]"]
 """One for each record, or endlessly what all have."""
-
-# What `Record._make` does, without its Python frame: a quarter of the time of a row.
-_record = partial(tuple.__new__, Record)
 
 
 class RecordRows:
@@ -46,7 +42,8 @@ class RecordRows:
 
     def beside(self, offsets: Iterator[int]) -> Iterator[Record]:
         """All records, each as one is taken from `offsets`, a new iterator of the offsets here."""
-        return map(_record, zip(offsets, *self._columns, strict=False))
+        # What `Record._make` does, without its Python frame: two thirds of its time.
+        return map(tuple.__new__, repeat(Record), zip(offsets, *self._columns, strict=False))
 
     def between(self, start: int, end: int) -> "RecordRows":
         """Those with offsets in [start, end)."""

@@ -21,7 +21,7 @@ def by_columns(batch):
 @pytest.mark.parametrize(
     ("count", "size"),
     [
-        *[(count, size) for count in (16, 63, 64, 80, 300, 8_191, 8_192, 8_300) for size in (0, 1, 64)],
+        *[(count, size) for count in (16, 63, 64, 65, 80, 300, 8_191, 8_192, 8_300) for size in (0, 1, 64)],
         (16, 9_000),
         (80, 9_000),
     ],
