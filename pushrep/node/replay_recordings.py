@@ -9,7 +9,7 @@ the node started and the newest grant names this node. A log that was extended i
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from pushrep.log import LogClosed, LogReader, NotALog, SegmentLog
@@ -18,10 +18,14 @@ from pushrep.node.settings import ANYBODY
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog
 from pushrep.replay.source import LogSource
 from pushrep.replication.effects import NO_SESSION
 from pushrep.seams import Filesystem
+
+Marker: TypeAlias = tuple[int, LeaderEpochs | None]
+"""How often a log was opened anew, and its epochs: the same objects as long as nothing has happened."""
 
 
 class KeptRecording(NamedTuple):
@@ -40,13 +44,13 @@ class NodeSource(LogSource):
         path = recording.kept.directory / str(recording.entry.tp)
         super().__init__(path, log, recordings.store.filesystem)
 
-    def marker(self) -> tuple[int, int]:
+    def marker(self) -> Marker:
         """Another one after a cut that the log has grown over: then its epochs have changed, or it was opened anew."""
         try:
             epochs = self._log.leader_epochs if isinstance(self._log, SegmentLog) else None
         except LogClosed:
             epochs = None
-        return self.reopened, hash(epochs)
+        return self.reopened, epochs
 
     def settle(self) -> None:
         """Wait until what its leader has asked for is carried out."""

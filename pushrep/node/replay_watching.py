@@ -5,13 +5,14 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from pushrep.errors import PushrepError
+from pushrep.node.replay_recordings import Marker
 from pushrep.node.replay_session import ServedSession
 from pushrep.replay.limits import LOG_BOUNDS, tip_of
 from pushrep.replay.model import LogFacts
 from pushrep.replay.session import ReplaySession
 from pushrep.topic_id_partition import TopicIdPartition
 
-Looks: TypeAlias = tuple[LogFacts, tuple[int, int]]
+Looks: TypeAlias = tuple[LogFacts, Marker]
 """What readers see of a log, and whether it is the same one."""
 
 

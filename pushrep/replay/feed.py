@@ -40,6 +40,11 @@ class Feed(Protocol):
         """Whether nothing more comes."""
         ...
 
+    @property
+    def step_waits(self) -> bool:
+        """Whether the next step may wait for a disk or a peer: an event loop leaves it to a thread."""
+        ...
+
     def step(self) -> ReplayedBlock | None:
         """A block, or None if there is none now. Never waits for one."""
         ...

@@ -155,6 +155,11 @@ class LocalSession:
         self.source.close()
         self._listening.close()
 
+    @property
+    def step_waits(self) -> bool:
+        """It reads files."""
+        return True
+
     def step(self) -> ReplayedBlock | None:
         """One turn: a block, or None if there is nothing to give now. Never waits."""
         if self._broken is not None:

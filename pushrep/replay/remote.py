@@ -125,6 +125,11 @@ class RemoteSession:
 
     # ---- going on
 
+    @property
+    def step_waits(self) -> bool:
+        """Whether it connects, or says goodbye."""
+        return self._attached is None or self._is_stopped
+
     def step(self) -> ReplayedBlock | None:
         """A block, or None. Does not wait, but for a connection that it makes anew."""
         with self._using:

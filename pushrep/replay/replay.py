@@ -93,7 +93,7 @@ class Replay:
             self._next_records()
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """The same in an event loop; files are read in a thread."""
+        """The same in an event loop; what may wait, as for a file, is done in a thread."""
         while True:
             for record in self._left():
                 yield record
@@ -192,7 +192,7 @@ class Replay:
     async def _load_async(self) -> bool:
         self._stand_at(self._block_end)
         with self._one_at_a_time():
-            while not await asyncio.to_thread(self._step):
+            while not (await asyncio.to_thread(self._step) if self._feed.step_waits else self._step()):
                 if self._is_over():
                     self._stand_at(self._block_end)
                     return False
