@@ -5,25 +5,29 @@ directory, and of a node (a process of its own) over loopback; every batch's CRC
 `consume()` of 20,000 at a time from one real broker, fetches of 16 MiB and a queue that is never full, CRCs unchecked
 as librdkafka does by default; what it has fetched already when it is assigned is nothing.
 
-Following: a record of 100 B every millisecond, from `append` (an Outbox that pushes to the node; its linger is the
-default, 5 ms) and from `produce()` (linger 0, acks=1) to the subscriber in another thread. Kafka's consumer asks for
-one byte, so the broker answers at once.
+Following: a record of 100 B every millisecond, from `append` and from `produce()` to a subscriber in a process of its
+own, as subscribers are. Neither lingers. Kafka's producer has acks=1 and its one broker writes to the page cache, so an
+outbox without flushes and with acks=LOCAL beside it, whose node gives what is written; what one more way and the disk
+cost stands in the other rows: below the high watermark, and "stable" of an outbox as it is by default (5 ms linger, on
+disk at both ends). Kafka's consumer asks for one byte, so the broker answers at once. A directory is followed beside
+its writer, without a server.
 """
 
+import multiprocessing
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.harness import AtMost, compare, random_values, scratch, spread
 from benchmarks.push_sides import brokers, nodes, produce, producer, topic
-from pushrep.outbox import Outbox
+from pushrep.log import Durability
+from pushrep.outbox import Acks, Outbox
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 from tests.kafka.cluster import KafkaCluster, missing
 
@@ -53,15 +57,15 @@ def run(rounds: int) -> dict[str, Any]:
                 fill(outbox, values)
                 load(cluster, name, values)
                 results[f"G15: as records, {size} B"] = as_records(cluster, name, len(values), near, far, rounds=rounds)
-        with opened(root / "follow", "follow", where) as outbox, ReplayClient(where) as far:
-            results["append to subscriber, a record a millisecond"] = following(cluster, outbox, far, rounds)
+        with followed(root, where) as sides:
+            results["append to subscriber, a record a millisecond"] = following(cluster, sides, rounds)
     return results
 
 
 @contextmanager
-def opened(directory: Path, name: str, replica: str) -> Iterator[Outbox]:
+def opened(directory: Path, name: str, replica: str, **more: Any) -> Iterator[Outbox]:
     """An outbox of one partition, pushed to the node."""
-    with Outbox.open(directory, topic=name, partitions=1, producer="bench", replicas=[replica]) as outbox:
+    with Outbox.open(directory, topic=name, partitions=1, producer="bench", replicas=[replica], **more) as outbox:
         yield outbox
 
 
@@ -127,25 +131,114 @@ def as_records(
         client.close()
 
 
-def following(cluster: KafkaCluster, outbox: Outbox, far: ReplayClient, rounds: int) -> dict[str, Any]:
-    """p50 of the rounds, the sides in turn; p99 beside."""
-    name = topic(cluster, "follow", 1)
+class Side(NamedTuple):
+    """What appends, who hears in a process of its own - hears(pipe, *told) - and how it is told where to begin."""
+
+    send: Callable[[bytes], object]
+    hears: Callable[..., None]
+    told: Callable[[], tuple[Any, ...]]
+
+
+@contextmanager
+def followed(root: Path, node: str) -> Iterator[dict[str, Side]]:
+    """Our sides, the one beside Kafka first."""
+    quick: dict[str, Any] = {"linger_ms": 0, "durability": Durability.BUFFERED}
+    wanted: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "node, written": (node, "written", {**quick, "acks": Acks.LOCAL}),
+        "directory, written": (str(root / "follow-1"), "written", {**quick, "acks": Acks.LOCAL}),
+        "node, high watermark": (node, "high_watermark", quick),
+        "node, stable, by default": (node, "stable", {}),
+        "directory, stable, by default": (str(root / "follow-4"), "stable", {}),
+    }
+    with ExitStack() as stack:
+        sides = {}
+        for number, (side, (where, bound, settings)) in enumerate(wanted.items()):
+            name = f"follow-{number}"
+            outbox = stack.enter_context(opened(root / name, name, node, **settings))
+            client = stack.enter_context(ReplayClient(where))
+            sides[side] = ours(outbox, client, where, name, bound)
+        yield sides
+
+
+def ours(outbox: Outbox, client: ReplayClient, where: str, name: str, bound: str) -> Side:
+    """A replay of that log."""
+
+    def told() -> tuple[Any, ...]:
+        outbox.append(0, b"first")
+        outbox.flush()
+        while any(lag.records for lag in outbox.lag().values()):
+            time.sleep(0.05)
+        first = outbox.log(0).log_end_offset
+        while client.tip_of(f"{name}-0", bound) < first:
+            time.sleep(0.05)
+        return where, f"{name}-0", first, bound
+
+    return Side(lambda value: outbox.append(0, value), hear_ours, told)
+
+
+def hear_ours(pipe: Any, where: str, recording: str, first: int, bound: str) -> None:
+    """When each record came, through the pipe; "ready" before the first."""
+    request = ReplayRequest(recording, position=first, length=WARM + FOLLOWED, bound=bound)
+    with ReplayClient(where) as client, client.replay(request) as replay:
+        pipe.send("ready")
+        pipe.send([time.perf_counter() for _ in replay])
+
+
+def theirs(cluster: KafkaCluster, name: str) -> Side:
+    """Kafka's clients."""
     sends = producer(cluster, acks=1, linger_ms=0)
-    reads = consumer(cluster, **{"fetch.min.bytes": 1, "fetch.wait.max.ms": 500, "socket.nagle.disable": True})
-    reads.assign([TopicPartition(name, 0, 0)])
-    sides = {"replay of a node": lambda: ours(outbox, far), "Kafka's consumer": lambda: theirs(sends, reads, name)}
-    p50: dict[str, list[float]] = {side: [] for side in sides}
-    p99: dict[str, list[float]] = {side: [] for side in sides}
+
+    def send(value: bytes) -> None:
+        sends.produce(name, value, partition=0)
+        sends.poll(0)
+
+    def told() -> tuple[Any, ...]:
+        if sends.flush(WAIT_S):
+            raise TimeoutError("the broker did not take everything")
+        return cluster.bootstrap_servers, name
+
+    return Side(send, hear_theirs, told)
+
+
+def hear_theirs(pipe: Any, bootstrap_servers: str, name: str) -> None:
+    """The same of Kafka's consumer."""
+    reads = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "fetch.min.bytes": 1,
+            "fetch.wait.max.ms": 500,
+            "socket.nagle.disable": True,
+        }
+    )
     try:
-        for number in range(rounds + 1):
-            for side, follow in sides.items():
-                cuts = statistics.quantiles(follow(), n=100)
-                if number:  # the first round warms up
-                    p50[side].append(cuts[49])
-                    p99[side].append(cuts[98])
+        _, end = reads.get_watermark_offsets(TopicPartition(name, 0), timeout=WAIT_S)
+        reads.assign([TopicPartition(name, 0, end)])
+        reads.poll(1)  # it has asked for the next one
+        pipe.send("ready")
+        heard: list[float] = []
+        while len(heard) < WARM + FOLLOWED:
+            if reads.poll(WAIT_S) is not None:
+                heard.append(time.perf_counter())
+        pipe.send(heard)
     finally:
         reads.close()
-    mine, peer = sides
+
+
+def following(cluster: KafkaCluster, sides: dict[str, Side], rounds: int) -> dict[str, Any]:
+    """p50 of the rounds, the sides in turn; p99 beside."""
+    peer = "Kafka's consumer"
+    sides = {**sides, peer: theirs(cluster, topic(cluster, "follow", 1))}
+    p50: dict[str, list[float]] = {side: [] for side in sides}
+    p99: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(rounds + 1):
+        for name, side in sides.items():
+            cuts = statistics.quantiles(paced(side), n=100)
+            if number:  # the first round warms up
+                p50[name].append(cuts[49])
+                p99[name].append(cuts[98])
+    mine = next(iter(sides))
     ratios = {}
     for told, values in (("p50", p50), ("p99", p99)):
         ratios[told] = spread([a / b for a, b in zip(values[mine], values[peer], strict=True)])
@@ -156,47 +249,26 @@ def following(cluster: KafkaCluster, outbox: Outbox, far: ReplayClient, rounds: 
         "ours": mine,
         "rates": {side: spread(values) for side, values in p50.items()},
         "ratios": {peer: ratios["p50"] | AtMost(1.0).cells()},
-        "notes": [f"p99: {shown}; ours ÷ it {ratios['p99']['median']:.2f}"],
+        "notes": [f"p99: {shown}; {mine} ÷ {peer} {ratios['p99']['median']:.2f}"],
     }
 
 
-def ours(outbox: Outbox, far: ReplayClient) -> list[float]:
-    """Milliseconds from `append` to the subscriber, of each record."""
-    first = far.tip_of("follow-0", "written")
-    with far.replay(ReplayRequest("follow-0", position=first, length=WARM + FOLLOWED, bound="written")) as replay:
-        return paced(
-            lambda value: outbox.append(0, value), lambda heard: heard.extend(time.perf_counter() for _ in replay)
-        )
-
-
-def theirs(sends: Producer, reads: Consumer, name: str) -> list[float]:
-    """The same from `produce()` to `poll()`."""
-
-    def send(value: bytes) -> None:
-        sends.produce(name, value, partition=0)
-        sends.poll(0)
-
-    def listen(heard: list[float]) -> None:
-        while len(heard) < WARM + FOLLOWED:
-            if reads.poll(WAIT_S) is not None:
-                heard.append(time.perf_counter())
-
-    return paced(send, listen)
-
-
-def paced(send: Callable[[bytes], object], listen: Callable[[list[float]], None]) -> list[float]:
+def paced(side: Side) -> list[float]:
     """Send so many records, one every millisecond, while somebody listens; milliseconds of each but the first ones."""
     values = random_values(WARM + FOLLOWED, 100)
-    sent: list[float] = []
-    heard: list[float] = []
-    listener = threading.Thread(target=listen, args=(heard,))
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    listener = context.Process(target=side.hears, args=(there, *side.told()))
     listener.start()
+    assert here.recv() == "ready"
+    sent: list[float] = []
     due = time.perf_counter() + 0.1
     for value in values:
         time.sleep(max(0.0, due - time.perf_counter()))
         due += EVERY_S
         sent.append(time.perf_counter())
-        send(value)
+        side.send(value)
+    heard = here.recv()
     listener.join(WAIT_S)
     assert all(a <= b for a, b in pairwise(heard)), "in order"
     return [(there - here) * 1000 for here, there in zip(sent[WARM:], heard[WARM:], strict=True)]
