@@ -104,7 +104,7 @@ def _run_at(payload: memoryview, position: int, row: int, count: int) -> _Run | 
     offset_width = layout.key_length_at - layout.offset_at
     behind = min(count, 1 << (7 * offset_width - 1))  # from there on offsets are wider
     records = min(behind - row, (len(payload) - position) // layout.stride)
-    if records < min(ALIKE_WORTHWHILE, count - row):
+    if records < min(ALIKE_WORTHWHILE, count - row) or not _is_followed(payload, position, layout, records):
         return None
     if _all_alike(payload, position, records, layout, row):
         return _Run(layout, position, records, has_one_time=True)
@@ -133,6 +133,13 @@ def _layout(payload: memoryview, position: int, row: int) -> _Layout | None:
     head = start[: key_start if key_length > 0 else value_start]
     key, value = (key_start, key_length), (value_length_at, value_start, value_length)
     return _Layout(head, time_at, offset_at, key_length_at, *key, *value, stride)
+
+
+def _is_followed(payload: memoryview, position: int, layout: _Layout, records: int) -> bool:
+    """Whether the second record has the first one's length: asked before anything is done for all of them."""
+    length = layout.head[: layout.time_at - 1]
+    at = position + layout.stride
+    return records == 1 or payload[at : at + len(length)] == length
 
 
 def _all_alike(payload: memoryview, position: int, records: int, layout: _Layout, row: int) -> bool:

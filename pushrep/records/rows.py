@@ -1,5 +1,6 @@
 """From columns of positions to those of Python objects, with as little Python per record as it can have: two slices."""
 
+from collections.abc import Sequence
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -10,6 +11,7 @@ from pushrep.records.columns import Positions, RecordColumns
 from pushrep.records.decoder import decoded_name
 from pushrep.records.model import Header, TimestampType
 from pushrep.records.record_rows import Column, RecordRows
+from pushrep.records.varint_arrays import Ints
 
 _GATHERED_BYTES_MAX = 256  # pieces of one size: gathered and cut by numpy, as long as the extra copy is cheap
 
@@ -18,13 +20,29 @@ def rows(columns: RecordColumns, timestamp_type: TimestampType) -> RecordRows:
     """All records of a batch, as `decoder.scanned_rows` would give them."""
     data = columns.payload.tobytes()
     return RecordRows(
-        columns.offsets.tolist(),
-        columns.timestamps_ms.tolist(),
+        _offsets(columns.offsets),
+        _times(columns.timestamps_ms),
         repeat(timestamp_type),
         _pieces(data, columns.key_start, columns.key_length),
         _pieces(data, columns.value_start, columns.value_length),
         _headers(data, columns),
     )
+
+
+def _offsets(offsets: Ints) -> Sequence[int]:
+    """They ascend: as far from each other as there are of them, none is missing."""
+    count = len(offsets)
+    if count and int(offsets[-1]) - int(offsets[0]) == count - 1:
+        return range(int(offsets[0]), int(offsets[-1]) + 1)
+    numbers: list[int] = offsets.tolist()
+    return numbers
+
+
+def _times(times: Ints) -> Column[int]:
+    if len(times) and (times == times[0]).all():
+        return repeat(int(times[0]))
+    numbers: list[int] = times.tolist()
+    return numbers
 
 
 def _pieces(data: bytes, starts: Positions, lengths: Positions) -> Column[bytes | None]:
