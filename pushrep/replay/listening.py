@@ -11,11 +11,14 @@ from typing import Final
 from pushrep.replay.waiting import Waiting
 from pushrep.seams import REAL_NETWORK, Filesystem, Watch
 
-_AT_ONCE_S, _AT_ONCE = 0.000_1, 4
+_AT_ONCE_S, _AT_ONCE = 0.000_1, 2
 """Between a write and its publication are some microseconds, unless its writer loses the processor there."""
 _SOON_S, _SOON = 0.001, 16
 """A flush takes so long, and the way of a watermark."""
-_SELDOM_S: Final = 0.05
+_SELDOM_S, _HARDLY_S = 0.05, 0.5
+"""For what may come without a sound; and to find out that the log itself is gone."""
+_QUIET: Final = 1_000
+"""So many looks without anything new: soon is over."""
 
 
 class Listening:
@@ -28,27 +31,28 @@ class Listening:
         self._is_begun = False
         self._looks = 0
 
-    def wait(self, timeout_s: float) -> None:
-        """Until there may be something new, `wake`, or the time is over."""
-        pause_s = min(self._pause_s(), timeout_s)
+    def wait(self, timeout_s: float, *, needs_write: bool = False) -> None:
+        """Until there may be something new, `wake`, or the time is over. `needs_write`: nothing is, before a write."""
+        pause_s = min(self._pause_s(needs_write=needs_write), timeout_s)
         if pause_s < _SOON_S:  # below what a poller can wait
             time.sleep(pause_s)
         else:
             self._waiting.wait(self._watch, pause_s)
         self._note()
 
-    async def wait_async(self, timeout_s: float) -> None:
+    async def wait_async(self, timeout_s: float, *, needs_write: bool = False) -> None:
         """The same in an event loop."""
-        await self._waiting.wait_async(self._watch, min(max(_SOON_S, self._pause_s()), timeout_s))
+        pause_s = max(_SOON_S, self._pause_s(needs_write=needs_write))
+        await self._waiting.wait_async(self._watch, min(pause_s, timeout_s))
         self._note()
 
     def wake(self) -> None:
         """End the wait, or the next one."""
         self._waiting.wake()
 
-    def found(self) -> None:
-        """There was something: where one record came, the next one is near."""
-        self._looks = 0
+    def found(self, *, needs_write: bool) -> None:
+        """There was something. Where the next comes with a write, and writes are told, nobody looks for it before."""
+        self._looks = _QUIET if needs_write and self._watch is not None else 0
 
     def close(self) -> None:
         """Let go."""
@@ -57,7 +61,7 @@ class Listening:
             self._watch.close()
             self._watch = None
 
-    def _pause_s(self) -> float:
+    def _pause_s(self, *, needs_write: bool) -> float:
         if not self._is_begun:  # what does not come to a tip needs none
             self._is_begun, self._watch = True, self._filesystem.watch(self._directory)
             return 0  # what was written before it
@@ -66,7 +70,9 @@ class Listening:
             return _AT_ONCE_S
         if self._looks <= _AT_ONCE + _SOON:
             return _SOON_S
-        return min(_SELDOM_S, _SOON_S * (1 << min(self._looks - _AT_ONCE - _SOON, 10)))
+        if needs_write and self._watch is not None:
+            return _HARDLY_S
+        return min(_SELDOM_S, _SOON_S * (1 << min(self._looks - _AT_ONCE - _SOON, 10)))  # doubling
 
     def _note(self) -> None:
         if self._watch is not None and self._watch.heard():

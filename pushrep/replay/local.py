@@ -19,6 +19,7 @@ from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.replay import events as e
+from pushrep.replay.buffers import Buffers
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.feed import ReplayedBlock
 from pushrep.replay.listening import Listening
@@ -27,7 +28,7 @@ from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
 from pushrep.replay.states import ReplayState
 from pushrep.replay.tail import Tail
-from pushrep.replay.windows import BatchWindows, Buffers, Window, size_of_batch
+from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Window, size_of_batch
 from pushrep.seams import Clock
 
 _FACTS_MS = 100
@@ -49,7 +50,7 @@ class Around:
     def __init__(self, clock: Clock, counters: Counters) -> None:
         self.clock, self.counters = clock, counters
         self.lock = threading.RLock()
-        self.buffers = Buffers()
+        self.buffers = Buffers(BUFFER_BYTES)
 
     def counter(self, bound: str) -> int | None:
         """The value of the counter of that name; None if there is none."""
@@ -136,11 +137,18 @@ class LocalSession:
 
     def wait(self, timeout_s: float) -> None:
         """Until there may be something new."""
-        self._listening.wait(timeout_s)
+        self._listening.wait(timeout_s, needs_write=self._needs_write)
+        self._facts_ms -= _FACTS_MS
 
     async def wait_async(self, timeout_s: float) -> None:
         """The same in an event loop."""
-        await self._listening.wait_async(timeout_s)
+        await self._listening.wait_async(timeout_s, needs_write=self._needs_write)
+        self._facts_ms -= _FACTS_MS
+
+    @property
+    def _needs_write(self) -> bool:
+        """Whether it has all that is written, and asks for nothing else than more."""
+        return self.session.position >= self._facts.written and not self.session.wants_liveness
 
     def wake(self) -> None:
         """End the wait."""
@@ -203,7 +211,7 @@ class LocalSession:
         batches, self._pending = self._pending[: send.spans], self._pending[send.spans :]
         self._last = batches[-1].header
         self.tell(e.Sent())
-        self._listening.found()
+        self._listening.found(needs_write=self._needs_write)
         return ReplayedBlock(batches, send.start, send.end)
 
     def _read(self, wanted: e.ReadBlock) -> e.Event | None:

@@ -51,7 +51,7 @@ def test_a_wait_ends_with_a_write_however_long_nothing_was_written(tmp_path, mon
     listening = Listening(tmp_path, REAL_FILESYSTEM)
     try:
         listening.wait(WAIT_S)  # looks once more behind the start of the watch
-        monkeypatch.setattr(listening, "_pause_s", lambda: WAIT_S)
+        monkeypatch.setattr(listening, "_pause_s", lambda **_: WAIT_S)
         listening._looks = 1_000
         threading.Timer(0.01, (tmp_path / "new").write_bytes, [b"x"]).start()
         listening.wait(WAIT_S)
@@ -95,3 +95,20 @@ def test_an_event_loop_that_follows_a_directory_hears_too(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path) as client:
         log.append(b"first")
         assert asyncio.run(follow(client, log)) == [b"first", *[b"more"] * 4]
+
+
+def test_who_has_all_that_is_written_looks_again_with_a_write_or_hardly_ever(tmp_path):
+    """An idle follower costs little; what may come without a write, as a watermark does, is looked for more often."""
+    listening, deaf = Listening(tmp_path, REAL_FILESYSTEM), Listening(tmp_path, DeafDisk())
+    try:
+        for one in (listening, deaf):
+            one.wait(0, needs_write=True)
+            one.found(needs_write=True)
+        assert listening._pause_s(needs_write=True) > 5 * listening._pause_s(needs_write=False)
+        assert deaf._pause_s(needs_write=True) < 0.01, "nobody tells it: where one record came, the next one is near"
+        (tmp_path / "written").write_bytes(b"x")
+        listening.wait(WAIT_S, needs_write=True)
+        assert listening._pause_s(needs_write=True) < 0.01, "it is published in a moment"
+    finally:
+        listening.close()
+        deaf.close()
