@@ -5,23 +5,20 @@
 
 It stops before whatever is not plainly as it should be: the end of the log, a hole, a fallen epoch, a CRC that does not
 match. The log's own reader goes on from there and says what is the matter, so that this one raises nothing of its own.
-A buffer that somebody still looks into is left to them.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from os import preadv
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from pushrep.log.segment_files import segment_path
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
 from pushrep.records.checksum import crc32c
 from pushrep.records.header import CRC_COVERS_FROM, LENGTH_ENDS_AT
+from pushrep.replay.buffers import Buffers
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.seams import File, Filesystem
 
@@ -29,35 +26,9 @@ WINDOW_BYTES = 512 << 10
 """With the rest of its last batch it stays in a processor's own cache until it is checked."""
 _BATCH_BYTES_MAX = 2 << 20
 """A larger batch is the log's own reader's: a buffer keeps its size."""
-_BUFFERS_MAX = 6
-"""What a block of a local replay is made of, and one more."""
-_ALIGNMENT = 64
-"""Bytes of a processor's cache line. The kernel's copy to where none begins takes a third longer."""
+BUFFER_BYTES = WINDOW_BYTES + _BATCH_BYTES_MAX
 _TOGETHER_MIN = 24
 """Fewer batches in a window are checked faster one by one: together costs 0.1 ms before the first."""
-
-
-class Buffers:
-    """Memory for windows: fresh pages cost more than what is read into them. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._kept: list[tuple[bytearray, int]] = []
-        self._lock = threading.Lock()
-
-    def get(self) -> memoryview:
-        """All of one that nobody looks into."""
-        with self._lock:
-            for number, (buffer, begin) in enumerate(self._kept):
-                try:
-                    buffer.append(buffer.pop())  # a view of it forbids that
-                except BufferError:
-                    continue
-                self._kept.append(self._kept.pop(number))
-                return memoryview(buffer)[begin:]
-            made = bytearray(WINDOW_BYTES + _BATCH_BYTES_MAX + _ALIGNMENT)
-            begin = -np.frombuffer(made, np.uint8).ctypes.data % _ALIGNMENT
-            self._kept = [*self._kept[-_BUFFERS_MAX + 1 :], (made, begin)]
-            return memoryview(made)[begin:]
 
 
 class Window(NamedTuple):
@@ -110,7 +81,7 @@ class BatchWindows:
 
     def _read(self, file: File, position: int) -> _Read:
         """What stands from `position` on. Raises OSError."""
-        view = self._buffers.get()
+        view = self._buffers.take()
         size = preadv(file.fileno(), [view[:WINDOW_BYTES]], position)
         length = length_of_first(view[:LENGTH_ENDS_AT])  # type: ignore[arg-type]  # it reads any buffer
         if length * _TOGETHER_MIN < size:

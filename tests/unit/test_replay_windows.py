@@ -6,9 +6,10 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.protocol.values import size_of
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, source, windows
+from pushrep.replay.buffers import Buffers
 from pushrep.replay.limits import Span
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
-from pushrep.replay.windows import BatchWindows, Buffers
+from pushrep.replay.windows import BUFFER_BYTES, BatchWindows
 from pushrep.seams import REAL_FILESYSTEM
 
 
@@ -28,7 +29,7 @@ def log(tmp_path, torture):
 def walk(log, start, end):
     return [
         batch
-        for window in BatchWindows(log.path, REAL_FILESYSTEM, Buffers()).windows(start, end)
+        for window in BatchWindows(log.path, REAL_FILESYSTEM, Buffers(BUFFER_BYTES)).windows(start, end)
         for batch in window.batches
     ]
 
@@ -55,11 +56,11 @@ def test_it_stops_before_damage_and_raises_nothing(log):
 
 
 def test_a_buffer_that_somebody_looks_into_is_not_used_again():
-    buffers = Buffers()
-    view = buffers.get()[3:5]
-    other = buffers.get().obj
+    buffers = Buffers(100)
+    view = buffers.take()[3:5]
+    other = buffers.take().obj
     assert other is not view.obj
-    assert buffers.get().obj is other, "nobody looks into that one any more"
+    assert buffers.take().obj is other, "nobody looks into that one any more"
     view.release()
 
 

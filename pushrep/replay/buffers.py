@@ -1,0 +1,37 @@
+"""Memory that is read into again and again: new pages cost more than what is read into them.
+
+take ─▶ a view ─▶ views of its parts ─▶ ... ─▶ the last one is dropped        free: nobody has to give it back
+"""
+
+import threading
+
+import numpy as np
+
+_KEPT_MAX = 6
+"""What a block of a local replay is made of, and one more."""
+_ALIGNMENT = 64
+"""Bytes of a processor's cache line. The kernel's copy to where none begins takes a third longer."""
+
+
+class Buffers:
+    """Buffers of `size_bytes`. Thread-safe. Who holds a view keeps its buffer, however many others come meanwhile."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._kept: list[tuple[bytearray, int]] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> memoryview:
+        """All of one that nobody looks into; what is in it is left from before."""
+        with self._lock:
+            for number, (buffer, begin) in enumerate(self._kept):
+                try:
+                    buffer.append(buffer.pop())  # a view of it forbids that
+                except BufferError:
+                    continue
+                self._kept.append(self._kept.pop(number))
+                return memoryview(buffer)[begin : begin + self._size_bytes]
+            made = bytearray(self._size_bytes + _ALIGNMENT)
+            begin = -np.frombuffer(made, np.uint8).ctypes.data % _ALIGNMENT
+            self._kept = [*self._kept[-_KEPT_MAX + 1 :], (made, begin)]
+            return memoryview(made)[begin : begin + self._size_bytes]
