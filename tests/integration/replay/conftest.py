@@ -19,6 +19,7 @@ from pushrep.protocol.push_messages import (
     GrantResponse,
 )
 from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from pushrep.push.wire import grant_to_wire
 from pushrep.records import encode_batch
@@ -29,7 +30,9 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 WAIT_S = 30
 SMALL = LogConfig(segment_bytes=4096, preallocate_bytes=0)
-QUICK = NodeAccess(backoff_min_ms=1, backoff_max_ms=20, credit_bytes=64 << 10)
+# Quick to come again, and patient with a machine that is busy: it may be a while until the other side is heard.
+PATIENT = PushSettings(connect_timeout_ms=60_000, request_timeout_ms=60_000)
+QUICK = NodeAccess(backoff_min_ms=1, backoff_max_ms=20, credit_bytes=64 << 10, connect_timeout_ms=60_000)
 
 
 def until(what, told="it did not happen"):
@@ -67,7 +70,7 @@ class Leader:
         """Connect, describe, and begin a session."""
         if self.client is not None:
             self.client.close()
-        self.client = ReplicaClient(address, self.tls)
+        self.client = ReplicaClient(address, self.tls or PATIENT)
         asked = DescribeLogRequest(outbox_id=self.outbox, create=True, partitions=(self.tp,))
         described = self.client.ask(asked, DescribeLogResponse)
         assert described.error_code is ErrorCode.NONE

@@ -9,9 +9,9 @@ from pathlib import Path
 from pushrep.log import LogConfig
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
-from pushrep.replay import NodeAccess, ReplayEndReason
+from pushrep.replay import ReplayEndReason
 from pushrep.replay.wire import NodeConnection
-from tests.integration.replay.conftest import until
+from tests.integration.replay.conftest import QUICK, until
 
 SESSIONS, BLOCK_BYTES = 200, 8 << 10
 
@@ -27,7 +27,7 @@ class Draining:
     def __init__(self, node, count, credit=1 << 40):
         self.connections = []
         for _ in range(count):
-            connection = NodeConnection(node.address, NodeAccess())
+            connection = NodeConnection(node.address, QUICK)
             asked = wire.StartReplayRequest(recording_id=1, bound="gate", length_kind=wire.LengthKind.FOLLOW)
             _, started = connection.ask(asked, wire.StartReplayResponse)
             assert started.error_code is ErrorCode.NONE

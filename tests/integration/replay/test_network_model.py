@@ -13,14 +13,13 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import (
     TO_END,
     KeepingRefused,
-    NodeAccess,
     ReplayFailed,
     ReplayRefused,
     ReplayRequest,
     ReplayTruncated,
 )
 from pushrep.replay.wire import NodeConnection
-from tests.integration.replay.conftest import until
+from tests.integration.replay.conftest import QUICK, until
 
 
 class Recorded:
@@ -221,7 +220,7 @@ class Model:
 
     def start_dead_reader(self):
         """It takes its session, all the credit that there is, and never reads."""
-        connection = NodeConnection(self.node.address, NodeAccess())
+        connection = NodeConnection(self.node.address, QUICK)
         recording = next(one.recording_id for one in self.client.recordings())
         _, started = connection.ask(wire.StartReplayRequest(recording_id=recording), wire.StartReplayResponse)
         if started.error_code is ErrorCode.NONE:

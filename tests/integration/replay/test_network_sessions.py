@@ -203,7 +203,7 @@ class Raw:
     """A subscriber that says what a test wants: credit by the byte."""
 
     def __init__(self, node, credit, **request):
-        self.connection = NodeConnection(node.address, NodeAccess())
+        self.connection = NodeConnection(node.address, QUICK)
         asked = wire.StartReplayRequest(recording_id=1, **request)
         _, self.started = self.connection.ask(asked, wire.StartReplayResponse)
         assert self.started.error_code is ErrorCode.NONE
