@@ -18,8 +18,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-Side = Callable[[], float]
 POOL_BYTES = 4 << 20  # payloads come from a random pool: one repeated value flatters every codec and cache
+
+
+class Timed(NamedTuple):
+    """What a side did by its own clock, because it had to get ready before, or to tidy up behind."""
+
+    work: float
+    seconds: float
+
+
+Side = Callable[[], float | Timed]
 
 
 class AtMost(NamedTuple):
@@ -42,8 +51,9 @@ def compare(
 ) -> dict[str, Any]:
     """Run every side `rounds` times in turn after one warm-up; rates per side, and ours over each peer, pair by pair.
 
-    `sides`: name to function that returns the amount of work done. `ours`: the side that the others are peers of (the
-    first by default). `goals`: peer's name to the least ratio wanted, shown beside what was measured.
+    `sides`: name to function that returns the amount of work done, or that and its own seconds. `ours`: the side that
+    the others are peers of (the first by default). `goals`: peer's name to the least ratio wanted, shown beside what
+    was measured.
     """
     ours = ours or next(iter(sides))
     for side in sides.values():
@@ -52,8 +62,10 @@ def compare(
     for _ in range(rounds):
         for name, side in sides.items():
             began = time.perf_counter()
-            work = side()
-            rates[name].append(work / (time.perf_counter() - began))
+            done = side()
+            taken_s = time.perf_counter() - began
+            work, seconds = done if isinstance(done, Timed) else (done, taken_s)
+            rates[name].append(work / seconds)
     result: dict[str, Any] = {"unit": unit, "rounds": rounds, "ours": ours, "rates": {}, "ratios": {}}
     for name, values in rates.items():
         result["rates"][name] = spread(values)

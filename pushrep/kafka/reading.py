@@ -25,27 +25,26 @@ class ReusedMemory:
     """Buffers of BUFFER_BYTES, as many as are looked into at a time and `_BUFFERS_MAX` at most. For one thread."""
 
     def __init__(self) -> None:
-        self._buffers: list[bytearray] = []
+        self._buffers: list[
+            tuple[bytearray, int]
+        ] = []  # and where a page begins: the kernel copies a third faster there
 
     def take(self) -> memoryview | None:
         """One that nobody looks into; None if there is none."""
-        for number, buffer in enumerate(self._buffers):
+        for number, (buffer, _) in enumerate(self._buffers):
             try:
-                buffer.append(buffer.pop())  # a view of it forbids that
+                buffer.append(buffer.pop())  # a view of it forbids that; it moves nothing
             except BufferError:
                 continue
             self._buffers.append(self._buffers.pop(number))
-            return _aligned(buffer)
-        if len(self._buffers) == _BUFFERS_MAX:
-            return None
-        self._buffers.append(bytearray(BUFFER_BYTES + _PAGE_BYTES))
-        return _aligned(self._buffers[-1])
-
-
-def _aligned(buffer: bytearray) -> memoryview:
-    """BUFFER_BYTES of it from where a page begins: the kernel copies a third faster there."""
-    start = -np.frombuffer(buffer, np.uint8).ctypes.data % _PAGE_BYTES
-    return memoryview(buffer)[start : start + BUFFER_BYTES]
+            break
+        else:
+            if len(self._buffers) == _BUFFERS_MAX:
+                return None
+            made = bytearray(BUFFER_BYTES + _PAGE_BYTES)
+            self._buffers.append((made, -np.frombuffer(made, np.uint8).ctypes.data % _PAGE_BYTES))
+        buffer, start = self._buffers[-1]
+        return memoryview(buffer)[start : start + BUFFER_BYTES]
 
 
 class SealedReader:
