@@ -13,7 +13,7 @@ from pushrep.errors import BadArgument
 from pushrep.protocol.calls import CALL_OF_EVENT, CALLS_WITH_EVENTS, EVENTS_OF_CLIENTS, LAST_EVENTS, PLACE_OF, ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import ProtocolError, TooManyInFlight, UnexpectedAnswer
-from pushrep.protocol.frames import FrameLimits, FrameReader, Kind, Opened, Prefix
+from pushrep.protocol.frames import FrameLimits, FrameReader, Kind, Memory, Opened, Prefix
 from pushrep.protocol.push_messages import ApiVersionsRequest, ApiVersionsResponse
 from pushrep.protocol.values import Part, Struct
 from pushrep.protocol.versions import AgreedVersions
@@ -50,7 +50,10 @@ Parts: TypeAlias = list[Part]
 
 
 class ClientConnection:
-    """One connection, seen from who asks. Not thread-safe. After a ProtocolError the connection has to be closed."""
+    """One connection, seen from who asks. Not thread-safe. After a ProtocolError the connection has to be closed.
+
+    memory: for large bodies, in views; without it each has its own.
+    """
 
     def __init__(
         self,
@@ -58,11 +61,12 @@ class ClientConnection:
         vocabulary: Vocabulary = VOCABULARY,
         limits: FrameLimits | None = None,
         in_flight_max: int = 1024,
+        memory: Memory | None = None,
     ) -> None:
         if in_flight_max < 1:
             raise BadArgument("in_flight_max", f"{in_flight_max} is below 1")
         self._vocabulary, self._in_flight_max = vocabulary, in_flight_max
-        self._reader: FrameReader[Answer | Event] = FrameReader(self._open, limits or FrameLimits())
+        self._reader: FrameReader[Answer | Event] = FrameReader(self._open, limits or FrameLimits(), memory)
         self._asked: dict[int, Asked] = {}
         self._open_calls: dict[int, Asked] = {}
         self._next_id = 0

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from mmap import mmap
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import google_crc32c
 
 from pushrep.errors import BadArgument
 from pushrep.protocol.errors import FrameTooLarge, MalformedFrame, ProtocolError
-from pushrep.protocol.spares import SPARE_BYTES, Spares
+from pushrep.protocol.spares import SPARE_BYTES
 
 T = TypeVar("T")
 
@@ -104,6 +104,16 @@ def read_prefix(data: bytes | bytearray | memoryview, position: int, limits: Fra
     return Prefix(size, api_key, version, correlation_id, kind, header_bytes, crc)
 
 
+class Memory(Protocol):
+    """Where memory for large bodies comes from: SPARE_BYTES of it, whatever stands in them.
+
+    A mapping is given back once its reader is `done`; a view says by itself when nobody looks at it any more.
+    """
+
+    def take(self) -> mmap | memoryview: ...
+    def give_back(self, buffer: mmap, /) -> None: ...
+
+
 class Opened(NamedTuple, Generic[T]):
     """What a frame is, known from its header alone; `finish` makes the message of the bytes that follow."""
 
@@ -118,18 +128,18 @@ class FrameReader(Generic[T]):
     BufferedProtocol has them. After the first error the stream is dead: messages before it were delivered, `failure` is
     set, and every further call raises it.
 
-    spares: where memory for large bodies comes from. Who gives them says `done` when nobody looks at the records of
-    the messages so far any more.
+    spares: where memory for large bodies comes from. Who gives mappings says `done` when nobody looks at the records
+    of the messages so far any more.
     """
 
     def __init__(
-        self, open_frame: Callable[[Prefix, bytes], Opened[T]], limits: FrameLimits, spares: Spares | None = None
+        self, open_frame: Callable[[Prefix, bytes], Opened[T]], limits: FrameLimits, spares: Memory | None = None
     ) -> None:
         self._open_frame, self._limits = open_frame, limits
         self._spares, self._lent = spares, deque[mmap](maxlen=_LENT_MAX)  # older ones go when their records do
         self._head = bytearray()  # prefix and header, until both are whole
         self._opened: Opened[T] | None = None
-        self._body: bytearray | mmap = bytearray()
+        self._body: bytearray | mmap | memoryview = bytearray()
         self._body_size = self._body_filled = 0
         self._scratch: bytearray | None = None
         self._is_bulky = False  # the last frame's records had a buffer of their own
@@ -143,7 +153,7 @@ class FrameReader(Generic[T]):
     @property
     def held_bytes(self) -> int:
         """Memory of the frame that is not whole yet."""
-        return len(self._head) + (self._body_filled if isinstance(self._body, mmap) else len(self._body))
+        return len(self._head) + (len(self._body) if isinstance(self._body, bytearray) else self._body_filled)
 
     def feed(self, data: bytes) -> list[T]:
         """The messages that are whole now. Records point into `data` where it holds them whole: nobody may change it.
@@ -250,7 +260,7 @@ class FrameReader(Generic[T]):
         else:
             self._body = bytearray(min(size, _FIRST_BYTES))
 
-    def _grown(self) -> bytearray | mmap:
+    def _grown(self) -> bytearray | mmap | memoryview:
         if self._body_filled == len(self._body):
             # A new one: whoever still holds the view of get_buffer would forbid the old one to grow.
             grown = bytearray(min(self._body_size, _GROWTH * len(self._body)))

@@ -22,16 +22,29 @@ class Buffers:
         self._lock = threading.Lock()
 
     def take(self) -> memoryview:
-        """All of one that nobody looks into; what is in it is left from before."""
-        with self._lock:
+        """All of one that nobody looks into; what is in it is left from before. Never waits."""
+        if not self._lock.acquire(blocking=False):  # a moment later, or in a fork never: one that is not kept
+            return self._view(*self._made())
+        try:
             for number, (buffer, begin) in enumerate(self._kept):
                 try:
                     buffer.append(buffer.pop())  # a view of it forbids that
                 except BufferError:
                     continue
                 self._kept.append(self._kept.pop(number))
-                return memoryview(buffer)[begin : begin + self._size_bytes]
-            made = bytearray(self._size_bytes + _ALIGNMENT)
-            begin = -np.frombuffer(made, np.uint8).ctypes.data % _ALIGNMENT
-            self._kept = [*self._kept[-_KEPT_MAX + 1 :], (made, begin)]
-            return memoryview(made)[begin : begin + self._size_bytes]
+                return self._view(buffer, begin)
+            made = self._made()
+            self._kept = [*self._kept[-_KEPT_MAX + 1 :], made]
+            return self._view(*made)
+        finally:
+            self._lock.release()
+
+    def give_back(self, _buffer: object, /) -> None:
+        """It came back when its last view was dropped."""
+
+    def _made(self) -> tuple[bytearray, int]:
+        made = bytearray(self._size_bytes + _ALIGNMENT)
+        return made, -np.frombuffer(made, np.uint8).ctypes.data % _ALIGNMENT
+
+    def _view(self, buffer: bytearray, begin: int) -> memoryview:
+        return memoryview(buffer)[begin : begin + self._size_bytes]

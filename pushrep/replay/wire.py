@@ -18,7 +18,9 @@ from pushrep.protocol.client import Answer, ClientConnection, Event, first_reque
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import NoCommonVersion, ProtocolError
 from pushrep.protocol.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
+from pushrep.protocol.spares import SPARE_BYTES
 from pushrep.protocol.values import Part, Struct
+from pushrep.replay.buffers import Buffers
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
 from pushrep.replay.plan import RATE_MAX
@@ -27,6 +29,8 @@ from pushrep.seams.network import HostPort
 
 S = TypeVar("S", bound=Struct)
 _PORT_MAX = 65_535
+_MEMORY = Buffers(SPARE_BYTES)
+"""Of all connections: those of many that wait need none."""
 _READS_MAX = 64
 
 
@@ -75,7 +79,7 @@ class NodeConnection:
 
     def __init__(self, address: HostPort, settings: NodeAccess) -> None:
         self.address, self._settings = address, settings
-        self.protocol = ClientConnection()
+        self.protocol = ClientConnection(memory=_MEMORY)
         self._early: list[Answer | Event] = []  # what came together with an answer that was waited for
         self.socket: Any = None
         try:

@@ -1,0 +1,75 @@
+"""Memory that comes back by itself: nobody's bytes change while somebody looks at them, and nobody waits for it."""
+
+import os
+
+import numpy as np
+import pytest
+
+from pushrep.protocol.frames import FrameLimits, FrameReader, Opened, frame_head
+from pushrep.protocol.spares import SPARE_BYTES
+from pushrep.replay.buffers import Buffers
+
+
+def frame(body):
+    return frame_head((1, 0), 0, 7, b"header", len(body)) + body
+
+
+@pytest.fixture
+def reader():
+    def opened(prefix, _header):
+        return Opened(prefix.body_bytes, lambda body: body)
+
+    return FrameReader(opened, FrameLimits(), Buffers(SPARE_BYTES))
+
+
+def received(reader, data, size):
+    found, at = [], 0
+    while at < len(data):
+        room = reader.get_buffer()
+        count = min(len(room), len(data) - at, size)
+        room[:count] = data[at : at + count]
+        found += reader.buffer_updated(count)
+        at += count
+    return found
+
+
+def test_a_buffer_is_free_when_the_last_view_of_it_is_dropped():
+    buffers = Buffers(100)
+    view = buffers.take()
+    assert len(view) == 100
+    assert np.frombuffer(view, np.uint8).ctypes.data % 64 == 0, "it begins with a cache line"
+    part = view[3:5]
+    first = view.obj
+    view.release()
+    assert buffers.take().obj is not first, "somebody looks at two bytes of it"
+    part.release()
+    assert first in [buffers.take().obj for _ in range(2)]
+
+
+def test_more_than_are_kept_may_be_looked_at():
+    buffers = Buffers(8)
+    views = [buffers.take() for _ in range(20)]
+    for number, view in enumerate(views):
+        view[:] = bytes([number]) * 8
+    assert [bytes(view) for view in views] == [bytes([number]) * 8 for number in range(20)]
+
+
+def test_nobody_waits_for_another_who_takes_one():
+    buffers = Buffers(8)
+    kept = buffers.take().obj
+    with buffers._lock:  # as a fork of the process may find it, whose owner is not there
+        assert buffers.take().obj is not kept
+    assert buffers.take().obj is kept
+
+
+@pytest.mark.parametrize("piece", [1 << 30, 100_000])
+def test_bodies_of_frames_stay_what_they_were_as_long_as_they_are_looked_at(reader, piece):
+    sent = [os.urandom(size) for size in (300_000, 10, 300_000, 900_000, 70_000, SPARE_BYTES, SPARE_BYTES + 1, 300_000)]
+    found = [body for data in sent for body in received(reader, frame(data), piece)]
+    assert found == sent
+    assert all(body.readonly for body in found)
+    memory = {id(body.obj) for body in found}
+    del found
+    (again,) = received(reader, frame(sent[0]), piece)
+    assert again == sent[0]
+    assert id(again.obj) in memory, "the memory is used again"
