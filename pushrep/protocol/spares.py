@@ -8,8 +8,8 @@ never written in it takes no memory, so a peer that claims a large body makes us
 
 import mmap
 
-SPARE_BYTES = 2 << 20
-"""A request of 1 MiB, and a batch that did not fit any more."""
+SPARE_BYTES = 6 << 20
+"""A request of 4 MiB from a file behind others from memory."""
 _KEPT_MAX = 4
 
 

@@ -28,7 +28,7 @@ from pushrep.protocol.push_messages import AppendRecordsPartition, AppendRecords
 from pushrep.push.connecting import OpenConnection, connect, patiently, pause_s
 from pushrep.push.pusher import Pusher, Sent, Wish
 from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import AnySocket, Piece, pieces_of, send_some
+from pushrep.push.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
 from pushrep.push.wire import outcome_of, result_from_wire
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replication.messages import AppendRecordsResult
@@ -45,6 +45,7 @@ class _OnItsWay(NamedTuple):
 
     sent_ms: int
     parts: list[Sent]
+    slots: int
 
 
 class Waker:
@@ -62,8 +63,7 @@ class Channel:
     """One connection of a worker."""
 
     def __init__(self, replica: Replica, settings: PushSettings, worker: Waker, clock: Clock) -> None:
-        self.replica = replica
-        self.is_closing = False
+        self.replica, self.is_closing = replica, False
         self._settings, self._worker, self._clock = settings, worker, clock
         self._ready: deque[Pusher] = deque()
         self._later: deque[tuple[int, Pusher]] = deque()
@@ -76,6 +76,7 @@ class Channel:
         self._outgoing: list[Piece] = []
         self._events = READABLE
         self._in_flight: dict[int, _OnItsWay] = {}
+        self._slots = 0  # of all that is in flight
         self._linger_until_ms: int | None = None
         self._opened: OpenConnection | None = None
         self._connecting: Thread | None = None
@@ -134,7 +135,7 @@ class Channel:
             return True
         if self._sock is None:
             return self._connecting is None and not self._stop.is_set()
-        has_room = not self._outgoing and len(self._in_flight) < self._settings.requests_in_flight_max
+        has_room = not self._outgoing and self._slots < self._settings.requests_in_flight_max
         return bool(self._ready) and has_room and self._linger_until_ms is None
 
     def pump(self, now_ms: int) -> int | None:
@@ -213,7 +214,7 @@ class Channel:
         """Whether a request of one pusher may go out before anything else."""
         if self._sock is None or self._outgoing or self._ready or self._failed is not None or self._settings.linger_ms:
             return False
-        return len(self._in_flight) < self._settings.requests_in_flight_max
+        return self._slots < self._settings.requests_in_flight_max
 
     def _keep_connected(self, now_ms: int) -> None:
         oldest = next(iter(self._in_flight.values()), None)
@@ -257,7 +258,7 @@ class Channel:
 
     def _send_ready(self, now_ms: int) -> None:
         settings = self._settings
-        while self._ready and not self._outgoing and len(self._in_flight) < settings.requests_in_flight_max:
+        while self._ready and not self._outgoing and self._slots < settings.requests_in_flight_max:
             if settings.linger_ms:
                 if self._linger_until_ms is None:
                     self._linger_until_ms = now_ms + settings.linger_ms
@@ -271,19 +272,19 @@ class Channel:
 
     def _send_of(self, pusher: Pusher) -> None:
         """A request of this pusher alone, out of what is in memory."""
-        found = pusher.next_part(self._settings.request_bytes_max, may_read=False)
+        found = pusher.next_part(self._settings.request_bytes_max)
         if found is not None:
-            part, sent, _ = found
-            self._send([part], [sent], self._clock.monotonic_ms())
+            self._send([found[0]], [found[1]], self._clock.monotonic_ms())
 
     def _send(self, parts: list[AppendRecordsPartition], sents: list[Sent], now_ms: int) -> None:
         assert self._protocol is not None, "there is a socket"
         correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
-        self._in_flight[correlation_id] = _OnItsWay(now_ms, sents)
+        self._outgoing = pieces_of(frame)
+        request = _OnItsWay(now_ms, sents, max(1, bytes_in_files(self._outgoing) // self._settings.request_bytes_max))
+        self._in_flight[correlation_id], self._slots = request, self._slots + request.slots
         for part, sent in zip(parts, sents, strict=True):
             if part.records:
                 sent.pusher.sent_records(now_ms, self._settings.watermark_linger_ms)
-        self._outgoing = pieces_of(frame)
         self._write()
 
     def _build(self, now_ms: int) -> tuple[list[AppendRecordsPartition], list[Sent]]:
@@ -299,7 +300,7 @@ class Channel:
             if self._wait_for_company(pusher, now_ms):
                 continue
             try:
-                found = pusher.next_part(room)
+                found = pusher.next_part(room, file_bytes_max=self._settings.request_file_bytes_max)
             except OffsetOutOfRange:
                 pusher.session.partition.look_at_log_start()  # it has moved under what was to be sent
                 self.wake_later(pusher)
@@ -364,8 +365,10 @@ class Channel:
             for answer in protocol.buffer_updated(count):
                 if isinstance(answer, Answer) and isinstance(answer.message, AppendRecordsResponse):
                     # In flight until every part is done: if one raises, the others are given up with the connection.
-                    self._answered(self._in_flight[answer.correlation_id], answer.message)
-                    self._in_flight.pop(answer.correlation_id, None)
+                    request = self._in_flight[answer.correlation_id]
+                    self._answered(request, answer.message)
+                    if self._in_flight.pop(answer.correlation_id, None) is not None:
+                        self._slots -= request.slots
             if self._sock is not sock or not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
                 return
 
@@ -391,7 +394,7 @@ class Channel:
             self._sock.close()
         self._sock = self._protocol = self._linger_until_ms = None
         self._outgoing = []
-        given_up, self._in_flight = self._in_flight, {}
+        given_up, self._in_flight, self._slots = self._in_flight, {}, 0
         for pusher in dict.fromkeys(sent.pusher for request in given_up.values() for sent in request.parts):
             pusher.on_disconnect()
             self.heed(pusher)

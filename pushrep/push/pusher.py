@@ -137,10 +137,10 @@ class Pusher:
         is_told = (leader.high_watermark, leader.log.log_start_offset) == self._shipped
         return Wish.NOTHING if is_told else Wish.WATERMARK
 
-    def next_part(self, bytes_max: int, *, may_read: bool = True) -> tuple[AppendRecordsPartition, Sent, int] | None:
+    def next_part(self, bytes_max: int, *, file_bytes_max: int = 0) -> tuple[AppendRecordsPartition, Sent, int] | None:
         """A part of a request of about so many bytes, and its size; None if there is nothing to say.
 
-        `may_read` False: None, too, if the log's file would have to be read for it.
+        `file_bytes_max`: of records that only the log's file has; 0: None, too, if it would have to be read.
         """
         if self._farewell is not None:
             farewell, self._farewell = self._farewell, None
@@ -156,12 +156,14 @@ class Pusher:
                 end = min(end, max(start, self.transition_end))
                 if start == end and progress.in_flight:
                     return None  # the transition is on its way; its last answer wakes us again
-            is_reread = progress.state is SessionState.REREADING
-        records = self._buffered(start, end, bytes_max) if not is_reread else None
+            state = progress.state
+        records = self._buffered(start, end, bytes_max) if state is not SessionState.REREADING else None
         if records is None:
-            if not may_read:
+            if not file_bytes_max:
                 return None
-            records = self._from_log(start, end, bytes_max, is_reread=is_reread)
+            # Whether the logs agree is asked with little.
+            large = state is SessionState.PUSHING
+            records = self._from_log(start, end, file_bytes_max if large else bytes_max, state)
         with partition.lock:
             if not progress.is_live or progress.next_offset != start:
                 return None  # cut off, or its log start moved: whoever did that wakes us again
@@ -262,12 +264,12 @@ class Pusher:
                 taken.append(queue.popleft())
         return Records(start, at, tuple(parts), size) if parts else None
 
-    def _from_log(self, start: int, end: int, bytes_max: int, *, is_reread: bool) -> Records:
+    def _from_log(self, start: int, end: int, bytes_max: int, state: SessionState) -> Records:
         if start >= end:
             return Records(start, start, (), 0)
         log = self.session.partition.log
         # What a replica refused as corrupt is read and checked here before it goes out again.
-        if not is_reread and start >= log.log_start_offset:
+        if state is not SessionState.REREADING and start >= log.log_start_offset:
             if self._slices is None:
                 self._slices = log.slices()
             found = self._slices.read(start, end, bytes_max)

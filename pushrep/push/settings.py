@@ -28,7 +28,10 @@ class PushSettings:
     buffer_bytes_max: of records that are kept for replicas that have not acknowledged them; what is above is read from
         the log again.
     request_bytes_max: records in one request; a larger batch goes alone.
-    requests_in_flight_max: per connection; more hides a longer way.
+    request_file_bytes_max: the same of records that are sent from the log's file, to a replica that lacks many: they
+        take no memory here, and a larger request costs less per byte.
+    requests_in_flight_max: per connection; more hides a longer way. One from the file counts as so many times
+        request_bytes_max as it has.
     linger_ms: how long a request waits for more records. watermark_linger_ms: how long a watermark waits for records to
         ride with; on an idle connection not at all, where the one before waited in vain.
     request_timeout_ms: without an answer for so long the connection is given up, and what was in flight sent again.
@@ -42,6 +45,7 @@ class PushSettings:
     workers_per_replica: int = 1
     buffer_bytes_max: int = 200 << 20
     request_bytes_max: int = 1 << 20
+    request_file_bytes_max: int = 4 << 20
     requests_in_flight_max: int = 12
     linger_ms: int = 0
     watermark_linger_ms: int = 2
@@ -59,6 +63,7 @@ class PushSettings:
             ("workers_per_replica", 1),
             ("buffer_bytes_max", 0),
             ("request_bytes_max", 1),
+            ("request_file_bytes_max", 1),
             ("requests_in_flight_max", 1),
             ("linger_ms", 0),
             ("watermark_linger_ms", 0),

@@ -72,6 +72,11 @@ def pieces_of(parts: Sequence[Part]) -> list[Piece]:
     return [piece for piece in pieces if size_of((piece,))]
 
 
+def bytes_in_files(pieces: Sequence[Piece]) -> int:
+    """How much of them lies in files."""
+    return sum([piece.size_bytes for piece in pieces if isinstance(piece, FileSlice)])
+
+
 def send_some(sock: AnySocket, pieces: list[Piece]) -> int:
     """Send from the front of `pieces`, and take what was sent off it; how much that was. Raises as `send`."""
     first = pieces[0]

@@ -10,7 +10,7 @@ from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.epochs import LogEnds
 from pushrep.replication.messages import batches_of
 from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK
-from tests.integration.conftest import QUICK, WAIT_S
+from tests.integration.conftest import QUICK, WAIT_S, succeed
 
 
 class NotedSocket:
@@ -160,3 +160,31 @@ def test_e1_a_replica_that_was_lost_once_is_told_the_end_of_its_session_all_the_
     told = service.leading.manager.stop_push(led.tp, [replica.replica.index], PushSessionEndReason.REPLICA_REMOVED)
     assert told.result(WAIT_S) is True
     assert replica.requests[-1].end_session_reason == PushSessionEndReason.REPLICA_REMOVED
+
+
+def test_what_lies_in_the_file_goes_in_large_requests_once_the_logs_are_known_to_agree(world, scripted):
+    """It takes no memory of the leader's; such a request counts as several, so that no more bytes are in flight."""
+    replica, seen = scripted(), []
+    service = world.service(
+        [replica.replica],
+        settings=replace(QUICK, request_bytes_max=4000, request_file_bytes_max=16_000, requests_in_flight_max=6),
+    )
+    for _ in range(100):
+        service.append(b"x" * 900)
+
+    def answer(part):
+        if not seen:
+            replica.gate.clear()  # behind the first, which says that the logs agree
+        seen.append(len(part.records[0]))
+        return succeed(part)
+
+    replica.answer = answer
+    service.leading.manager.startup()
+    start_session(service, replica)
+    service.wait_for(lambda leader: len(leader.sessions[1].in_flight) == 2 and leader.sessions[1].acknowledged)
+    sent = service.leading.partitions[0].leader.sessions[1].next_offset
+    assert sent < 50, "two of them are as many as may be in flight"
+    replica.gate.set()
+    service.wait_for_all()
+    assert seen[0] <= 4000 < max(seen) <= 16_000
+    assert replica.records() == log_bytes(service)

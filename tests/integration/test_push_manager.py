@@ -115,7 +115,9 @@ def test_l5_after_shutdown_the_push_methods_refuse(led):
 
 def test_s1_the_transition_goes_first_in_as_many_requests_as_it_needs(world, scripted):
     replica = scripted()
-    service = world.service([replica.replica], settings=replace(QUICK, request_bytes_max=3000))
+    service = world.service(
+        [replica.replica], settings=replace(QUICK, request_bytes_max=3000, request_file_bytes_max=3000)
+    )
     for number in range(20):
         service.append(b"%d" % number * 500)
     transition_end = service.logs[0].log_end_offset
