@@ -5,11 +5,10 @@ import socket
 import ssl
 from collections.abc import Sequence
 from ipaddress import ip_address
-from itertools import takewhile
 from typing import NamedTuple, TypeAlias
 
 from pushrep.errors import BadArgument
-from pushrep.protocol.values import FileSlice, Part, size_of
+from pushrep.protocol.values import FileSlice, Part
 from pushrep.seams import Socket
 
 AnySocket: TypeAlias = Socket | ssl.SSLSocket
@@ -68,8 +67,14 @@ class FileIsShorter(ConnectionError):
 
 def pieces_of(parts: Sequence[Part]) -> list[Piece]:
     """The parts of a frame as `send_some` takes them."""
-    pieces = [part if isinstance(part, FileSlice) else memoryview(part).cast("B") for part in parts]
-    return [piece for piece in pieces if size_of((piece,))]
+    pieces: list[Piece] = []
+    for part in parts:
+        if isinstance(part, FileSlice):
+            if part.size_bytes:
+                pieces.append(part)
+        elif len(part):
+            pieces.append(memoryview(part).cast("B"))
+    return pieces
 
 
 def bytes_in_files(pieces: Sequence[Piece]) -> int:
@@ -87,22 +92,26 @@ def send_some(sock: AnySocket, pieces: list[Piece]) -> int:
         else:
             del pieces[0]
         return sent
+    views = _views_in_front(pieces)
     # An SSLSocket has no sendmsg: a record of TLS is encrypted as one piece.
-    sent = sock.send(first) if isinstance(sock, ssl.SSLSocket) else sock.sendmsg(_views_in_front(pieces))
+    sent = sock.send(first) if isinstance(sock, ssl.SSLSocket) else sock.sendmsg(views)
     left, gone = sent, 0
-    while gone < len(pieces) and left >= (size := size_of((pieces[gone],))):
-        left -= size
+    while gone < len(views) and left >= len(views[gone]):
+        left -= len(views[gone])
         gone += 1
     del pieces[:gone]
     if left:
-        view = pieces[0]
-        assert isinstance(view, memoryview), "no more was sent than lies in memory"
-        pieces[0] = view[left:]
+        pieces[0] = views[gone][left:]
     return sent
 
 
 def _views_in_front(pieces: list[Piece]) -> list[memoryview]:
-    return list(takewhile(lambda piece: isinstance(piece, memoryview), pieces[:_PARTS_MAX]))  # type: ignore[arg-type]
+    views = []
+    for piece in pieces[:_PARTS_MAX]:
+        if not isinstance(piece, memoryview):
+            break
+        views.append(piece)
+    return views
 
 
 def _send_slice(sock: AnySocket, part: FileSlice) -> int:
