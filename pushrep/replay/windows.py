@@ -1,7 +1,7 @@
 """The same walk over a log's batches in long strides: a window of the file at a time, into memory that is used again.
 
     file    | batch | batch | bat|ch | ...        the window, and what is missing of its last batch
-            ────── 512 KiB ──────▶ ──▶            small batches are checked together (records/batch_run.py)
+            ────── 768 KiB ──────▶ ──▶            small batches are checked together (records/batch_run.py)
 
 It stops before whatever is not plainly as it should be: the end of the log, a hole, a fallen epoch, a CRC that does not
 match. The log's own reader goes on from there and says what is the matter, so that this one raises nothing of its own.
@@ -13,16 +13,18 @@ from os import preadv
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from pushrep.log.segment_files import segment_path
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
-from pushrep.records.checksum import crc32c
+from pushrep.records.checksum import crc32c_in_place
 from pushrep.records.header import CRC_COVERS_FROM, LENGTH_ENDS_AT
 from pushrep.replay.buffers import Buffers
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.seams import File, Filesystem
 
-WINDOW_BYTES = 512 << 10
+WINDOW_BYTES = 768 << 10
 """With the rest of its last batch it stays in a processor's own cache until it is checked."""
 _BATCH_BYTES_MAX = 2 << 20
 """A larger batch is the log's own reader's: a buffer keeps its size."""
@@ -98,14 +100,14 @@ def _one_by_one(file: File, position: int, view: memoryview, size: int) -> tuple
     Up to the first that does not pass its checks.
     """
     batches: list[RecordBatch] = []
-    at = 0
+    raw, at = np.frombuffer(view, np.uint8), 0
     with suppress(CorruptRecordBatch):
         while at + HEADER_BYTES <= size:
             header = BatchHeader.parse(view, at)
-            end = at + header.size_bytes
+            end = at + header.batch_length + LENGTH_ENDS_AT
             if size < end <= len(view):
                 size += preadv(file.fileno(), [view[size:end]], position + size)
-            if size < end or crc32c(view, at + CRC_COVERS_FROM, end) != header.crc:
+            if size < end or crc32c_in_place(raw[at + CRC_COVERS_FROM : end]) != header.crc:
                 break
             batches.append(RecordBatch(view[at:end], header))
             at = end
