@@ -5,6 +5,7 @@ a write ─▶ look at once ─▶ not there yet: its end is published a moment 
 """
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,8 @@ class Listening:
         if pause_s < _SOON_S:  # below what a poller can wait
             time.sleep(pause_s)
         else:
-            self._waiting.wait(self._watch, pause_s)
+            with suppress(ValueError, OSError):  # closed in this moment: the next look finds that it is over
+                self._waiting.wait(self._watch, pause_s)
         self._note()
 
     async def wait_async(self, timeout_s: float, *, needs_write: bool = False) -> None:
@@ -56,10 +58,11 @@ class Listening:
 
     def close(self) -> None:
         """Let go."""
+        self._is_begun = True
         self._waiting.close()
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     def _pause_s(self, *, needs_write: bool) -> float:
         if not self._is_begun:  # what does not come to a tip needs none
@@ -75,5 +78,6 @@ class Listening:
         return min(_SELDOM_S, _SOON_S * (1 << min(self._looks - _AT_ONCE - _SOON, 10)))  # doubling
 
     def _note(self) -> None:
-        if self._watch is not None and self._watch.heard():
+        watch = self._watch
+        if watch is not None and watch.heard():
             self._looks = 0

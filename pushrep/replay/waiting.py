@@ -17,9 +17,12 @@ class Waiting:
         self._polled: Any = None  # what it watches: told once, not with every wait
         self._async_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._is_woken = False  # by `wake`, for whoever was not waiting yet
+        self._is_closed = False
 
     def wait(self, sock: Any, timeout_s: float) -> None:
-        """Until `sock` can be read, `wake`, or the time is over."""
+        """Until `sock` can be read, `wake`, or the time is over. Not at all once it is closed."""
+        if self._is_closed:
+            return
         if self._poller is None:
             self._poller = self._network.poller()
         if sock is not self._polled:
@@ -58,7 +61,8 @@ class Waiting:
                 loop.call_soon_threadsafe(event.set)
 
     def close(self) -> None:
-        """Let go."""
+        """Let go; who waits in another thread is woken before."""
+        self._is_closed = True
         if self._poller is not None:
             self._let_go()
             self._poller.close()

@@ -5,6 +5,7 @@ A write through a mapping makes no sound, and neither does a sync: what is told 
 
 import ctypes
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +37,7 @@ class Inotify:
     def __init__(self, descriptor: int) -> None:
         """Use `watch_directory`."""
         self._descriptor = descriptor
+        self._lock = threading.Lock()  # a number that was closed may be another file's
         Inotify._open += 1
 
     @classmethod
@@ -48,16 +50,17 @@ class Inotify:
 
     def heard(self) -> bool:
         is_news = False
-        with suppress(BlockingIOError):
+        with self._lock, suppress(OSError):  # there is nothing, or it was closed
             while os.read(self._descriptor, _EVENTS_BYTES):
                 is_news = True
         return is_news
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            Inotify._open -= 1
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+                Inotify._open -= 1
 
 
 def watch_directory(path: Path) -> Inotify | None:

@@ -112,3 +112,23 @@ def test_who_has_all_that_is_written_looks_again_with_a_write_or_hardly_ever(tmp
     finally:
         listening.close()
         deaf.close()
+
+
+def test_a_replay_that_is_closed_while_another_thread_waits_for_it_just_ends(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path) as client:
+        log.append(b"first")
+        for _ in range(10):
+            replay, got, begun = client.replay(ReplayRequest("orders-0")), [], threading.Event()
+
+            def read(replay=replay, got=got, begun=begun):
+                for record in replay:
+                    got.append(record.value)
+                    begun.set()
+                got.append("over")
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            assert begun.wait(WAIT_S)
+            replay.close()
+            reader.join(WAIT_S)
+            assert got == [b"first", "over"]
