@@ -4,6 +4,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from typing import NamedTuple, TypeVar
 
@@ -44,7 +45,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
             sock = settings.tls.wrap_socket(sock, server_hostname=address.host)
         protocol = ClientConnection(in_flight_max=settings.requests_in_flight_max + 1, limits=_LIMITS)
         opened = OpenConnection(sock, protocol)
-        answer = call(opened, first_request(_NAME, version("pushrep")))
+        answer = call(opened, first_request(_NAME, _version()))
         assert isinstance(answer, ApiVersionsResponse), "the protocol takes no other answer"
         assert opened.protocol.versions is not None, "they were just agreed on"
         opened.protocol.versions.version_of(ApiKey.APPEND_RECORDS)
@@ -96,6 +97,11 @@ def pause_s(settings: PushSettings, failures: int) -> float:
     state = RetryCallState(Retrying(), None, (), {})
     state.attempt_number = max(1, failures)
     return wait(state)
+
+
+@cache
+def _version() -> str:
+    return version("pushrep")  # files are searched for it: milliseconds, the first time in a process
 
 
 def _why(error: Exception, sock: AnySocket | None, settings: PushSettings) -> str:
