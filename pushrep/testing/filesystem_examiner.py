@@ -12,7 +12,7 @@ from pushrep.seams import Filesystem, LockHeld, read_whole, write_atomic
 def examine_filesystem(filesystem: Filesystem, directory: Path) -> None:
     """Raise AssertionError naming the first promise of `Filesystem` or `File` that does not hold below `directory`."""
     filesystem.make_directory(directory)
-    for examine in (_files, _names, _whole_files, _locks, _mappings, _room):
+    for examine in (_files, _names, _whole_files, _locks, _mappings, _watches, _room):
         place = directory / examine.__name__.strip("_")
         filesystem.make_directory(place)
         examine(filesystem, place)
@@ -95,6 +95,17 @@ def _mappings(fs: Filesystem, directory: Path) -> None:
     _equal("a reader's mapping shows it", reader[:4], b"abcd")
     writer[:4] = b"efgh"
     _equal("and goes on showing it", reader[:4], b"efgh")
+
+
+def _watches(fs: Filesystem, directory: Path) -> None:
+    watch = fs.watch(directory)
+    if watch is None:  # where nobody tells, that is the answer
+        return
+    with closing(watch), closing(fs.open(directory / "w", create=True)) as file:
+        _equal("silence before a write", watch.heard(), False)
+        file.write_at(b"x", 0)
+        _equal("a write is heard", watch.heard(), True)
+        _equal("and once", watch.heard(), False)
 
 
 def _room(fs: Filesystem, directory: Path) -> None:
