@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame
 
 _LOG = logging.getLogger(__name__)
 _RELATION: Final = "LogicalRelation"
+_COLUMNAR: Final = frozenset({"ParquetFileFormat", "OrcFileFormat"})
+_LENIENT: Final = "ignoreCorruptFiles"
 _STATELESS: Final = frozenset({"Project", "Filter"})
 
 
@@ -39,7 +41,7 @@ def _replanned(df: DataFrame) -> DataFrame | None:
     jvm = session.sparkContext._jvm  # noqa: SLF001 - the door to Spark's own objects
     running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
     query = running.get(jvm.java.util.UUID.fromString(query_id))
-    if query is None:
+    if query is None or session.conf.get(f"spark.sql.files.{_LENIENT}") != "false":
         return None
     handed, execution = df._jdf.queryExecution().analyzed(), query.lastExecution()  # noqa: SLF001
     if _name(handed) != "LogicalRDD" or not handed.rdd().equals(execution.toRdd()):
@@ -55,13 +57,22 @@ def _replanned(df: DataFrame) -> DataFrame | None:
 def _no_stream(plan: Any, jvm: Any) -> Any:
     """This plan over its files as a batch reads them; None for any other plan."""
     if _name(plan) == _RELATION:
-        files = _name(plan.relation()) == "HadoopFsRelation"
-        return plan.copy(plan.relation(), plan.output(), plan.catalogTable(), False, plan.stream()) if files else None
+        if not _reads_by_column(plan.relation()):
+            return None
+        return plan.copy(plan.relation(), plan.output(), plan.catalogTable(), False, plan.stream())
     if _name(plan) not in _STATELESS:
         return None
     child = _no_stream(plan.child(), jvm)
     nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
     return None if child is None else plan.withNewChildren(nothing.prepended(child))
+
+
+def _reads_by_column(relation: Any) -> bool:
+    return (
+        _name(relation) == "HadoopFsRelation"
+        and _name(relation.fileFormat()) in _COLUMNAR
+        and _LENIENT.lower() not in relation.options().mkString(",").lower()
+    )
 
 
 def _name(node: Any) -> str:

@@ -31,14 +31,14 @@ def write_file(path, rows, at):
 def stream_of(spark, tmp_path):
     """Batches of rows as a stream of files, a file a batch."""
 
-    def begin(batches):
+    def begin(batches, **options):
         directory = tmp_path / "log"
         directory.mkdir()
         for n, rows in enumerate(batches):
             in_order = sorted(rows, key=lambda r: (r.topic, r.partition, r.offset))
             write_file(directory / f"{n}.parquet", in_order, 1_700_000_000 + n)
         schema = "key binary, value string, topic string, partition int, offset bigint"
-        return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(directory))
+        return spark.readStream.schema(schema).options(maxFilesPerTrigger=1, **options).parquet(str(directory))
 
     return begin
 
@@ -112,21 +112,33 @@ def test_only_the_batch_as_it_was_handed_over_is_read_narrowly(logs, stream_of, 
 
 
 @pytest.mark.parametrize(
-    "what",
+    ("what", "options"),
     [
-        lambda stream: stream.withColumn("drawn", F.rand()).where("drawn < 2"),
-        lambda stream: stream.dropDuplicates(["key"]),
+        (lambda stream: stream.withColumn("drawn", F.rand()).where("drawn < 2"), {}),
+        (lambda stream: stream.dropDuplicates(["key"]), {}),
+        (lambda stream: stream, {"ignoreCorruptFiles": "true"}),
     ],
-    ids=["draws lots", "remembers"],
+    ids=["draws lots", "remembers", "takes broken files"],
 )
-def test_a_stream_that_can_not_be_read_again_is_left_alone(logs, stream_of, tmp_path, what):
+def test_a_stream_whose_columns_are_not_sure_to_tell_the_same_rows_is_left_alone(
+    logs, stream_of, tmp_path, what, options
+):
     left = []
 
     def look(df, _):
         left.append(column_pruned(df) is df)
         df.write.format("noop").mode("overwrite").save()  # Spark wants every part of a state committed
 
-    run(what(stream_of([logs.random_topic(3)])), look, tmp_path / "c")
+    run(what(stream_of([logs.random_topic(3)], **options)), look, tmp_path / "c")
+    assert left == [True]
+
+
+def test_files_of_lines_are_read_whole(spark, tmp_path):
+    """Whether a line is malformed may depend on the columns that are asked for."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "0.csv").write_text("a,1\nb,2\n")
+    lines, left = spark.readStream.schema("value string, offset bigint").csv(str(tmp_path / "log")), []
+    run(lines, lambda df, _: left.append(column_pruned(df) is df), tmp_path / "c")
     assert left == [True]
 
 
