@@ -231,7 +231,7 @@ class LocalSession:
             if not self._pending:  # else what came before it is given first, and then it is met again
                 return self._failure(error)
         try:
-            spans = tuple(span_of(batch, want_offsets=wanted.want_offsets) for batch in self._pending)
+            spans = tuple([span_of(batch, want_offsets=wanted.want_offsets) for batch in self._pending])
         except CorruptRecordBatch as error:
             return self._failure(error)
         return e.BlockRead(spans, read_to)

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, repeat
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -208,7 +208,7 @@ class Replay:
 
     def _take(self, block: ReplayedBlock | None) -> None:
         if block is not None and not self._feed.is_over:
-            self._batches.extend(ReplayedBatch(batch, block.start, block.end) for batch in block.batches)
+            self._batches.extend(map(ReplayedBatch, block.batches, repeat(block.start), repeat(block.end)))
             self._block_end = block.end
         elif not self._batches:
             self._block_end = max(self._block_end, self._feed.position)
