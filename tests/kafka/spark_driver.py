@@ -3,20 +3,18 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from importlib.resources import files
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any, Self
 
 from spark_jobs.demo.processes import processes
 from tests.kafka.spark_driver_program import ANSWER
+from tests.spark_programs import ROOT, kill_session
 
-ROOT = Path(__file__).parents[2]
 LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
 CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
 DEADLINE_S = 240
@@ -89,7 +87,7 @@ class SparkDriver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        kill_group(self._process)
+        kill_session(self._process)
         self._reader.join(30)
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             with contextlib.suppress(BrokenPipeError):
@@ -119,7 +117,12 @@ class SparkDriver:
         }
 
     def _answer(self) -> Any:
-        line = self._answers.get(timeout=DEADLINE_S)
+        try:
+            line = self._answers.get(timeout=DEADLINE_S)
+        except Empty:
+            said = self._said()
+            self.restart()  # a late answer would be taken for that of the next order
+            raise OrderFailed(f"the driver did not answer within {DEADLINE_S} s: {said}") from None
         if not line:
             raise OrderFailed(f"the driver has ended: {self._said()}")
         answer = json.loads(line)
@@ -136,19 +139,6 @@ class SparkDriver:
     def _said(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-3000:]
-
-
-def kill_group(process: "subprocess.Popen[str]") -> None:
-    """kill -9 for a program, its JVM and all that these started, and wait until all are gone."""
-    deadline_s = time.monotonic() + 30
-    while alive := [one for one in processes() if one.session == process.pid and one.alive]:
-        for member in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-        process.poll()
-        assert time.monotonic() < deadline_s, f"alive after kill -9: {alive}"
-        time.sleep(0.01)
-    process.wait(timeout=30)
 
 
 def table(place: Path) -> set[tuple[str, int, int]]:

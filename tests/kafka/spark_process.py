@@ -1,21 +1,15 @@
 """A Spark job as a process: started, read, killed with its JVM and the JVM's workers, whatever they were doing."""
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
-from spark_jobs.demo.processes import processes
+from tests.spark_programs import ROOT, kill_session
 
-ROOT = Path(__file__).parents[2]
 _LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
 _CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
 _QUIET = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2", "spark.driver.host=127.0.0.1")
-_GONE_S = 30
 
 
 def connector():
@@ -67,12 +61,4 @@ class SparkJob:
 
     def kill(self):
         """kill -9 for Python, its JVM and the JVM's workers; all are gone when this returns."""
-        deadline = time.monotonic() + _GONE_S
-        while alive := [one for one in processes() if one.session == self.process.pid and one.alive]:
-            for member in alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(member.pid, signal.SIGKILL)
-            self.process.poll()
-            assert time.monotonic() < deadline, f"alive after kill -9: {alive}"
-            time.sleep(0.01)
-        self.process.wait(_GONE_S)
+        kill_session(self.process)

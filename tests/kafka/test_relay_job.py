@@ -4,29 +4,22 @@ Contract "Spark", relay: inside foreachBatch, by (topic, partition) and in offse
 through SourcePartitionProducer; a batch that runs again sends again, and readers filter.
 """
 
-import contextlib
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import uuid
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from filtering import METADATA_HEADER, StreamMetadata, producer_id
 from pushrep import Outbox
-from spark_jobs.demo.processes import processes
 from tests.kafka.plain_client import add_partitions, consume, create_topic, plain_producer
 from tests.kafka.topic_reader import read_filtered
+from tests.spark_programs import ROOT, SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
 CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
 RECORDS, SOURCES, PID = 900, 3, 7
@@ -68,43 +61,15 @@ def topics(broker):
 
 @pytest.fixture
 def launch(tmp_path):
-    """Start the job in a process group of its own; at the end none is left."""
-    environment = os.environ | {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell",
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
-    }
+    """Start the job; at the end none is left."""
     quiet = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2", "spark.driver.host=127.0.0.1")
-    started = []
-
-    def start(*arguments):
-        command = [
-            *(sys.executable, "-m", "spark_jobs.jobs.relay", "--application", "billing", "--to-option", "log_level=0"),
-            *("--checkpoint", str(tmp_path / "checkpoint"), "--max-records-per-trigger", "1500", "--json", "-"),
-            *(part for setting in quiet for part in ("--conf", setting)),
-            *arguments,
-        ]
-        errors = (tmp_path / f"errors-{len(started)}").open("w+")
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-        process.errors = errors
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        kill_group(process)
-        process.stdout.close()
-        process.errors.close()
+    command = [
+        *(sys.executable, "-m", "spark_jobs.jobs.relay", "--application", "billing", "--to-option", "log_level=0"),
+        *("--checkpoint", tmp_path / "checkpoint", "--max-records-per-trigger", "1500", "--json", "-"),
+        *(part for setting in quiet for part in ("--conf", setting)),
+    ]
+    with SparkPrograms(tmp_path) as programs:
+        yield lambda *arguments: programs.start([*command, *arguments])
 
 
 @pytest.fixture
@@ -118,27 +83,9 @@ def relay(broker, topics, jars, launch):
     )
 
 
-def kill_group(process):
-    """kill -9 for Python, its JVM and the JVM's workers, and wait until all are gone."""
-    deadline = time.monotonic() + 30
-    while alive := [p for p in processes() if p.session == process.pid and p.alive]:
-        for member in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-        process.poll()
-        assert time.monotonic() < deadline, f"alive after kill -9: {alive}"
-        time.sleep(0.01)
-    process.wait(timeout=30)
-
-
-def told(process):
-    process.errors.seek(0)
-    return process.errors.read()[-9000:]
-
-
 def finished(process):
     out, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, told(process)
+    assert process.returncode == 0, said(process)
     return [json.loads(line) for line in out.splitlines()]
 
 
@@ -148,10 +95,10 @@ def until_in_the_middle(process):
     for line in process.stdout:
         event = json.loads(line)
         seen.append(event)
-        assert event["event"] != "failed", f"{seen} {told(process)}"
+        assert event["event"] != "failed", f"{seen} {said(process)}"
         if event["event"] == "batch" and event["kept"]:
             return
-    raise AssertionError(f"{seen} {told(process)}")
+    raise AssertionError(f"{seen} {said(process)}")
 
 
 def relayed_pid(broker, tmp_path, source):
@@ -166,7 +113,7 @@ def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, 
     source, destination = topics
     first = relay()
     until_in_the_middle(first)
-    kill_group(first)
+    kill_session(first)
     as_if_killed_a_moment_earlier(tmp_path)
     before = sum(len(consume(broker.bootstrap_servers, destination, partition)) for partition in range(2))
     assert before > 0, "killed after the first batch, most often within the second"

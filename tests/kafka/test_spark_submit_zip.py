@@ -14,8 +14,9 @@ import pytest
 from filtering import StreamMetadata
 from tests.kafka.cluster import missing
 from tests.kafka.plain_client import create_topic, plain_producer
-from tests.kafka.spark_driver import LIBS, environment, kill_group, missing_jars, own_spark_home
+from tests.kafka.spark_driver import LIBS, environment, missing_jars, own_spark_home
 from tests.kafka.topic_reader import read_filtered
+from tests.spark_programs import kill_session
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
@@ -78,7 +79,7 @@ def submit(tool_or_skip, bare_python, tmp_path):
 
     yield run
     for process in started:
-        kill_group(process)
+        kill_session(process)
 
 
 def test_relay_and_apply_need_no_pushrep_in_the_cluster_s_python(broker, submit, tmp_path, torture):

@@ -1,10 +1,7 @@
 """A real Spark driver under kill -9: at each step from pending to consumed, and at random while it is sent about."""
 
-import contextlib
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -15,8 +12,8 @@ import pytest
 
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Applied, Consumed, Reader, Startpoint, StartpointStore
-from spark_jobs.demo.processes import processes
 from tests.spark.startpoint_program import STEPS
+from tests.spark_programs import SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -43,53 +40,17 @@ def append(logs, partition, count):
 
 @pytest.fixture
 def start(tmp_path, logs):
-    """Start the driver in a session of its own; at the end none is left."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": "--master local[1] --driver-memory 1g --conf spark.ui.enabled=false "
-        "--conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1 pyspark-shell",
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
-    }
-    started = []
-
-    def begin(trigger, *deadly):
-        errors = (tmp_path / f"errors-{len(started)}").open("w+")
-        program = Path(__file__).with_name("startpoint_program.py")
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(logs), str(tmp_path / "state"), trigger, *map(str, deadly)],
-            env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
-        )  # fmt: skip
-        process.errors = errors
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        kill_session(process)
-        process.stdout.close()
-        process.errors.close()
-
-
-def kill_session(process):
-    """kill -9 for the driver, its JVM and the JVM's workers, and wait until all are gone; a zombie is."""
-    deadline = time.monotonic() + 30
-    while alive := [p for p in processes() if p.session == process.pid and p.alive]:
-        for member in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-        process.poll()
-        assert time.monotonic() < deadline, f"alive after kill -9: {alive}"
-        time.sleep(0.01)
-    process.wait(timeout=30)
+    """Start the driver; at the end none is left."""
+    quiet = ("spark.ui.enabled=false", "spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
+    submit = " ".join(["--master local[1] --driver-memory 1g", *(f"--conf {setting}" for setting in quiet)])
+    program = Path(__file__).with_name("startpoint_program.py")
+    with SparkPrograms(tmp_path, submit) as programs:
+        yield lambda *words: programs.start([sys.executable, program, logs, tmp_path / "state", *words])
 
 
 def finished(process):
     process.communicate(timeout=WAIT_S)
-    process.errors.seek(0)
-    assert process.returncode == 0, process.errors.read()[-3000:]
+    assert process.returncode == 0, said(process)
 
 
 def table(tmp_path):

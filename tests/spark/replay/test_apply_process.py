@@ -1,11 +1,8 @@
 """The apply job as a process: killed with its whole JVM at random, stopped politely, started by spark-submit."""
 
-import contextlib
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +12,7 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
-from spark_jobs.demo.processes import processes
+from tests.spark_programs import SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -50,56 +47,19 @@ def job_options(tmp_path, log):
 
 @pytest.fixture
 def start(tmp_path):
-    """Start the job in a process group of its own; at the end none is left."""
-    environment = os.environ | {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell",
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
-    }
-    started = []
+    """Start the job; at the end none is left."""
+    with SparkPrograms(tmp_path) as programs:
 
-    def begin(*arguments, program=(sys.executable, "-m", "spark_jobs.jobs.apply"), **changed):
-        errors = (tmp_path / f"errors-{len(started)}").open("w+")
-        process = subprocess.Popen(
-            [*program, *arguments],
-            cwd=tmp_path,
-            env=environment | changed,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-        process.errors = errors
-        started.append(process)
-        return process
+        def begin(*arguments, program=(sys.executable, "-m", "spark_jobs.jobs.apply"), **changed):
+            return programs.start([*program, *arguments], **changed)
 
-    yield begin
-    for process in started:
-        kill_group(process)
-        process.stdout.close()
-        process.errors.close()
-
-
-def kill_group(process):
-    """kill -9 for Python, its JVM and the JVM's workers, and wait until all are gone; a zombie is."""
-    deadline = time.monotonic() + 30
-    while alive := [p for p in processes() if p.session == process.pid and p.alive]:
-        for member in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-        process.poll()
-        assert time.monotonic() < deadline, f"alive after kill -9: {alive}"
-        time.sleep(0.01)
-    process.wait(timeout=30)
+        yield begin
 
 
 def finished(process):
     """Wait for the end; the events. A failure shows what the job said."""
     out, _ = process.communicate(timeout=240)
-    process.errors.seek(0)
-    assert process.returncode == 0, f"exit code {process.returncode}: {process.errors.read()[-2000:]}"
+    assert process.returncode == 0, f"exit code {process.returncode}: {said(process)}"
     return [json.loads(line) for line in out.splitlines()]
 
 
@@ -127,7 +87,7 @@ def test_kill_9_at_random_never_changes_the_table(start, job_options, tmp_path, 
         time.sleep(rng.random() * 2)
         if number == 0:
             assert process.poll() is None, f"seed {seed}: it had a dozen of batches before it"
-        kill_group(process)
+        kill_session(process)
         if (tmp_path / "table").exists() and any((tmp_path / "table").glob("batch_id=*")):
             seen = table(tmp_path)
             assert len(seen) == len(set(seen)), f"seed {seed}: a reader saw a row twice after a kill"
