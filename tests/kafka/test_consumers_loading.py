@@ -1,5 +1,6 @@
 """Partitions whose position or marks can't be loaded when they come, on a real broker: said, not read, tried again."""
 
+import asyncio
 import itertools
 
 import pytest
@@ -81,6 +82,39 @@ def test_a_read_after_one_that_failed_loads_the_partitions_again(broker, topic, 
         again.subscribe([topic])
         fill(broker, topic, 0, range(35, 42))
         assert until(again, 2) == {0: [40, 41]}
+
+
+def test_a_read_of_aiokafka_after_one_that_failed_loads_the_partitions_again(broker, topic):
+    """Contract: "Loaded on assignment", as above."""
+    from filtering.consumers.aiokafka import ReplayFilteredConsumer
+
+    settings = {"group_id": topic, "bootstrap_servers": broker.bootstrap_servers, "auto_offset_reset": "earliest"}
+    store, failures, calls = Unanswered(), [], []
+
+    async def assigned(_, partitions):
+        calls.append(len(partitions))
+
+    async def read(count, **more):
+        found = {}
+        async with asyncio.timeout(60), ReplayFilteredConsumer(topic, **settings, **more) as reader:
+            while sum(map(len, found.values())) < count:
+                try:
+                    records = await reader.getmany(timeout_ms=100)
+                except OSError as error:
+                    failures.append(error)
+                    store.is_away = len(failures) < 3
+                    continue
+                for place, own in records.items():
+                    found.setdefault(place.partition, []).extend(int(one.value) for one in own)
+            await reader.commit()
+        return found
+
+    fill(broker, topic, 0, range(30))
+    assert asyncio.run(read(30)) == {0: list(range(30))}
+    fill(broker, topic, 0, range(20, 40))
+    fill(broker, topic, 1, [*range(5), *range(10)])
+    assert asyncio.run(read(20, startpoints=store, on_assign=assigned)) == {0: list(range(30, 40)), 1: list(range(10))}
+    assert (len(failures), sum(calls)) == (3, 2)
 
 
 def test_a_position_that_can_t_be_read_is_left_by_a_seek(broker, topic, caplog):

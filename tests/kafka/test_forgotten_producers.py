@@ -123,11 +123,11 @@ def test_records_of_2013_reach_a_broker_that_starts_again_without_a_hole(forgetf
                 before = proxy.spoiled
                 proxy.spoil_next()
                 forgetful.start()
-                await asyncio.to_thread(producer.flush)
+                await asyncio.to_thread(producer.flush, 2 * WAIT_S)
                 assert proxy.spoiled == before + 1
                 proxy.spoil_next()
                 await send(aio_producer, range(100, 120))
-                await aio_producer.flush()
+                await aio_producer.flush(2 * WAIT_S)
                 assert proxy.spoiled == before + 2
 
     asyncio.run(story())

@@ -44,6 +44,7 @@ def test_what_was_written_is_there_again(open_store):
     store = open_store()
     for batch in range(3):
         store.write(marks_of("q", batch, batch * 10), keep=5)
+    assert store.read("q", 1) == marks_of("q", 1, 10)
     store = open_store()
     assert store.owner() == "q"
     assert store.batches("q") == [0, 1, 2]
@@ -60,10 +61,12 @@ def test_the_last_word_on_a_batch_counts(open_store):
 
 def test_dropped_batches_stay_dropped_until_they_are_written_again(open_store):
     store = open_store()
+    store.write(marks_of("old", 7), keep=9)
     for batch in range(4):
         store.write(marks_of("q", batch), keep=9)
     store.drop_from("q", 2)
-    assert open_store().batches("q") == [0, 1]
+    store = open_store()
+    assert (store.batches("q"), store.batches("old"), store.owner()) == ([0, 1], [7], "q")
     store = open_store()
     store.write(marks_of("q", 2, 5), keep=9)
     assert open_store().read("q", 2) == marks_of("q", 2, 5)
@@ -75,7 +78,7 @@ def test_versions_are_kept_and_another_querys_go_once_this_one_has_enough(open_s
     store.write(marks_of("q", ADOPTED), keep=2)
     for batch in range(4):
         store.write(marks_of("q", batch), keep=2)
-        assert bool(store.batches("old")) == (batch < 2)
+        assert (bool(store.batches("old")), store.owner()) == (batch < 2, "q")
     assert store.batches("q") == [ADOPTED, 2, 3]
     assert store.owner() == "q"
 
