@@ -32,6 +32,7 @@ class ReadyMade:
         leader = found.brokers[found.topics[topic].partitions[0].leader]
         self._socket = socket.create_connection((leader.host, leader.port), _TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         self._requests: list[bytes] = []
         self._records, producer_id = 0, next(_producer_ids)
         for number, batch in enumerate(batches):

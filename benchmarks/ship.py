@@ -176,6 +176,7 @@ def producer(cluster: KafkaCluster) -> Iterator[Producer]:
             "max.in.flight.requests.per.connection": 5,
             "queue.buffering.max.messages": 5_000_000,
             "queue.buffering.max.kbytes": 1 << 20,
+            "socket.send.buffer.bytes": 4 << 20,
             "log_level": 0,
         }
     )

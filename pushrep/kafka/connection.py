@@ -3,11 +3,15 @@
     aiokafka    batch ─ copy ─▶ request ─ copy ─▶ behind its header ─ copy ─▶ behind its size ─▶ socket
     here        size, header, fields ─▶ socket, batch from where it lies ─▶ socket, the rest ─▶ socket
 
-Its own send joins the parts of a request three times, each time into memory that has to be got from the system.
+Its own send joins the parts of a request three times, each time into memory that has to be got from the system. What
+the socket does not take at once waits in asyncio's buffer for this thread's next turn, piece by piece, and the broker
+with it: so where the system allows it, the socket takes all that may be on its way.
 """
 
+import socket
 import struct
 from collections.abc import Awaitable
+from functools import cache
 from typing import Any
 
 from aiokafka.conn import AIOKafkaConnection
@@ -18,10 +22,19 @@ from pushrep.records.model import Buffer
 
 _SIZE = struct.Struct(">i")
 _LARGE_BYTES = 16 << 10  # below, a copy is cheaper than a call of the system
+_SEND_BUFFER_BYTES = 4 << 20
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no types
     """See the file's map."""
+
+    async def connect(self) -> Any:
+        """As aiokafka's."""
+        reader, writer = await super().connect()
+        if _is_granted(_SEND_BUFFER_BYTES):
+            opened = writer.get_extra_info("socket")
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        return reader, writer
 
     def send_in_parts(self, request: Any) -> Awaitable[Any]:
         """As `send`; a request whose structure has `parts()` goes out by them. Raises as `send`."""
@@ -52,3 +65,14 @@ def _joined(parts: list[Buffer]) -> list[Buffer]:
         pieces += [b"".join(small), part]
         small = []
     return [*pieces, b"".join(small)] if small else pieces
+
+
+@cache
+def _is_granted(size_bytes: int) -> bool:
+    """Whether the system lets a socket have so large a send buffer (Linux: net.core.wmem_max).
+
+    Asked of a socket that is not used: one that gets less keeps that, and would have grown further by itself.
+    """
+    with socket.socket() as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
+        return asked.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= size_bytes

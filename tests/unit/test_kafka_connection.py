@@ -1,7 +1,9 @@
 """A request in pieces is the same request: against aiokafka's own way, over a socket, with a broker's answers."""
 
 import asyncio
+import ssl
 import struct
+import subprocess
 from uuid import UUID
 
 import pytest
@@ -22,7 +24,21 @@ ANSWER = bytes.fromhex(
 )  # fmt: skip
 
 
-async def exchange(ways):
+@pytest.fixture(scope="module", params=["plain", "TLS"])
+def contexts(request, tmp_path_factory):
+    """What server and client take for TLS; None each without it."""
+    if request.param == "plain":
+        return None, None
+    key, certificate = (str(tmp_path_factory.mktemp("tls") / name) for name in ("key.pem", "certificate.pem"))
+    names = ("-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(certificate, key)
+    return server, ssl.create_default_context(cafile=certificate)
+
+
+async def exchange(contexts, ways):
     """The frames that a broker got, but for the correlation id, and what came of each."""
     frames = []
 
@@ -38,9 +54,15 @@ async def exchange(ways):
         except asyncio.IncompleteReadError:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=contexts[0])
     async with server:
-        connection = Connection(*server.sockets[0].getsockname(), client_id="pushrep", request_timeout_ms=30_000)
+        connection = Connection(
+            *server.sockets[0].getsockname(),
+            client_id="pushrep",
+            request_timeout_ms=30_000,
+            security_protocol="PLAINTEXT" if contexts[1] is None else "SSL",
+            ssl_context=contexts[1],
+        )
         await connection.connect()
         try:
             answers = [await way(connection) for way in ways]
@@ -50,11 +72,11 @@ async def exchange(ways):
 
 
 @pytest.mark.parametrize("data", [b"small", LARGE])
-def test_the_same_bytes_as_aiokafkas_own_send(data):
+def test_the_same_bytes_as_aiokafkas_own_send(contexts, data):
     batches = {1: memoryview(bytearray(data)), 3: b"another"}
     request = ProduceBatches("orders", UUID(int=7), batches, 1000)
     ways = [lambda to: to.send(request), lambda to: to.send_in_parts(request), lambda to: to.send_in_parts(request)]
-    (one, two, three), answers = asyncio.run(exchange(ways))
+    (one, two, three), answers = asyncio.run(exchange(contexts, ways))
     assert one == two == three
     assert data in one
     assert [answers_of(answer) for answer in answers] == [({1: Answer(0, 5)}, 0)] * 3
