@@ -118,6 +118,7 @@ def _receive(listening: socket.socket, path: Path) -> None:
     while True:
         line, _ = listening.accept()
         with line, path.open("wb", buffering=0) as file:
+            path.unlink()  # what is left of it when it is closed would be written to the disk beside the next round
             got = filled = 0
             while True:
                 filled = _fill(line, buffer)
