@@ -62,6 +62,9 @@ class Inotify:
                 self._descriptor = -1
                 Inotify._open -= 1
 
+    def __del__(self) -> None:
+        self.close()  # of a replay that is over, which need not be closed
+
 
 def watch_directory(path: Path) -> Inotify | None:
     """None where the system can't, or has no more of them: who wants to know has to look now and then."""

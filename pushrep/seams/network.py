@@ -106,8 +106,9 @@ class RealPoller:
     """epoll or its like, and a pipe that wakes it."""
 
     def __init__(self) -> None:
+        self._pipe: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._reader, self._writer = self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._reader, READABLE, None)
 
     def register(self, sock: Any, mask: int, data: Any) -> None:
@@ -135,8 +136,13 @@ class RealPoller:
 
     def close(self) -> None:
         self._selector.close()
-        for descriptor in (self._reader, self._writer):
+        pipe, self._pipe = self._pipe, ()
+        for descriptor in pipe:
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        if self._pipe:  # of a replay that is over, which need not be closed
+            self.close()
 
 
 class RealNetwork:

@@ -1,6 +1,8 @@
 """A reader beside a writer of another hand: what ends its wait at the tip of a log."""
 
 import asyncio
+import gc
+import os
 import threading
 
 import pytest
@@ -132,3 +134,22 @@ def test_a_replay_that_is_closed_while_another_thread_waits_for_it_just_ends(tmp
             replay.close()
             reader.join(WAIT_S)
             assert got == [b"first", "over"]
+
+
+def descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_replays_that_waited_and_came_to_their_end_keep_no_descriptors(tmp_path):
+    """Who iterates to the end has no reason to close: `for record in client.replay(...)`."""
+    with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path) as client:
+        before, watches = descriptors(), Inotify._open
+        for _ in range(30):
+            end = log.log_end_offset
+            replay = client.replay(ReplayRequest("orders-0", position=end, length=1, bound="written"))
+            threading.Timer(0.002, log.append, [[b"soon"]]).start()
+            assert len(list(replay)) == 1
+            del replay
+        assert descriptors() < before + 30, "the last few may be there still"
+        assert Inotify._open < watches + 10
