@@ -37,13 +37,13 @@ def by_digits(key: Column, position: int) -> Column:
 
 def by_prefix(spark: SparkSession) -> Numbers | None:
     """By a function that Spark has inside; None where it is not, or is not what it was."""
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the door to Spark's own objects
-
-    def prefix(key: Column, position: int) -> Column:
-        return _prefix(jvm, key if position == 1 else F.substring(key, position, 8))  # it reads the first eight itself
-
     try:
+        call = _prefix_of(spark.sparkContext._jvm)  # noqa: SLF001 - the door to Spark's own objects
         eights = [number.to_bytes(8, "big", signed=True) for number in _VECTORS]
+
+        def prefix(key: Column, position: int) -> Column:
+            return call(key if position == 1 else F.substring(key, position, 8))  # it reads the first eight itself
+
         asked = [prefix(F.lit(b"!" * (at - 1) + eight + b"key"), at) for eight in eights for at in (1, 4)]
         # One row of literals: the optimizer computes it, no job runs.
         found = spark.sql("select 1").select(*asked).first()
@@ -52,16 +52,21 @@ def by_prefix(spark: SparkSession) -> Numbers | None:
     return prefix if found is not None and found[::2] == found[1::2] == _VECTORS else None
 
 
-def _prefix(jvm: Any, eight: Any) -> Column:
+def _prefix_of(jvm: Any) -> Callable[[Any], Column]:
+    """A function from eight bytes to the call of ByteArray.getPrefix. Names are looked up once: each is a call."""
     from pyspark.sql.classic.column import Column as ClassicColumn  # noqa: PLC0415 - sessions of another kind lack it
 
-    catalyst = jvm.org.apache.spark.sql.catalyst.expressions.objects
+    static_invoke = jvm.org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
     expressions = jvm.org.apache.spark.sql.classic.ExpressionUtils
     nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
     none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
     number = getattr(getattr(jvm.org.apache.spark.sql.types, "LongType$"), "MODULE$")
     bytes_class = jvm.java.lang.Class.forName("org.apache.spark.unsafe.types.ByteArray")
-    arguments = nothing.prepended(expressions.expression(eight._jc))  # noqa: SLF001
-    # Null for null, never null for bytes, the same for the same bytes; no scalar function of a catalog behind it.
-    called = catalyst.StaticInvoke(bytes_class, number, "getPrefix", arguments, nothing, True, False, True, none)
-    return ClassicColumn(expressions.column(called))
+
+    def call(eight: Any) -> Column:
+        arguments = nothing.prepended(expressions.expression(eight._jc))  # noqa: SLF001
+        # Null for null, never null for bytes, the same for the same bytes; no scalar function of a catalog behind it.
+        called = static_invoke(bytes_class, number, "getPrefix", arguments, nothing, True, False, True, none)
+        return ClassicColumn(expressions.column(called))
+
+    return call

@@ -99,28 +99,30 @@ def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
     """
     epochs = epoch_columns(keyed)
     names = [*_COLUMNS, *(EPOCH_COLUMNS if epochs else ())]
-    number = key_numbers(keyed.sparkSession)
-    key, middle, offset = F.col(KEY), F.col("middle"), F.col("source_offset")
-    whole = keyed.select(*_COLUMNS, *epochs, F.when(F.octet_length(key) == KEY_BYTES, key).alias(KEY)).select(
-        F.spark_partition_id().alias("slice"),
+    number, key = key_numbers(keyed.sparkSession), F.col(KEY)
+    # As text: an expression made by functions costs a call into the JVM for each of its parts, some milliseconds.
+    whole = keyed.select(*_COLUMNS, *epochs, F.expr(f"if(octet_length({KEY}) = {KEY_BYTES}, {KEY}, null) as {KEY}"))
+    numbers = whole.select(
+        F.expr("spark_partition_id() as slice"),
         *names,
         number(key, 1).alias("pid"),
         number(key, 9).alias("middle"),  # the source partition, and the offset's upper half
         number(key, 13).alias("source_offset"),
     )
-    ours = (middle >= 0) & (offset >= 0)  # false or null for what is not metadata, see columns.py
+    ours = F.expr("middle >= 0 and source_offset >= 0")  # false or null for what is not metadata, see columns.py
     if rule.only_pids is not None:
         ours &= F.col("pid").isin(sorted(rule.only_pids)) if rule.only_pids else F.lit(False)
-    run = [F.when(ours, offset - F.col("offset")).alias("run")] if runs else []
-    of_slice = [name for name in names if name != "offset"]
-    pair = [F.when(ours, F.col("pid")).alias("pid"), F.when(ours, F.shiftright(middle, 32)).alias("source_partition")]
-    marks = [] if runs else [F.max(F.when(ours, offset)).alias("mark")]
-    summary = whole.groupBy("slice", *of_slice, *pair, *run).agg(
-        *marks,
-        F.min("offset").alias("start"),
-        F.max("offset").alias("last"),
-        F.count(F.lit(1)).alias("rows"),
-        F.count("offset").alias("offsets"),
+    of_slice = ["slice", *(name for name in names if name != "offset")]
+    asked = numbers.select("*", ours.alias("ours")).selectExpr(
+        *(f"`{name}`" for name in (*of_slice, "offset")),
+        "if(ours, pid, null) as pid",
+        "if(ours, shiftright(middle, 32), null) as source_partition",
+        "if(ours, source_offset - `offset`, null) as run" if runs else "if(ours, source_offset, null) as mark",
+    )
+    # In quotes, as a session may keep SQL's own words to itself.
+    bounds = ["min(`offset`) `start`", "max(`offset`) `last`", "count(1) `rows`", "count(`offset`) `offsets`"]
+    summary = asked.groupBy(*of_slice, "pid", "source_partition", *(["run"] if runs else [])).agg(
+        *(F.expr(bound) for bound in ([] if runs else ["max(mark) as mark"]) + bounds)
     )
     # The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default,
     # since adaptive execution, which would join them, is off in a stream.

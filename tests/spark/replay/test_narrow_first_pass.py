@@ -166,5 +166,5 @@ def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
 
 def test_without_the_inner_function_the_digits_are_taken(spark, monkeypatch):
     monkeypatch.setattr(key_numbers, "_found", {})
-    monkeypatch.setattr(key_numbers, "_prefix", lambda _, eight: F.lit(7))
+    monkeypatch.setattr(key_numbers, "_prefix_of", lambda _: lambda eight: F.lit(7))
     assert key_numbers.key_numbers(spark) is key_numbers.by_digits, "it gives other numbers than it should"
