@@ -24,7 +24,7 @@ class Spares:
         try:
             return self._kept.pop()
         except IndexError:
-            return mmap.mmap(-1, SPARE_BYTES)
+            return mmap.mmap(-1, SPARE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a fork has pages of its own
 
     def give_back(self, buffer: mmap.mmap) -> None:
         """Nobody looks into it any more: the next to take it writes there."""
