@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from tenacity import Retrying, stop_after_delay
+from tenacity import Retrying, stop_after_delay, wait_fixed
 
 pytest.importorskip("pyspark")
 
@@ -96,7 +96,7 @@ def silent(broker):
             os.kill(pid, signal.SIGCONT)
 
     yield stopped
-    for attempt in Retrying(stop=stop_after_delay(120), reraise=True):
+    for attempt in Retrying(stop=stop_after_delay(120), wait=wait_fixed(0.2), reraise=True):
         with attempt:  # each time by a client of its own: one that met it while it was coming back may not find it
             assert list(AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=5).brokers)
 

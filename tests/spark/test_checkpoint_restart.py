@@ -79,16 +79,15 @@ def test_a_file_source_goes_on_at_the_named_file(spark, tmp_path, checkpoint, se
         assert run(frame, checkpoint) == lines(0, 1, 2, 3)
 
 
-def test_a_query_of_files_that_is_started_on_half_a_pair_reads_each_line_once(spark, tmp_path, monkeypatch):
-    """Killed behind each of the four files: the query refuses or goes on, and the next call finishes or records it."""
+def test_a_query_of_files_that_is_started_on_half_a_pair_reads_each_line_once(spark, tmp_path, monkeypatch, torture):
+    """Killed between the two pairs, or within one: the query refuses or goes on, the next call finishes or records."""
     place = tmp_path / "in"
     place.mkdir()
     frame = spark.readStream.format("text").load(str(place))
     for n in range(3):
         (place / f"{n}.txt").write_text(f"line {n}\n")
         run(frame, str(tmp_path / "before"))
-    went_on = []
-    for written in range(5):
+    for written in range(5) if torture.is_long else (2, 3):
         checkpoint = tmp_path / f"checkpoint-{written}"
         shutil.copytree(tmp_path / "before", checkpoint)
         store = StartpointStore.open(tmp_path / f"store-{written}")
@@ -100,7 +99,6 @@ def test_a_query_of_files_that_is_started_on_half_a_pair_reads_each_line_once(sp
         read = []
         try:
             read += run(frame, str(checkpoint))
-            went_on.append(written)
         except StreamingQueryException:
             assert 0 < written < 4, "nothing is written yet, or all"
         if store.read(CONSUMER, "files-0", 0) is not None:
@@ -108,8 +106,6 @@ def test_a_query_of_files_that_is_started_on_half_a_pair_reads_each_line_once(sp
         read += run(frame, str(checkpoint))
         assert read == [("line 1",), ("line 2",)], written
         assert store.read(CONSUMER, "files-0", 0) is None
-        assert run(frame, str(checkpoint)) == []
-    assert {0, 4} <= set(went_on)
 
 
 @pytest.fixture
