@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pushrep.log.slicing import LogSlices
 from pushrep.protocol.push_messages import AppendRecordsPartition
-from pushrep.protocol.values import FileSlice, Part
+from pushrep.protocol.values import FileSlice, Part, size_of
 from pushrep.push.memory import Buffered, MemoryTracker
 from pushrep.push.session import PushSession
 from pushrep.push.wire import request_to_wire
@@ -30,6 +30,7 @@ from pushrep.replication.sessions import SessionState
 from pushrep.topic_id_partition import TopicIdPartition
 
 _ONE_AT_A_TIME = frozenset({SessionState.STARTING, SessionState.REREADING})
+_SLICE_BYTES_MIN = 64 << 10
 _BASE_OFFSET = struct.Struct(">q")
 _NOTHING: "deque[Buffered]" = deque(maxlen=0)  # of every pusher that nothing was appended for: ten thousand lie idle
 
@@ -163,7 +164,8 @@ class Pusher:
                 return None
             # Whether the logs agree is asked with little.
             large = state is SessionState.PUSHING
-            records = self._from_log(start, end, file_bytes_max if large else bytes_max, state)
+            found = self._from_log(start, end, file_bytes_max if large else bytes_max, state)
+            records = _in_memory(found) if found.size_bytes < min(bytes_max, _SLICE_BYTES_MIN) else found
         with partition.lock:
             if not progress.is_live or progress.next_offset != start:
                 return None  # cut off, or its log start moved: whoever did that wakes us again
@@ -279,6 +281,15 @@ class Pusher:
                 place = FileSlice(found.file, found.position, found.size_bytes)
                 return Records(found.base_offset, found.end_offset, (place,), found.size_bytes)
         return _whole_batches(log.read(start, bytes_max), end)
+
+
+def _in_memory(records: Records) -> Records:
+    """Little is read at once: a request for many partitions would hold as many open files until it has left."""
+    parts = [
+        part.file.read_at(part.size_bytes, part.position) if isinstance(part, FileSlice) else part  # type: ignore[attr-defined]
+        for part in records.parts
+    ]
+    return records._replace(parts=tuple(parts)) if size_of(parts) == records.size_bytes else records
 
 
 def _whole_batches(data: bytes, end: int) -> Records:

@@ -1,5 +1,7 @@
 """PushManager by the statements of its contract, each by its number, against a replica that says what a test wants."""
 
+import os
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -135,6 +137,21 @@ def test_s1_the_transition_goes_first_in_as_many_requests_as_it_needs(world, scr
     assert not spanning, "what was buffered waits until the transition is acknowledged"
     assert len([part for part in parts if part.append_offset < transition_end]) > 3
     assert replica.records() == log_bytes(service), "S2: in order, none lost, none twice"
+
+
+def test_s1_a_replica_that_lacks_a_little_of_many_partitions_costs_no_open_file_for_each(world, scripted):
+    replica, partitions = scripted(), range(120)
+    service = world.service([replica.replica], settings=QUICK, partitions=len(partitions))
+    for partition in partitions:
+        service.append(b"lacks it", partition=partition)
+    started = [start(service, replica.replica, partition=partition)[2] for partition in partitions]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 40, limit[1]))
+    try:
+        service.leading.manager.startup()
+        assert all(one.result(20) for one in started), "in one request, as a rule"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_s2_what_is_appended_before_the_first_success_comes_once_and_in_order(world, scripted):

@@ -70,8 +70,8 @@ def lead_without_fetching(patch):
 
 
 def drop_the_transition_records(patch):
-    def from_log(self, start, end, bytes_max, original=Pusher._from_log):
-        found = original(self, start, end, bytes_max)
+    def from_log(self, start, *rest, original=Pusher._from_log):
+        found = original(self, start, *rest)
         return found._replace(parts=(), size_bytes=0) if start < self.transition_end else found
 
     patch(Pusher, "_from_log", from_log)
