@@ -23,8 +23,19 @@ class Buffers:
 
     def take(self) -> memoryview:
         """All of one that nobody looks into; what is in it is left from before. Never waits."""
-        if not self._lock.acquire(blocking=False):  # a moment later, or in a fork never: one that is not kept
-            return self._view(*self._made())
+        kept = self.take_kept()
+        if kept is not None:
+            return kept
+        buffer, begin = made = self._made()
+        if self._lock.acquire(blocking=False):  # else, a moment later, or in a fork never: one that is not kept
+            self._kept = [*self._kept[1:], made]
+            self._lock.release()
+        return self._view(buffer, begin)
+
+    def take_kept(self) -> memoryview | None:
+        """The same, but None if somebody looks into each of as many as are kept: for who has another way."""
+        if not self._lock.acquire(blocking=False):
+            return None
         try:
             for number, (buffer, begin) in enumerate(self._kept):
                 try:
@@ -33,14 +44,12 @@ class Buffers:
                     continue
                 self._kept.append(self._kept.pop(number))
                 return self._view(buffer, begin)
-            made = self._made()
-            self._kept = [*self._kept[-_KEPT_MAX + 1 :], made]
-            return self._view(*made)
+            if len(self._kept) >= _KEPT_MAX:
+                return None
+            self._kept.append(self._made())
+            return self._view(*self._kept[-1])
         finally:
             self._lock.release()
-
-    def give_back(self, _buffer: object, /) -> None:
-        """It came back when its last view was dropped."""
 
     def _made(self) -> tuple[bytearray, int]:
         made = bytearray(self._size_bytes + _ALIGNMENT)
@@ -48,3 +57,17 @@ class Buffers:
 
     def _view(self, buffer: bytearray, begin: int) -> memoryview:
         return memoryview(buffer)[begin : begin + self._size_bytes]
+
+
+class KeptBuffers:
+    """For bodies of frames: who keeps many small ones keeps no whole buffer for each."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._buffers = Buffers(size_bytes)
+
+    def take(self) -> memoryview | None:
+        """See `Buffers.take_kept`."""
+        return self._buffers.take_kept()
+
+    def give_back(self, _buffer: object, /) -> None:
+        """It came back when its last view was dropped."""

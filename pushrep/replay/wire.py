@@ -20,7 +20,7 @@ from pushrep.protocol.errors import NoCommonVersion, ProtocolError
 from pushrep.protocol.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
 from pushrep.protocol.spares import SPARE_BYTES
 from pushrep.protocol.values import Part, Struct
-from pushrep.replay.buffers import Buffers
+from pushrep.replay.buffers import KeptBuffers
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
 from pushrep.replay.plan import RATE_MAX
@@ -29,7 +29,7 @@ from pushrep.seams.network import HostPort
 
 S = TypeVar("S", bound=Struct)
 _PORT_MAX = 65_535
-_MEMORY = Buffers(SPARE_BYTES)
+_MEMORY = KeptBuffers(SPARE_BYTES)
 """Of all connections: those of many that wait need none."""
 _READS_MAX = 64
 

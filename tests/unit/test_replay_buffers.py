@@ -1,13 +1,14 @@
 """Memory that comes back by itself: nobody's bytes change while somebody looks at them, and nobody waits for it."""
 
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from pushrep.protocol.frames import FrameLimits, FrameReader, Opened, frame_head
 from pushrep.protocol.spares import SPARE_BYTES
-from pushrep.replay.buffers import Buffers
+from pushrep.replay.buffers import Buffers, KeptBuffers
 
 
 def frame(body):
@@ -19,7 +20,7 @@ def reader():
     def opened(prefix, _header):
         return Opened(prefix.body_bytes, lambda body: body)
 
-    return FrameReader(opened, FrameLimits(), Buffers(SPARE_BYTES))
+    return FrameReader(opened, FrameLimits(), KeptBuffers(SPARE_BYTES))
 
 
 def received(reader, data, size):
@@ -73,3 +74,16 @@ def test_bodies_of_frames_stay_what_they_were_as_long_as_they_are_looked_at(read
     (again,) = received(reader, frame(sent[0]), piece)
     assert again == sent[0]
     assert id(again.obj) in memory, "the memory is used again"
+
+
+def test_who_keeps_many_small_bodies_does_not_keep_a_whole_buffer_for_each(reader):
+    """A list of batches of 70 kB each would take 90 times as much."""
+    body = os.urandom(70_000)
+    tracemalloc.start()
+    try:
+        kept = [found for _ in range(60) for found in received(reader, frame(body), 1 << 30)]
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept == [body] * 60
+    assert held_bytes < 8 * SPARE_BYTES + 60 * 4 * len(body)
