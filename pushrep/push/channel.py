@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple
 
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
@@ -26,6 +25,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import ProtocolError
 from pushrep.protocol.push_messages import AppendRecordsPartition, AppendRecordsRequest, AppendRecordsResponse
 from pushrep.push.connecting import OpenConnection, connect, patiently, pause_s
+from pushrep.push.in_flight import FileRequests, OnItsWay
 from pushrep.push.pusher import Pusher, Sent, Wish
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
@@ -38,14 +38,6 @@ from pushrep.seams.network import READABLE, WRITABLE
 _LOG = logging.getLogger("pushrep.push")
 _GRACE_S = 0.2
 _PARTS_MAX = 1024  # partitions in one request: its header stays far below what a peer takes
-
-
-class _OnItsWay(NamedTuple):
-    """A request without an answer."""
-
-    sent_ms: int
-    parts: list[Sent]
-    slots: int
 
 
 class Waker:
@@ -75,8 +67,9 @@ class Channel:
         self._protocol: ClientConnection | None = None
         self._outgoing: list[Piece] = []
         self._events = READABLE
-        self._in_flight: dict[int, _OnItsWay] = {}
+        self._in_flight: dict[int, OnItsWay] = {}
         self._slots = 0  # of all that is in flight
+        self._file_requests = FileRequests(settings)
         self._linger_until_ms: int | None = None
         self._opened: OpenConnection | None = None
         self._connecting: Thread | None = None
@@ -280,7 +273,8 @@ class Channel:
         assert self._protocol is not None, "there is a socket"
         correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
         self._outgoing = pieces_of(frame)
-        request = _OnItsWay(now_ms, sents, max(1, bytes_in_files(self._outgoing) // self._settings.request_bytes_max))
+        file_bytes = bytes_in_files(self._outgoing)
+        request = OnItsWay(now_ms, sents, max(1, file_bytes // self._settings.request_bytes_max), file_bytes)
         self._in_flight[correlation_id], self._slots = request, self._slots + request.slots
         for part, sent in zip(parts, sents, strict=True):
             if part.records:
@@ -300,7 +294,7 @@ class Channel:
             if self._wait_for_company(pusher, now_ms):
                 continue
             try:
-                found = pusher.next_part(room, file_bytes_max=self._settings.request_file_bytes_max)
+                found = pusher.next_part(room, file_bytes_max=self._file_requests.bytes_max)
             except OffsetOutOfRange:
                 pusher.session.partition.look_at_log_start()  # it has moved under what was to be sent
                 self.wake_later(pusher)
@@ -372,12 +366,13 @@ class Channel:
             if self._sock is not sock or not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
                 return
 
-    def _answered(self, request: _OnItsWay, response: AppendRecordsResponse) -> None:
+    def _answered(self, request: OnItsWay, response: AppendRecordsResponse) -> None:
         if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):
             results = [AppendRecordsResult(outcome_of(response.error_code))] * len(request.parts)
         else:
             results = [result_from_wire(result) for result in response.results]
             self._fruitless = 0
+            self._file_requests.answered(request.file_bytes)
         for sent, result in zip(request.parts, results, strict=True):
             sent.pusher.on_result(sent, result)
             self.heed(sent.pusher)
@@ -395,6 +390,7 @@ class Channel:
         self._sock = self._protocol = self._linger_until_ms = None
         self._outgoing = []
         given_up, self._in_flight, self._slots = self._in_flight, {}, 0
+        self._file_requests.lost(max((request.file_bytes for request in given_up.values()), default=0))
         for pusher in dict.fromkeys(sent.pusher for request in given_up.values() for sent in request.parts):
             pusher.on_disconnect()
             self.heed(pusher)

@@ -3,6 +3,7 @@
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.protocol.frames import FrameLimits
 from pushrep.push.errors import MayStillBeDelivered
 from pushrep.push.settings import Replica
 from pushrep.push_session_end_reason import PushSessionEndReason
@@ -73,6 +74,17 @@ def test_a_replica_that_was_away_gets_what_it_missed(world):
     assert world.replica(2).replica_epoch == 2, "a restart is a new replica epoch"
     world.close()
     assert record_bytes(world.directory(2)) == record_bytes(world.root / "leader" / "orders-0")
+
+
+def test_a_node_that_takes_smaller_frames_than_requests_from_the_file_is_caught_up_all_the_same(world):
+    """Its own limit cuts the connection, with a logged reason: requests get smaller, down to `request_bytes_max`."""
+    limits = FrameLimits(frame_bytes_max=2 << 20)
+    service = world.service([world.node(1, limits=limits)])
+    for _ in range(40):
+        service.append(bytes(300_000))
+    service.start()
+    service.wait_for_all()
+    assert record_bytes(world.directory(1)) == record_bytes(world.root / "leader" / "orders-0")
 
 
 def test_too_few_replicas_acknowledge_nothing_and_say_so_at_the_end(world):
