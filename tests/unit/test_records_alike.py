@@ -5,8 +5,10 @@ import pytest
 from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, TimestampType, encode_batch
 from pushrep.records.alike import read_alike
 from pushrep.records.columns import columns_by_arrays
+from pushrep.records.decoder import scan
 from pushrep.records.record_rows import RecordCursor
 from pushrep.records.rows import rows
+from pushrep.records.varint import varint
 
 
 def alike(batch):
@@ -73,6 +75,19 @@ def test_times_beyond_64_bits_are_left_to_those_who_refuse_them():
         assert alike(batch) is not None
         batch.header = batch.header._replace(base_timestamp_ms=(1 << 63) - 1 - (0 if len(times) == 60 else -1))
         assert alike(batch) is None
+
+
+@pytest.mark.parametrize("time_type", TimestampType)
+def test_one_time_that_is_no_number_of_64_bits_is_refused_though_the_append_set_the_times(time_type):
+    def record(row, last_byte):
+        fields = b"\0" + b"\xfe" + b"\xff" * 8 + bytes([last_byte]) + varint(row) + varint(-1) + varint(-1) + b"\0"
+        return varint(len(fields)) + fields
+
+    header = encode_batch([b""] * 40, timestamps_ms=1).header._replace(attributes=time_type << 3)
+    payload = b"".join(record(row, 2 if row == 30 else 1) for row in range(40))
+    with pytest.raises(CorruptRecordBatch):
+        scan(header, payload)
+    assert read_alike(header, memoryview(payload)) is None, "it is left to those who refuse it"
 
 
 def test_the_time_of_the_append_is_that_of_the_header():
