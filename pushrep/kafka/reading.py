@@ -65,8 +65,8 @@ class SealedReader:
         if view is None:
             data = memoryview(found.file.read_at(found.size_bytes, found.position))
         else:
-            data = view[: found.size_bytes]
-            preadv(found.file.fileno(), [data], found.position)
+            read_bytes = preadv(found.file.fileno(), [view[: found.size_bytes]], found.position)
+            data = view[:read_bytes]  # of a file that was cut meanwhile less: behind it lies what was read before
         return _checked(data, found.base_offset)
 
 

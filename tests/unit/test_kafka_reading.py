@@ -33,6 +33,19 @@ def reader(log):
     return SealedReader(log.slices(), ReusedMemory())
 
 
+class CutAfterLooking:
+    """Slices of a log whose file is cut to `size` between the look at the headers and the read."""
+
+    def __init__(self, log, size):
+        self._slices, self._file, self._size = log.slices(), log.path / "00000000000000000000.log", size
+
+    def read(self, offset, limit, max_bytes):
+        found = self._slices.read(offset, limit, max_bytes)
+        with self._file.open("r+b") as file:
+            file.truncate(self._size)
+        return found
+
+
 @pytest.mark.parametrize("size", [10, 5000, 300_000, LARGE])
 def test_the_same_batches_as_by_the_log(log, size):
     wanted = fill(log, 12, size)
@@ -56,6 +69,17 @@ def test_memory_that_somebody_looks_into_is_not_written_to(log):
     assert not again[0].data.readonly
     held.insert(3, *again)
     assert [bytes(batch.data) for batch in held] == wanted
+
+
+def test_a_file_that_ends_early_brings_back_nothing_of_another_log(log, tmp_path):
+    """Behind what came lies what was read before: a whole batch, with the very offset that is waited for."""
+    memory = ReusedMemory()
+    with SegmentLog.open(tmp_path / "orders-1", LogConfig(preallocate_bytes=0, batch_bytes_max=3 << 20)) as other:
+        fill(other, 2, 300_000)
+        assert len(SealedReader(other.slices(), memory).read(0, 2)) == 2
+    first, _ = fill(log, 2, 300_000)
+    cut = SealedReader(CutAfterLooking(log, len(first)), memory)
+    assert [bytes(batch.data) for batch in cut.read(0, 2)] == [first]
 
 
 def test_a_buffer_is_used_again_and_begins_with_a_page():
