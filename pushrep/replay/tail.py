@@ -34,12 +34,15 @@ class Tail:
     def __init__(self, directory: Path, filesystem: Filesystem) -> None:
         self._directory, self._filesystem = directory, filesystem
         self._place: _Place | None = None
+        self.has_more = False
+        """Behind the last one found stands what seems to be another batch, which was above the limit then."""
 
     def behind(self, last: BatchHeader, limit: int) -> list[RecordBatch] | None:
         """Some of the batches behind `last` that hold offsets below `limit`, their CRCs checked.
 
         None if it is not known that `last` stands where it did; none of them if who knows more has to look.
         """
+        self.has_more = False
         place = self._place
         if place is None or place.header != last:
             place = self._place = self._find(last)
@@ -86,6 +89,7 @@ class Tail:
                 position, at, data = position + at, 0, self._read(segment, position + at, header.size_bytes)
             yield position + at, RecordBatch.check(memoryview(data)[at : at + header.size_bytes], header)
             at, before = at + header.size_bytes, header
+        self.has_more = _begins(data, at, before.next_offset)
 
     def _read(self, segment: int, position: int, size: int) -> bytes:
         with closing(self._filesystem.open(segment_path(self._directory, segment), writable=False)) as file:

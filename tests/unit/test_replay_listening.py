@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -114,6 +115,25 @@ def test_who_has_all_that_is_written_looks_again_with_a_write_or_hardly_ever(tmp
     finally:
         listening.close()
         deaf.close()
+
+
+def test_a_write_that_was_heard_with_the_one_before_and_is_published_later_is_looked_for_soon(tmp_path):
+    """Its writer may lose the processor between the two: nothing is heard of it any more."""
+    with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path) as client:
+        log.append(b"first")
+        with client.replay(ReplayRequest("orders-0", bound="written")) as replay:
+            assert next(iter(replay)).value == b"first"
+            session = replay._feed
+            session.wait(0)
+            log.append(b"second")
+            log.append(b"third")
+            session.wait(WAIT_S)
+            published = session.source.facts
+            session.source.facts = lambda **how: replace(published(**how), written=2)
+            assert [record.value for record in replay.poll()] == [b"second"]
+            assert session._listening._pause_s(needs_write=True) < 0.01
+            session.source.facts = published
+            assert [record.value for record in replay.poll()] == [b"third"]
 
 
 def test_a_replay_that_is_closed_while_another_thread_waits_for_it_just_ends(tmp_path):

@@ -56,6 +56,16 @@ def test_nothing_is_given_at_or_above_the_limit(log):
     assert [batch.header.base_offset for batch in tail.behind(first, 2)] == [1]
 
 
+def test_it_knows_whether_more_was_written_than_may_be_read(log):
+    tail = Tail(log.path, REAL_FILESYSTEM)
+    grow(log, 10, 10, 10)
+    first = next(log.batches(0)).header
+    assert len(tail.behind(first, 2)) == 1
+    assert tail.has_more
+    assert len(tail.behind(first, 3)) == 2
+    assert not tail.has_more
+
+
 def test_a_log_that_was_cut_and_has_grown_again_is_not_taken_for_the_one_before(log):
     tail = Tail(log.path, REAL_FILESYSTEM)
     grow(log, 10, 11, 12)
