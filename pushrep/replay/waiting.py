@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -16,22 +17,25 @@ class Waiting:
         self._poller: Poller | None = None  # made by who waits: it costs descriptors
         self._polled: Any = None  # what it watches: told once, not with every wait
         self._async_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        # Descriptors of a poller that is closed may be somebody else's: neither a wait nor a wake may be in it then.
+        self._waits, self._wakes = threading.RLock(), threading.RLock()
         self._is_woken = False  # by `wake`, for whoever was not waiting yet
         self._is_closed = False
 
     def wait(self, sock: Any, timeout_s: float) -> None:
         """Until `sock` can be read, `wake`, or the time is over. Not at all once it is closed."""
-        if self._is_closed:
-            return
-        if self._poller is None:
-            self._poller = self._network.poller()
-        if sock is not self._polled:
-            self._let_go()
-            if sock is not None:
-                self._poller.register(sock, READABLE, self)
-                self._polled = sock
-        self._poller.select(0 if self._is_woken or _has_decrypted(sock) else timeout_s)
-        self._is_woken = False
+        with self._waits:
+            if self._is_closed:
+                return
+            if self._poller is None:
+                self._poller = self._network.poller()
+            if sock is not self._polled:
+                self._let_go()
+                if sock is not None:
+                    self._poller.register(sock, READABLE, self)
+                    self._polled = sock
+            self._poller.select(0 if self._is_woken or _has_decrypted(sock) else timeout_s)
+            self._is_woken = False
 
     async def wait_async(self, sock: Any, timeout_s: float) -> None:
         """The same in an event loop."""
@@ -53,20 +57,23 @@ class Waiting:
     def wake(self) -> None:
         """End the wait, or the next one."""
         self._is_woken = True
-        if self._poller is not None:
-            self._poller.wake()
+        with self._wakes:
+            if self._poller is not None:
+                self._poller.wake()
         if self._async_wake is not None:
             loop, event = self._async_wake
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(event.set)
 
     def close(self) -> None:
-        """Let go; who waits in another thread is woken before."""
+        """Let go; who waits in another thread is woken, and has left when this returns."""
         self._is_closed = True
-        if self._poller is not None:
-            self._let_go()
-            self._poller.close()
-            self._poller = None
+        self.wake()
+        with self._waits, self._wakes:
+            if self._poller is not None:
+                self._let_go()
+                self._poller.close()
+                self._poller = None
 
     def _let_go(self) -> None:
         if self._polled is not None and self._poller is not None:

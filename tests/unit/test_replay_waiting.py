@@ -85,3 +85,48 @@ def test_blocks_of_few_and_of_many_batches_are_checked_alike(count):
         if at > len(data) - len(made[-1].data):
             with pytest.raises(CorruptRecordBatch):
                 checked(memoryview(data)[:at])
+
+
+class NotedPoller:
+    """One that somebody waits in, and does not leave at once when it is woken."""
+
+    def __init__(self):
+        self.inside, self.woken, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.was_closed_inside = None
+
+    def register(self, sock, mask, data): ...
+    def unregister(self, sock): ...
+    def select(self, _timeout_s):
+        self.inside.set()
+        assert self.woken.wait(30)
+        self.was_closed_inside = self.closed.wait(0.1)
+
+    def wake(self):
+        assert not self.closed.is_set(), "its pipe may be somebody else's file by now"
+        self.woken.set()
+
+    def close(self):
+        self.closed.set()
+
+
+class OnePoller:
+    """A network with that one."""
+
+    def __init__(self):
+        self.made = NotedPoller()
+
+    def poller(self):
+        return self.made
+
+
+def test_a_close_lets_go_of_the_descriptors_when_nobody_waits_in_them_any_more(pair):
+    network = OnePoller()
+    waiting = Waiting(network)
+    waiter = threading.Thread(target=waiting.wait, args=(pair[0], FOR_EVER_S))
+    waiter.start()
+    assert network.made.inside.wait(30)
+    waiting.close()
+    waiting.wake()
+    waiter.join(30)
+    assert network.made.closed.is_set()
+    assert network.made.was_closed_inside is False
