@@ -110,6 +110,31 @@ def test_what_is_patched_in_place_is_the_sealed_batch_under_its_producer(log):
     assert [bytes(batch.data) for batch in log.batches(0)] == wanted, "the log keeps what it has"
 
 
+def test_under_a_new_producer_nothing_is_written_where_an_old_connection_may_still_read(log):
+    """A TLS connection keeps what it has not sent: sent again by another the bytes stay, by a new id they move."""
+    wanted = fill(log, 2)
+    source, pipeline = LogSource(log, 0, 0), Pipeline(0)
+    source.look()
+    pipeline.begin(4711, 2)
+    sent = [source.next_piece(1 << 20) for _ in wanted]
+    for one in sent:
+        pipeline.add(one)
+    backlog = [one.data for one in sent]
+    old = [bytes(data) for data in backlog]
+    pipeline.reopen()
+    assert pipeline.waiting() is sent[0]
+    assert [bytes(one.data) for one in sent] == old, "the same bytes again"
+    del sent, one
+    pipeline.begin(4712, 0)
+    source.rewind()
+    for number, sealed in enumerate(wanted):
+        again = source.next_piece(1 << 20)
+        pipeline.add(again)
+        assert not again.data.readonly, "it is in memory that is used again"
+        assert bytes(again.data) == RecordBatch(sealed).with_producer(4712, 0, number)
+    assert [bytes(data) for data in backlog] == old
+
+
 def test_a_batch_larger_than_a_buffer_is_read_by_the_log(log):
     [wanted] = fill(log, 1, 2 * BUFFER_BYTES)
     assert reader(log).read(0, 1) == []
