@@ -257,6 +257,8 @@ class LocalSession:
                 if self._walk_end >= wanted.limit:
                     break
                 continue  # it was begun when there was less to read
+            if (cut := self._cut_before(window)) is not None:
+                return cut
             self._pending += window.batches
             size += window.size_bytes
         return None
@@ -279,6 +281,20 @@ class LocalSession:
             return self.source.cut_since(last.base_offset, last.leader_epoch, self._facts)
         self._walk = self._batches(at, limit)
         return None
+
+    def _cut_before(self, window: Window) -> e.Truncated | None:
+        """What became of a log that was cut and grew past here while it was walked: under a higher epoch, as a rule."""
+        last = self._pending[-1].header if self._pending else self._last
+        if last is None or window.batches[0].header.leader_epoch == last.leader_epoch:
+            return None
+        try:
+            found = next(self.source.batches(last.next_offset - 1, last.next_offset), None)
+        except OffsetOutOfRange:  # retention took it meanwhile, which is no cut
+            return None
+        if found is not None and found.header == last:
+            return None
+        self._walk, self._pending = None, []
+        return self.source.cut_since(last.base_offset, last.leader_epoch, self._facts)
 
     def _batches_from(self, behind: list[RecordBatch], at: int, limit: int) -> Iterator[Window]:
         """Those, and what follows them."""

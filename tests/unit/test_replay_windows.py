@@ -5,12 +5,13 @@ import pytest
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.protocol.values import size_of
 from pushrep.records import Codec, encode_batch
-from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, source, windows
+from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, source, windows
 from pushrep.replay.buffers import Buffers
 from pushrep.replay.limits import Span
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.replay.windows import BUFFER_BYTES, BatchWindows
 from pushrep.seams import REAL_FILESYSTEM
+from pushrep.testing.simulated_clock import SimulatedClock
 
 
 @pytest.fixture
@@ -107,3 +108,22 @@ def test_who_begins_below_the_end_does_not_make_the_kernel_list_its_locks(tmp_pa
         with pytest.raises(ReplayRefused):
             client.replay(ReplayRequest("orders-0", log.log_end_offset, length=TO_END))
         assert asked
+
+
+def test_a_log_that_is_cut_and_grows_past_the_reader_while_it_is_walked_is_found_out(tmp_path):
+    """Between two windows, and before the log's offsets are looked at again: the file goes on under a higher epoch."""
+    config, clock = LogConfig(preallocate_bytes=0), SimulatedClock()
+    with SegmentLog.open(tmp_path / "orders-0", config, has_replicas=True) as log:
+        for _ in range(40):
+            log.append([b"a" * 100_000], durability=Durability.BUFFERED)
+        with ReplayClient(tmp_path, clock=clock) as client:
+            replay = client.replay(ReplayRequest("orders-0", bound="written"))
+            batches = iter(replay.batches())
+            next(batches)
+            log.truncate_to(1)
+            log.begin_epoch(5, 1)
+            for _ in range(45):
+                log.append([b"b" * 100_000], durability=Durability.BUFFERED)
+            with pytest.raises(ReplayTruncated) as told:
+                assert {batch.batch.header.leader_epoch for batch in batches} == {0}, "nothing of the new history"
+            assert told.value.cut_offset == 1
