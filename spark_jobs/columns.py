@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql.types import BinaryType, NullType
 
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, OFFSET_MAX, PARTITION_MAX
 from spark_jobs.errors import SparkJobError
@@ -79,7 +80,8 @@ def pack_stream_metadata(pid: Column, partition: Column, offset: Column) -> Colu
 def carrier_key(carrier: str, df: DataFrame, *, key: str = "key", headers: str = "headers") -> Column:
     """The bytes that may be metadata, by carrier: the key column, or the last header named `stream-metadata`.
 
-    Raises CarrierUnusable if the frame lacks the column; the sources give headers with `includeHeaders`.
+    Raises CarrierUnusable if the frame lacks the column, or has a key that is no bytes; the sources give headers with
+    `includeHeaders`.
     """
     if carrier not in CARRIERS:
         raise CarrierUnusable(carrier, "", f"there is no such carrier; use one of {', '.join(CARRIERS)}")
@@ -88,6 +90,10 @@ def carrier_key(carrier: str, df: DataFrame, *, key: str = "key", headers: str =
         hint = "read with option includeHeaders=true" if carrier == "header" else "select it"
         raise CarrierUnusable(carrier, column, f"the frame has no column {column!r}: {hint}")
     if carrier == "key":
+        kind = df.schema[key].dataType
+        if not isinstance(kind, BinaryType | NullType):
+            why = f"the column {key!r} is {kind.simpleString()}, and metadata are 20 bytes: leave it binary"
+            raise CarrierUnusable(carrier, column, why)
         return F.col(key)
     named = F.filter(F.col(headers), lambda header: header["key"] == METADATA_HEADER)
     # try_element_at answers null where the array is empty or null; -1 is the last.

@@ -124,7 +124,12 @@ def test_a_business_key_is_not_overwritten_but_metadata_is(spark):
 
 @pytest.mark.parametrize(
     ("carrier", "columns", "named"),
-    [("value", "key binary", "value"), ("header", "key binary", "includeHeaders"), ("key", "value binary", "'key'")],
+    [
+        ("value", "key binary", "value"),
+        ("header", "key binary", "includeHeaders"),
+        ("key", "value binary", "'key'"),
+        ("key", "key string", "'key' is string"),
+    ],
 )
 def test_an_unusable_carrier_is_refused_by_name(spark, carrier, columns, named):
     frame = spark.createDataFrame([], columns)
