@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pushrep.errors import PushrepError
+from spark_jobs.demo.crew import undisturbed
 from spark_jobs.demo.output import Output, claim, unpack_flights
 from spark_jobs.demo.plan import new_seed
 from spark_jobs.demo.processes import adopt_orphans
@@ -109,7 +110,8 @@ def show_run(options: SharedOptions, run: Callable[[Console], Shown]) -> None:
     try:
         summary = run(console)
     except KeyboardInterrupt:
-        console.print("stopped; nothing is left running")
+        with undisturbed():
+            console.print("stopped; nothing is left running")
         raise click.exceptions.Exit(130) from None
     except (SparkJobError, PushrepError, OSError) as error:
         raise click.ClickException(str(error)) from error

@@ -77,8 +77,10 @@ def interrupted_run(out, databases):
     ) as demo:
         try:
             for line in demo.stdout:
+                # What is being printed when Ctrl-C comes may be printed twice.
+                is_first = not any("have started" in before for before in said)
                 said.append(line)
-                if "have started" in line:
+                if is_first and "have started" in line:
                     demo.send_signal(signal.SIGINT)
         finally:
             demo.kill()
