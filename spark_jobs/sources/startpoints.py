@@ -11,7 +11,8 @@ The store's checkpoint of the consumer follows Spark's about once a minute, for 
 A failed startpoint stops the query with its reason. Bootstrapping partitions hold the others still.
 
 A store that does not answer when a stream starts stops it. Later the stream goes on without new startpoints, says so in
-its log and its progress, and takes them up when the store answers again; a partition that is new waits for that.
+its log and its progress, and takes them up when the store answers again; a partition that is new, or comes back,
+waits for that. `begun` alone asks, all that a turn needs: a store that is lost after it is away from the next turn on.
 """
 
 from collections.abc import Callable, Mapping
@@ -92,8 +93,7 @@ class StreamStartpoints:
         if self.away() is not None:
             self._seen = None  # so that more than a look is asked
         for partition in sorted(extents.keys() - self._claims.keys()):
-            claim = partial(self._store.claim, self._consumer, self._topic, partition)
-            self._claims[partition] = self._asked(claim)
+            self._claims[partition] = self._asked(partial(self._met, partition, positions.get(partition)))
         self._follow(positions)
         seen = (size_bytes, frozenset(extents))
         if self._seen == seen:
@@ -107,22 +107,23 @@ class StreamStartpoints:
         self._seen = None if found else seen
 
     def held(self, before: StreamOffset | None, step: Step) -> Step:
-        """The step while a partition bootstraps: those that don't read nothing."""
+        """The step while a partition bootstraps: those that don't read nothing. `begun` has asked all that it needs."""
         gate = BootstrapGate()
         positions = before.positions if before is not None else {}
         for partition, (start, _) in step.ranges.items():
             line = step.begun.get(partition, positions.get(partition))
-            gate.start(partition, start, self._until(partition, line.epoch if line is not None else 0))
+            gate.start(partition, start, self._bootstraps[partition, line.epoch if line is not None else 0])
         ranges = {p: (start, end if gate.may_read(p) else start) for p, (start, end) in step.ranges.items()}
         return replace(step, ranges=ranges)
 
-    def _until(self, partition: int, epoch: int) -> int | None:
-        """Up to where a partition in this epoch bootstraps, if it does; asked once, since it never changes."""
-        if (partition, epoch) not in self._bootstraps:
-            standing = self._standing(self._claims[partition], epoch)
-            applied = standing.applied if standing is not None else None
-            self._bootstraps[partition, epoch] = applied.until if applied is not None else None
-        return self._bootstraps[partition, epoch]
+    def _met(self, partition: int, position: Position | None) -> Claim:
+        """Claim a partition, and learn up to where it bootstraps, if it does: of its epoch, that never changes."""
+        claim = self._store.claim(self._consumer, self._topic, partition)
+        epoch = position.epoch if position is not None else 0
+        standing = self._standing(claim, epoch)
+        applied = standing.applied if standing is not None else None
+        self._bootstraps[partition, epoch] = applied.until if applied is not None else None
+        return claim
 
     @property
     def _store(self) -> StartpointStore:

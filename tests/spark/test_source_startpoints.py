@@ -428,3 +428,47 @@ def test_bootstrapping_goes_on_while_the_store_is_away(directory, store, brokers
     brokers.lost = ALL_LOST
     assert engine.batch() == rows(1, 15, 30, epoch=sequence), "partition 0 is held still"
     assert sorted(engine.drain()) == rows(0, COUNT, COUNT + 5) + rows(1, 30, epoch=sequence)
+
+
+def test_a_store_that_is_lost_after_it_told_a_start_where_is_an_outage_of_a_running_stream(
+    directory, store, brokers, clock, caplog, monkeypatch
+):
+    """A turn has asked all that it needs before it plans, even in the first after a start, amid a bootstrap."""
+    engine = Engine(directory, maxRecordsPerTrigger="25")
+    engine.drain()
+    append(directory, 0, 3)
+    sequence = store.write("billing", "orders", 1, Startpoint.bootstrap(), "read it first")
+    assert engine.batch() == rows(1, 0, 25, epoch=sequence)
+    engine.restart()
+    readable = startpoints.StreamStartpoints.readable
+
+    def lost_meanwhile(self, extents):
+        brokers.lost = ALL_LOST
+        return readable(self, extents)
+
+    monkeypatch.setattr(startpoints.StreamStartpoints, "readable", lost_meanwhile)
+    assert engine.batch() == rows(1, 25, epoch=sequence), "partition 0 is held still"
+    assert engine.drain() == rows(0, COUNT, COUNT + 3)
+    assert caplog.text.count("new startpoints wait") == 1, "told once"
+    assert "no broker answers" in engine.reader.reportLatestOffset()["startpoints"]
+
+
+def test_a_partition_that_comes_back_waits_for_a_store_that_does_not_say_whether_it_bootstraps(
+    directory, store, brokers, clock
+):
+    engine = Engine(directory, failOnDataLoss="false")
+    engine.drain()
+    sequence = store.write("billing", "orders", 1, Startpoint.specific(35), "again")
+    assert engine.drain() == rows(1, 35, epoch=sequence)
+    append(directory, 1, 1)
+    (directory / "orders-1").rename(directory.parent / "orders-1")
+    engine.restart()
+    assert engine.drain() == []
+    (directory.parent / "orders-1").rename(directory / "orders-1")
+    append(directory, 0, 1)
+    brokers.lost = ("standing",)
+    assert engine.drain() == rows(0, COUNT, COUNT + 1)
+    assert "no broker answers" in engine.reader.reportLatestOffset()["startpoints"]
+    brokers.lost = ()
+    clock.advance(60_000)
+    assert engine.drain() == rows(1, COUNT, COUNT + 1, epoch=sequence)
