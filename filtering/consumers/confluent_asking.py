@@ -9,7 +9,16 @@ from filtering.consumers.asking import TIMEOUT_S, Failure, ask
 
 _Answer = TypeVar("_Answer")
 
-_CONNECTION = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.id", "log_level", "broker.address.family")
+_CONNECTION = (
+    # Where the brokers are, and how sockets get there.
+    *("bootstrap.servers", "metadata.broker.list", "metadata.recovery.", "client.id", "client.dns.lookup"),
+    *("broker.address.", "socket.", "connections.", "reconnect.", "api.version.", "broker.version."),
+    # Who they are, and who asks.
+    *("security.", "sasl.", "ssl.", "https.", "enable.ssl.", "enable.sasl.", "oauth_cb", "plugin.library.paths"),
+    # What is said of it.
+    *("log_level", "log.connection.close"),
+)
+"""How the names begin of librdkafka's settings, and the Python client's, that say how to reach brokers."""
 _PASSES = frozenset(
     {
         # The group's or the transaction's coordinator: not made yet, moving, loading.
@@ -52,7 +61,7 @@ _NOT_THERE = frozenset(
 
 
 def connection_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What another client needs of a consumer's settings to reach the same brokers."""
+    """What another client needs of a consumer's settings to reach the same brokers; secrets are among it."""
     return {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
 
 

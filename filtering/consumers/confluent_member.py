@@ -22,13 +22,13 @@ class Member:
         """Whether the coordinator says that this member has the partition now.
 
         False while partitions are being given out, for one that was assigned without a group's help, and where nobody
-        answers within 5 s.
+        answers within 5 s, or the consumer's `oauth_cb` gives no token within the client's 10 s.
         """
         own = self.client.memberid()
         if not own:
             return False
-        admin = AdminClient({**self._connection, "log_level": 0})  # held until it has answered
         try:
+            admin = AdminClient({**self._connection, "log_level": 0})  # held until it has answered
             asked = admin.describe_consumer_groups([self.group], request_timeout=_TIMEOUT_S)
             found = asked[self.group].result(_TIMEOUT_S)
         except (KafkaException, TimeoutError):
