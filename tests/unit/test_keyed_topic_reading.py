@@ -1,11 +1,14 @@
 """A topic that serves as a map, read while others write: nothing that comes in meanwhile is passed over."""
 
 import json
+from uuid import uuid4
 
 from confluent_kafka import KafkaError, TopicPartition
 
 from pushrep.kafka import KafkaDestination
+from pushrep.kafka.committed import CommittedRecords
 from pushrep.kafka.keyed_topic_reading import CHANGE, FORMAT, KeyedReading
+from pushrep.kafka.topic import TopicFacts
 
 _FORMAT = {"format": "test", "version": 1}
 
@@ -64,9 +67,13 @@ class _Log:
 
 
 def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time():
-    reading = KeyedReading(KafkaDestination(bootstrap_servers="127.0.0.1:1", topic="marks"), "marks", _FORMAT)
-    reading.close()
-    log = reading._consumer = _Log()
+    facts = TopicFacts("marks", uuid4(), 1, "compact", 1 << 20, -1, False, 86_400_000)
+    destination = KafkaDestination(bootstrap_servers="127.0.0.1:1", topic="marks")
+    records = CommittedRecords(destination, facts, lambda: 10.0)
+    records.close()
+    log = records._consumer = _Log()
+    records._check_identity = lambda: None  # nobody makes the topic anew here
+    reading = KeyedReading(records, facts, _FORMAT)
     log.append(FORMAT, json.dumps(_FORMAT).encode(), is_last=False)
     log.append("a", b"1")
 
