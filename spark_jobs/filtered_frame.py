@@ -33,8 +33,8 @@ _DECISION = "_pushrep_decision"
 class FilteredFrame:
     """A batch frame's answer: `rows` pass, `dropped` do not; `marks` and `ranges` belong to all of its rows.
 
-    Reading `rows` or `dropped` reads the frame again and fails with FrameChanged, as text in Spark's exception, if
-    it does not give the same rows again.
+    Reading `rows` or `dropped` reads the frame again. Where rows are judged one by one, it fails with FrameChanged, as
+    text in Spark's exception, if it does not give the same rows again; where whole runs pass or drop, nobody looks.
     """
 
     rows: DataFrame

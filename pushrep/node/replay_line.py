@@ -13,17 +13,13 @@ from typing import NamedTuple
 
 from pushrep.protocol.server import Call, ServerConnection, Told
 from pushrep.protocol.values import FileSlice, Part, size_of
-from pushrep.push.sockets import AnySocket
+from pushrep.push.sockets import AnySocket, FileIsShorter
 from pushrep.seams import READABLE, WRITABLE
 
 _TLS_BYTES = 128 << 10
 _FRAMES_MAX = 256
 """So many answers may wait for a peer that asks and does not read; then nothing more is read of it."""
 _READS_MAX = 16
-
-
-class FileIsShorter(ConnectionError):
-    """The log was cut while a block of it was on its way: the frame can't be finished, the peer has to come again."""
 
 
 class Handed(NamedTuple):
