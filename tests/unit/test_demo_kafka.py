@@ -25,7 +25,7 @@ from spark_jobs.demo.plan import BATCHES_MIN
 from spark_jobs.demo.processes import Child, ProgramFailed
 from spark_jobs.errors import SparkJobError
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 @given(st.integers(0, 2**40), st.integers(1000, 10**7), st.integers(1, 5))

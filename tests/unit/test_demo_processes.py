@@ -52,9 +52,9 @@ def start(tmp_path):
 
 
 def wait_for(condition, what):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (got := condition()):
-        assert time.monotonic() < deadline, f"waited 20 s for {what}"
+        assert time.monotonic() < deadline, f"waited 60 s for {what}"
         time.sleep(0.01)
     return got
 

@@ -235,7 +235,7 @@ def test_an_interruption_while_others_wait_for_the_turn_lets_them_go(tmp_path, e
     assert interrupted > 10
     others = threading.Thread(target=getattr(log, end), daemon=True)
     others.start()
-    others.join(10)
+    others.join(60)
     assert not others.is_alive(), "who was interrupted kept the turn"
     log.close()
     with SegmentLog.open(log.path) as opened:

@@ -20,7 +20,7 @@ class SlowDisk(RealFilesystem):
 
     def rename(self, source, target):
         self.under_way.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         self.clock.advance(self.takes_ms)
         super().rename(source, target)
 
@@ -58,7 +58,7 @@ def test_beside_a_write_nobody_waits_who_can_come_again(view, disk):
     writer = threading.Thread(target=view.sync_checkpoints)
     writer.start()
     try:
-        assert disk.under_way.wait(10)
+        assert disk.under_way.wait(60)
         assert not view.sync_checkpoints(250), "it is not known to be written"
     finally:
         disk.go_on.set()

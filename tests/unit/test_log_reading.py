@@ -320,7 +320,7 @@ def test_who_waits_for_a_flush_is_let_go_when_its_records_are_cut(tmp_path, monk
         monkeypatch.setattr(log._writer, "flush", cut_first)
         waiting = threading.Thread(target=append_and_wait, daemon=True)
         waiting.start()
-        waiting.join(10)
+        waiting.join(60)
         assert not waiting.is_alive(), "it syncs for ever for records that are not there any more"
         assert (log.log_end_offset, log.flushed_offset) == (1, 1)
 

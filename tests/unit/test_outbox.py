@@ -48,7 +48,7 @@ def positions(outbox, partition):
 def test_a_record_carries_our_pid_its_partition_and_its_log_offset(tmp_path, durability, carrier):
     with open_outbox(tmp_path / "outbox", durability=durability, carrier=carrier) as outbox:
         receipts = [outbox.append(n % 2, b"%d" % n) for n in range(10)]
-        assert [receipt.result(10) for receipt in receipts] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        assert [receipt.result(60) for receipt in receipts] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
         assert all(receipt.done() for receipt in receipts)
         for partition in range(2):
             assert positions(outbox, partition) == [(outbox.pid, partition, offset) for offset in range(5)]
@@ -61,7 +61,7 @@ def test_the_pid_stays_when_the_outbox_is_opened_again(tmp_path):
         outbox.append(0, b"a")
     with open_outbox(tmp_path) as outbox:
         assert outbox.pid == pid
-        assert outbox.append(0, b"b").result(10) == 1
+        assert outbox.append(0, b"b").result(60) == 1
         assert positions(outbox, 0) == [(pid, 0, 0), (pid, 0, 1)]
     assert read_identity(REAL_FILESYSTEM, tmp_path) == identity
 
@@ -95,7 +95,7 @@ def test_a_restarted_producer_may_replay_and_rises_from_there(tmp_path):
         with pytest.raises(MetadataNotRising, match="source offset 9 of PID 7, partition 0 is not above 9"):
             outbox.append(0, b"again", metadata=StreamMetadata(7, 0, 9))
     with open_outbox(tmp_path) as outbox:
-        outbox.append(0, b"again", metadata=StreamMetadata(7, 0, 4)).result(10)
+        outbox.append(0, b"again", metadata=StreamMetadata(7, 0, 4)).result(60)
         assert outbox.last_metadata(7, 0) == 9, "what the log has, not what came last"
         with pytest.raises(MetadataNotRising) as refused:
             outbox.append(0, b"back", metadata=StreamMetadata(7, 0, 3))
@@ -107,7 +107,7 @@ def test_one_refused_position_refuses_the_whole_call(tmp_path):
         rising = [StreamMetadata(7, 0, offset) for offset in (1, 2, 2)]
         with pytest.raises(MetadataNotRising):
             outbox.append_many(0, [b"a", b"b", b"c"], metadata=rising)
-        assert outbox.append_many(0, [b"a", b"b"], metadata=rising[:2]).result(10) == 0
+        assert outbox.append_many(0, [b"a", b"b"], metadata=rising[:2]).result(60) == 0
         assert outbox.log(0).log_end_offset == 2
 
 
@@ -117,7 +117,7 @@ def test_append_many_cuts_batches_and_keeps_neighbours_together(tmp_path):
         outbox.append(0, b"first")
         receipt = outbox.append_many(0, values)
         outbox.append(0, b"last")
-        assert receipt.result(10) == 1
+        assert receipt.result(60) == 1
         assert receipt.count == 100
         outbox.flush()
         log = outbox.log(0)
@@ -135,7 +135,7 @@ def test_a_list_of_many_batches_is_synced_once(tmp_path, monkeypatch):
     with open_outbox(tmp_path, batch_bytes=8192, linger_ms=60_000) as outbox:
         for size in (1000, 1001):  # equal sizes and unequal ones are cut by different sums
             values = [b"v" * (size + n * (size % 2)) for n in range(100)]
-            assert outbox.append_many(0, values).result(10) == (size - 1000) * 100
+            assert outbox.append_many(0, values).result(60) == (size - 1000) * 100
             assert len(list(outbox.log(0).batches(0))) > 10
         assert len(flushes) == 2, "the tail of a list does not linger, and has no sync of its own"
 
@@ -165,7 +165,7 @@ def test_columns_of_every_kind_reach_the_log(tmp_path):
 
 def test_headers_stay_on_a_key_carrier(tmp_path):
     with open_outbox(tmp_path) as outbox:
-        outbox.append(0, b"v", headers=[("trace", b"1")]).result(10)
+        outbox.append(0, b"v", headers=[("trace", b"1")]).result(60)
         (record,) = outbox.log(0).records(0)
         assert record.headers == (("trace", b"1"),)
 
@@ -194,7 +194,7 @@ def test_a_refused_record_is_named_and_leaves_nothing(tmp_path, arguments, argum
         with pytest.raises(RecordRefused, match=why) as refused:
             outbox.append(*arguments)
         assert refused.value.argument == argument
-        assert outbox.append(0, b"next").result(10) == 0
+        assert outbox.append(0, b"next").result(60) == 0
 
 
 def test_a_header_that_cant_be_written_fails_its_own_record_only(tmp_path):
@@ -203,7 +203,7 @@ def test_a_header_that_cant_be_written_fails_its_own_record_only(tmp_path):
         others = outbox.append(0, b"somebody else's")
         with pytest.raises(RecordRefused, match="headers"):
             outbox.append(0, b"v", headers=[("\ud800", b"")])
-        assert others.result(10) == 0
+        assert others.result(60) == 0
 
 
 def test_who_waits_may_wait_for_ever_in_so_many_words(tmp_path):
@@ -259,7 +259,7 @@ def test_refused_lists_are_named_and_leave_nothing(tmp_path, values, columns, wh
     with open_outbox(tmp_path) as outbox:
         with pytest.raises(RecordRefused, match=why):
             outbox.append_many(0, values, **columns)
-        assert outbox.append(0, b"next").result(10) == 0
+        assert outbox.append(0, b"next").result(60) == 0
 
 
 @pytest.mark.parametrize(
@@ -349,14 +349,14 @@ def flip_bit(log, position):
 
 def test_a_damaged_log_stops_its_partition_only(tmp_path):
     with open_outbox(tmp_path) as outbox:
-        outbox.append(0, b"whole").result(10)
+        outbox.append(0, b"whole").result(60)
         outbox.append_many(0, [b"value"] * 20)
     flip_bit(tmp_path / "orders-0", 300)
     with open_outbox(tmp_path) as outbox:
         with pytest.raises(PartitionStopped, match="damaged from offset 1 on"):
             outbox.append(0, b"never")
         assert [record.value for record in outbox.log(0).records(0)] == [b"whole"]
-        assert outbox.append(1, b"goes on").result(10) == 0
+        assert outbox.append(1, b"goes on").result(60) == 0
 
 
 @pytest.mark.parametrize("carrier", ["key", "header"])
@@ -430,7 +430,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(tmp_path):
         told = pipe.read().decode()
     os.waitpid(child, 0)
     assert told == ",".join("F" * 7)
-    assert pending.result(10) == 0
+    assert pending.result(60) == 0
     outbox.close()
     with open_outbox(tmp_path) as outbox:
         assert [record.value for record in outbox.log(0).records(0)] == [b"parent's"]
@@ -446,7 +446,7 @@ def test_many_threads_keep_their_own_order(tmp_path):
             if n % 50 == 0:
                 many = outbox.append_many(1, [b"%d many %d.%d" % (name, n, m) for m in range(20)])
                 receipts.append((many, 1))
-        kept[name] = [(receipt.result(20), partition) for receipt, partition in receipts]
+        kept[name] = [(receipt.result(60), partition) for receipt, partition in receipts]
 
     config = LogConfig(segment_bytes=20_000)
     with open_outbox(tmp_path, batch_bytes=2000, linger_ms=1, log_config=config) as outbox:

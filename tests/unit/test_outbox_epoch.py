@@ -62,7 +62,7 @@ def append(home, word, count, **settings):
     with opened(home, **settings) as outbox:
         values = {f"{word} {partition} {n}".encode() for n in range(count) for partition in (0, 1)}
         for value in sorted(values):
-            outbox.append(int(value.split()[1]), value).result(10)
+            outbox.append(int(value.split()[1]), value).result(60)
         return values, outbox.pid
 
 
@@ -109,13 +109,13 @@ def truncate_live_and_go_on(home):
     with opened(home) as outbox:
         outbox.log(1).truncate_to(5, force=True)
         with pytest.raises(DeliveryFailed) as failed:
-            outbox.append(1, b"under the old PID").result(10)
+            outbox.append(1, b"under the old PID").result(60)
         assert isinstance(failed.value.__cause__, OffsetsMoved)
         with pytest.raises(PartitionStopped, match="it ends at offset 5, not at 20; open the outbox again"):
             outbox.append(1, b"more")
         with pytest.raises(PartitionStopped, match="cut at 5"):
             outbox.last_metadata(outbox.pid, 1)
-        outbox.append(0, b"the other partition goes on").result(10)
+        outbox.append(0, b"the other partition goes on").result(60)
 
 
 def truncate_by_the_tool(home):
@@ -273,7 +273,7 @@ def test_the_positions_of_the_old_pid_stay_known(home):
     with opened(home) as outbox:
         assert (outbox.last_metadata(pid, 0), outbox.last_metadata(pid, 1)) == (7, 4)
         assert outbox.last_metadata(outbox.pid, 1) is None
-        outbox.append(1, b"new").result(10)
+        outbox.append(1, b"new").result(60)
         assert outbox.last_metadata(outbox.pid, 1) == 5
     with opened(home) as outbox:
         assert (outbox.last_metadata(pid, 1), outbox.last_metadata(outbox.pid, 1)) == (4, 5)
@@ -282,8 +282,8 @@ def test_the_positions_of_the_old_pid_stay_known(home):
 def test_what_was_cut_and_regrown_by_a_tool_is_read_again(home):
     """The positions kept beside the log end below it and still speak of records that are gone."""
     with opened(home) as outbox:
-        outbox.append_many(1, [b"x"] * 3, metadata=StreamMetadata(7, 1, 10)).result(10)
-        outbox.append_many(1, [b"x"] * 3, metadata=StreamMetadata(7, 1, 13)).result(10)
+        outbox.append_many(1, [b"x"] * 3, metadata=StreamMetadata(7, 1, 10)).result(60)
+        outbox.append_many(1, [b"x"] * 3, metadata=StreamMetadata(7, 1, 13)).result(60)
     with SegmentLog.open(home / "orders-1", CONFIG) as log:
         log.truncate_to(3, force=True)
         log.append([b"by hand"] * 7)

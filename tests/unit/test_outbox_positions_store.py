@@ -104,8 +104,8 @@ def decoded(monkeypatch):
 def test_a_closed_outbox_reads_nothing_again(machine, decoded, durability, carrier):
     with machine.open(durability=durability, carrier=carrier) as outbox:
         for n in range(30):
-            outbox.append_many(0, [b"x"] * 5, metadata=StreamMetadata(7, 3, 5 * n)).result(5)
-            outbox.append(0, b"own").result(5)
+            outbox.append_many(0, [b"x"] * 5, metadata=StreamMetadata(7, 3, 5 * n)).result(60)
+            outbox.append(0, b"own").result(60)
             machine.clock.advance(20)
         pid = outbox.pid
     at_close = list(decoded)
@@ -122,11 +122,11 @@ def test_a_closed_outbox_reads_nothing_again(machine, decoded, durability, carri
 def test_after_a_kill_only_the_tail_is_read(machine, decoded):
     outbox = machine.open()
     for n in range(10):
-        outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(5)
+        outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(60)
     outbox.close()
     outbox = machine.open()
     for n in range(10, 14):
-        outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(5)
+        outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(60)
     machine.end_process()
     decoded.clear()
     with machine.open() as again:
@@ -139,7 +139,7 @@ def test_after_a_kill_only_the_tail_is_read(machine, decoded):
 def test_what_was_not_flushed_does_not_outlive_a_power_cut(machine):
     outbox = machine.open(durability=Durability.BUFFERED)
     for n in range(10):
-        outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(5)
+        outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(60)
     outbox.log(0)._housekeeping._derived.sync()
     machine.disk.lose_power()
     machine.end_process()
@@ -153,7 +153,7 @@ def test_what_was_not_flushed_does_not_outlive_a_power_cut(machine):
 @pytest.mark.parametrize("damage", ["flipped", "missing", "empty"])
 def test_a_bad_file_is_built_again(machine, damage, caplog):
     with machine.open() as outbox:
-        outbox.append_many(0, [b"x"] * 5, metadata=StreamMetadata(7, 0, 0)).result(5)
+        outbox.append_many(0, [b"x"] * 5, metadata=StreamMetadata(7, 0, 0)).result(60)
     if damage == "flipped":
         machine.disk.flip_bit(FILE, 8 * 40)
     elif damage == "empty":
@@ -169,9 +169,9 @@ def test_a_bad_file_is_built_again(machine, damage, caplog):
 def test_retention_takes_no_positions_away(machine):
     config = LogConfig(segment_bytes=300, preallocate_bytes=0, batch_bytes_max=300, flush_ms=50)
     with machine.open(log_config=config) as outbox:
-        outbox.append(0, b"x", metadata=StreamMetadata(9, 0, 77)).result(5)
+        outbox.append(0, b"x", metadata=StreamMetadata(9, 0, 77)).result(60)
         for n in range(30):
-            outbox.append(0, b"x" * 50, metadata=StreamMetadata(7, 0, n)).result(5)
+            outbox.append(0, b"x" * 50, metadata=StreamMetadata(7, 0, n)).result(60)
         log = outbox.log(0)
         log.purge(25)
         assert log.log_start_offset > 1
@@ -184,7 +184,7 @@ def test_retention_takes_no_positions_away(machine):
 def test_a_cut_log_forgets_what_was_cut(machine):
     with machine.open() as outbox:
         for n in range(10):
-            outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(5)
+            outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(60)
     with SegmentLog.open(HOME / "orders-0", filesystem=machine.disk, clock=machine.clock) as log:
         log.truncate_to(4, force=True)  # by a tool that knows no derived stores
     with machine.open() as outbox:

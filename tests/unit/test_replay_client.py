@@ -301,7 +301,7 @@ def test_stop_from_another_thread_ends_who_waits(client):
     reader.start()
     client.stop(replay.session_id)
     client.stop(replay.session_id)
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive()
     assert got == []
     assert replay.end_reason is ReplayEndReason.STOPPED
@@ -323,7 +323,7 @@ def test_pause_holds_everything_back_and_resume_goes_on(client):
     got = []
     reader.start()
     replay.resume()
-    reader.join(10)
+    reader.join(60)
     assert offsets(got) == list(range(100))
 
 
