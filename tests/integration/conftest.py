@@ -18,7 +18,7 @@ from pushrep.records import encode_batch
 from pushrep.replication.grants import Grant, Member
 from pushrep.replication.messages import batches_of
 
-WAIT_S = 20
+WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
 SMALL = LogConfig(preallocate_bytes=0)
 

@@ -8,7 +8,7 @@ from pushrep import Outbox
 from pushrep.log import LogConfig
 from pushrep.push.settings import PushSettings
 
-WAIT_S = 30
+WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
 SMALL = LogConfig(preallocate_bytes=0)
 
@@ -16,7 +16,8 @@ SMALL = LogConfig(preallocate_bytes=0)
 def open_outbox(world, *indexes, **settings):
     """With these nodes as replicas; a node that is not running keeps its address."""
     addresses = [str(world.nodes[index].address) for index in indexes]
-    given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, **settings}
+    given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": WAIT_S}
+    given |= settings
     directory = given.pop("directory", world.root / "outbox")
     return Outbox.open(directory, "orders", producer="billing", replicas=addresses, **given)
 

@@ -41,6 +41,7 @@ def test_status_shows_sessions_lag_sets_epochs_and_offsets(world, pushrep):
             outbox.append(partition, b"x" * 3000).result(WAIT_S)
         wait_until(lambda: not outbox.lag()[far].in_sync, "it left")  # an idle one would not
         wait_for_all(outbox, world.nodes[1].address)
+        wait_until(lambda: all(outbox.log(n).high_watermark == 6 for n in range(2)), "the watermark follows")
         code, output, _ = pushrep("replica", "status", outbox.directory, "--partitions", "--json")
         assert code == 0
         found = json.loads(output)

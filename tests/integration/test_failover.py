@@ -25,13 +25,14 @@ from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMem
 from pushrep.replication.grants import next_ballot, owner_of
 from pushrep.seams import REAL_FILESYSTEM
 
-WAIT_S = 30
+WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
 SMALL = LogConfig(preallocate_bytes=0)
 
 
 def open_outbox(directory, replicas, **settings):
-    given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, **settings}
+    given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": WAIT_S}
+    given |= settings
     return Outbox.open(directory, "orders", producer="billing", replicas=[str(one) for one in replicas], **given)
 
 
@@ -89,7 +90,7 @@ class Members:
 
     def promote(self, index, **choices):
         with self.let_go(index) as (directory, last_contact_ms):
-            return promote(directory, push=QUICK, last_contact_ms=last_contact_ms, **choices)
+            return promote(directory, push=QUICK, last_contact_ms=last_contact_ms, **{"timeout_s": WAIT_S, **choices})
 
     def adopt_old_leader(self, data=0):
         self.world.node(data)
@@ -188,6 +189,7 @@ def test_too_few_members_refuse_a_promotion_unless_the_loss_is_accepted(members)
         for number in range(3):
             assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+        wait_until(lambda: members.world.replica(1).log.high_watermark == 3, "the last watermark has come, too")
         pid = outbox.pid
     members.world.nodes[2].stop()
     with pytest.raises(TooFewMembers) as refused:
@@ -333,10 +335,10 @@ def test_what_cant_be_promoted_or_adopted_says_what_to_do(members, tmp_path):
         keeper = PromiseKeeper(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
         keeper.keep(replace(keeper.kept, member=-1))
         with pytest.raises(CantPromote, match=r"say which it is of 0 \(no address\), 1 \("):
-            promote(directory, push=QUICK)
+            promote(directory, push=QUICK, timeout_s=WAIT_S)
         with pytest.raises(CantPromote, match="member 9 is none of"):
             promote(directory, push=QUICK, member=9)
-        assert promote(directory, push=QUICK, member=1).grant.leader == 1
+        assert promote(directory, push=QUICK, member=1, timeout_s=WAIT_S).grant.leader == 1
         with pytest.raises(CantPromote, match="it is member 1, not 2"):
             promote(directory, push=QUICK, member=2)
     (members.world.root / "node-3" / members.outbox_id).mkdir(parents=True)
@@ -373,7 +375,7 @@ def test_a_damaged_replica_is_refilled_by_push_and_counts_for_nothing_before(mem
     with pytest.raises(LogNotFit, match="it is damaged"):
         members.promote(1, log_config=LOOKING)
     members.world.nodes[2].stop()
-    with members.lead(open_timeout_s=1) as outbox, pytest.raises(NotEnoughReplicas):
+    with members.lead() as outbox, pytest.raises(NotEnoughReplicas):
         outbox.append(0, b"two members answer, and one of them is damaged").result(WAIT_S)
     assert promised(members.directory(1)).unfilled["orders-0"] >= 30
     members.world.node(2)

@@ -149,7 +149,8 @@ def test_a_node_that_was_to_become_a_member_is_given_up(world, pushrep):
         assert code == 0, errors
         assert "members: 0 (here), 1" in output
         assert [one.index for one in outbox.status().members] == [0, 1]
-        assert not any(thread.name == "pushrep-sessions-2" for thread in threading.enumerate()), "nobody tries it"
+        threads = threading.enumerate
+        wait_until(lambda: all(thread.name != "pushrep-sessions-2" for thread in threads()), "nobody tries it any more")
 
         epoch = outbox.facts.replication.grant.epoch
         where = address(world, 2)

@@ -29,7 +29,7 @@ def tls(certificates, name, ca="ca", **more):
 
 
 def shown(certificates, name, ca="ca"):
-    return replace(QUICK, tls=tls(certificates, name, ca), connect_timeout_ms=5000)
+    return replace(QUICK, tls=tls(certificates, name, ca), connect_timeout_ms=60_000)
 
 
 def test_records_go_to_replicas_over_mutual_tls_and_only_to_whom_the_certificate_names(world, certificates):
@@ -129,7 +129,7 @@ def test_the_commands_speak_tls_by_path(world, certificates, tmp_path, capfd):
             addresses = [str(world.nodes[1].address), address]
             with Outbox.open(
                 outbox.directory, "orders", 1, "billing", replicas=addresses, push=shown(certificates, "billing"),
-                log_config=SMALL,
+                log_config=SMALL, open_timeout_s=WAIT_S,
             ) as again:  # fmt: skip
                 assert again.append(0, b"b").result(WAIT_S) == 1
                 wait_for_all(again)

@@ -109,15 +109,16 @@ def test_a_wrong_index_that_led_to_nothing_can_be_said_right(world):
         world.node(index)
     replicas = [f"localhost:{world.nodes[index].address.port}" for index in (1, 2)]
     with Outbox.open(
-        world.root / "outbox", "orders", 1, "billing", replicas=replicas, push=QUICK, log_config=SMALL
-    ) as outbox:
+        world.root / "outbox", "orders", 1, "billing", replicas=replicas, push=QUICK, log_config=SMALL,
+        open_timeout_s=WAIT_S,
+    ) as outbox:  # fmt: skip
         fill(outbox, 1)
         outbox_id = UUID(outbox.identity.outbox_id)
     with world.nodes[1].let_go(outbox_id):
         directory = world.root / "node-1" / str(outbox_id)
         with pytest.raises(TooFewMembers):
-            promote(directory, member=2, push=QUICK)
-        assert promote(directory, member=1, catch_up=True, push=QUICK).grant.leader == 1
+            promote(directory, member=2, push=QUICK, timeout_s=WAIT_S)
+        assert promote(directory, member=1, catch_up=True, push=QUICK, timeout_s=WAIT_S).grant.leader == 1
 
 
 def test_two_addresses_of_one_node_are_not_two_members(world):

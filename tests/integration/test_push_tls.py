@@ -10,7 +10,7 @@ from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
 from tests.integration.certificates import make_certificates
 
-QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, connect_timeout_ms=2000)
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, connect_timeout_ms=60_000)
 
 
 @pytest.fixture(scope="module")

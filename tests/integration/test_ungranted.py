@@ -21,7 +21,7 @@ from tests.integration.test_failover import (
     wait_until,
 )
 
-LOCAL = {"acks": Acks.LOCAL, "open_timeout_s": 1}
+LOCAL = {"acks": Acks.LOCAL}
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_another_grant_cuts_it_aside_also_where_a_loss_is_accepted(members):
     with pytest.raises(NotLeader):
         members.lead(**LOCAL)
     stop_nodes(members)
-    done = promote(members.world.root / "outbox", accept_loss=True, push=QUICK, timeout_s=1)
+    done = promote(members.world.root / "outbox", accept_loss=True, push=QUICK, timeout_s=WAIT_S)
     assert done.partitions[0].log_end_offset == 3
     assert values(members.world.root / "outbox" / "orders-0") == [b"0", b"1", b"2"]
     (kept,) = (members.world.root / "outbox" / "orders-0").glob("*.cut")
@@ -158,7 +158,7 @@ def test_all_takes_nothing_until_enough_answer_and_gets_what_they_have_more(memb
     lead_once(members)
     with SegmentLog.open(members.world.root / "outbox" / "orders-0", SMALL, has_replicas=True) as log:
         log.truncate_to(1, force=True)
-    with members.lead(open_timeout_s=1) as outbox:
+    with members.lead() as outbox:
         with pytest.raises(NotEnoughReplicas):
             outbox.append(0, b"alone")
         assert outbox.log(0).log_end_offset == 1

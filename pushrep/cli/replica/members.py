@@ -67,7 +67,7 @@ def add(  # noqa: PLR0913, PLR0917 - the options
     It gets everything first and counts for nothing; when it holds what the others hold, it becomes a member, by a
     grant that both lists agree to. Interrupted, run it again: it goes on. Its number was never another member's.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    with _reached(directory, cert, key, ca) as home:
+    with _reached(directory, timeout, cert, key, ca) as home:
         done = _follow(_adding(home, address, least), timeout, directory)
     _tell(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
@@ -91,7 +91,7 @@ def remove(  # noqa: PLR0913, PLR0917 - the options
     Its copy stays where it is, and gets nothing more. The leader can't be removed: promote another one first. A node
     that `add` still waits for is given up the same way, by the number that `add` tells.
     """  # noqa: D301 - as above
-    with _reached(directory, cert, key, ca) as home:
+    with _reached(directory, timeout, cert, key, ca) as home:
         done = _follow(_removing(home, member, least), timeout, directory)
     _tell(done, f"member {member} was removed", as_json=as_json)
 
@@ -112,7 +112,7 @@ def replace(  # noqa: PLR0913, PLR0917 - the options
     \b
       pushrep replica replace outbox 2 10.0.0.4:7400
     """  # noqa: D301 - as above
-    with _reached(directory, cert, key, ca) as home:
+    with _reached(directory, timeout, cert, key, ca) as home:
         added = _follow(_adding(home, address, None), timeout, directory)
         done = _follow(_removing(home, member, None), timeout, directory)
     _tell(done, f"member {member} was replaced by member {added['member']} ({address})", as_json=as_json)
@@ -127,12 +127,12 @@ def _removing(home: Path, member: int, least: int | None) -> Step:
 
 
 @contextmanager
-def _reached(directory: Path, cert: Path | None, key: Path | None, ca: Path | None) -> Iterator[Path]:
+def _reached(directory: Path, timeout_s: float, cert: Path | None, key: Path | None, ca: Path | None) -> Iterator[Path]:
     """Where somebody answers for the outbox: the service that has it open, or this process."""
     try:
         ask(directory, "status")
     except NobodyAnswers:
-        with _opened(directory, PushSettings(tls=client_tls(cert, key, ca))):
+        with _opened(directory, timeout_s, PushSettings(tls=client_tls(cert, key, ca))):
             yield directory
         return
     if cert is not None or key is not None or ca is not None:
@@ -140,7 +140,7 @@ def _reached(directory: Path, cert: Path | None, key: Path | None, ca: Path | No
     yield directory
 
 
-def _opened(directory: Path, push: PushSettings) -> Outbox:
+def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
     identity = read_identity(REAL_FILESYSTEM, directory)
     if identity is None:
         raise NoOutbox(directory)
@@ -153,6 +153,7 @@ def _opened(directory: Path, push: PushSettings) -> Outbox:
         carrier=identity.carrier,
         replicas=addresses,
         acks=Acks.ALL if addresses else None,
+        open_timeout_s=timeout_s,  # who does not lead can't change the members: with slow ones that is worth a wait
         push=push,
         create=False,
     )
