@@ -1,6 +1,7 @@
 """What a refusal is to a replay that comes again after its connection broke: how it ended meanwhile, or a wait. Pure.
 
 the node is full, stops, was slow              wait
+its new session was given up before it came    wait                this machine stood still between start and attach
 TRUNCATED; its position is above the end       TRUNCATED           what was given is not in the log any more
 its position is below the start                ERROR               retention took what comes next
 the recording is unknown                       RECORDING_DELETED
@@ -15,7 +16,9 @@ from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 
-_LATER = frozenset({ErrorCode.MAX_REPLAYS, ErrorCode.NODE_STOPPING, ErrorCode.REQUEST_TIMED_OUT})
+_LATER = frozenset(
+    {ErrorCode.MAX_REPLAYS, ErrorCode.NODE_STOPPING, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_REPLAY}
+)
 
 
 def end_of_refused(refused: ReplayRefused, at: int, left: int | None, until: int | None) -> e.SendEnd | None:

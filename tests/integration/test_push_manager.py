@@ -18,6 +18,7 @@ from pushrep.records import RecordBatch, encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.epochs import LogEnds
 from pushrep.replication.messages import batches_of
+from tests.integration.conftest import WAIT_S
 
 EMPTY = LogEnds(0, 0, LeaderEpochs())
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=20, watermark_linger_ms=1)
@@ -54,7 +55,7 @@ def test_l1_calls_before_startup_are_kept_and_done_after_it(led):
     assert not started.done()
     assert replica.frames == 0, "nothing is processed before startup"
     service.leading.manager.startup()
-    assert started.result(20)
+    assert started.result(WAIT_S)
     replica.wait_for(lambda parts: end_of_last(parts) == 2)
     assert replica.records() == log_bytes(service)
 
@@ -73,14 +74,14 @@ def test_l3_shutdown_with_a_replica_that_is_silent_returns_and_keeps_nothing(wor
     manager = service.leading.manager
     manager.startup()
     _, session, started = start(service, replica.replica)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     replica.gate.clear()
     for _ in range(100):
         service.append(bytes(1000))
     assert manager.memory.used_bytes > 0
     stopper = threading.Thread(target=manager.shutdown)
     stopper.start()
-    stopper.join(10)
+    stopper.join(WAIT_S)
     assert not stopper.is_alive()
     assert manager.memory.used_bytes == 0
     assert session.ended is PushSessionEndReason.SHUTDOWN
@@ -131,7 +132,7 @@ def test_s1_the_transition_goes_first_in_as_many_requests_as_it_needs(world, scr
     replica.wait_for(lambda parts: len(parts) == 1)
     assert not started.done(), "done at the first success"
     replica.gate.set()
-    assert started.result(20)
+    assert started.result(WAIT_S)
     parts = replica.wait_for(lambda parts: end_of_last(parts) == service.logs[0].log_end_offset)
     spanning = [part for part in parts if part.append_offset < transition_end < end_of_part(part)]
     assert not spanning, "what was buffered waits until the transition is acknowledged"
@@ -149,7 +150,7 @@ def test_s1_a_replica_that_lacks_a_little_of_many_partitions_costs_no_open_file_
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 40, limit[1]))
     try:
         service.leading.manager.startup()
-        assert all(one.result(20) for one in started), "in one request, as a rule"
+        assert all(one.result(WAIT_S) for one in started), "in one request, as a rule"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
@@ -167,7 +168,7 @@ def test_s2_what_is_appended_before_the_first_success_comes_once_and_in_order(wo
         service.append(b"%d" % number * 100)
     assert replica.frames == 1, "nothing of it goes out before the first success"
     replica.gate.set()
-    assert started.result(20)
+    assert started.result(WAIT_S)
     end = service.logs[0].log_end_offset
     parts = [part for part in replica.wait_for(lambda parts: end_of_last(parts) == end) if part.records]
     assert [part.append_offset for part in parts] == [0, *(end_of_part(part) for part in parts[:-1])]
@@ -191,12 +192,12 @@ def test_s4_newer_identifiers_replace_a_session_and_older_ones_are_ignored(led):
     service, replica = led
     service.leading.manager.startup()
     _, first, started = start(service, replica.replica, session_id=5)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     _, _, ignored = start(service, replica.replica, session_id=4)
-    assert ignored.result(20) is False
+    assert ignored.result(WAIT_S) is False
     assert first.ended is None
     tp, newer, started = start(service, replica.replica, session_id=6)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     assert first.ended is PushSessionEndReason.STALE_REPLICA_EPOCH
     assert newer.ended is None
     end = service.append(b"x")
@@ -210,7 +211,7 @@ def test_s5_a_gap_is_filled_from_the_log_and_an_overlap_dropped(led):
     manager = service.leading.manager
     manager.startup()
     tp, session, started = start(service, replica.replica)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     batches = []
     for number in range(6):
         batches.append(one_batch(b"%d" % number))
@@ -229,7 +230,7 @@ def test_a1_records_in_the_log_are_pushed_from_there_also_as_a_first_call(led):
     manager = service.leading.manager
     manager.startup()
     tp, session, started = start(service, replica.replica)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     service.logs[0].append(one_batch(b"in the file"))
     with session.partition.lock:
         session.partition.leader.on_append(1, 0)
@@ -243,7 +244,7 @@ def test_a1_one_buffer_serves_all_replicas(world, scripted):
     service = world.service([one.replica for one in replicas], settings=QUICK)
     service.leading.manager.startup()
     for one in replicas:
-        assert start(service, one.replica)[2].result(20)
+        assert start(service, one.replica)[2].result(WAIT_S)
         one.gate.clear()
     batch_bytes = len(one_batch(bytes(5000)).data)
     service.append(bytes(5000))
@@ -260,7 +261,7 @@ def test_a2_call_order_is_wire_order_through_cuts_and_retries(led):
     service, replica = led
     service.leading.manager.startup()
     _, _, started = start(service, replica.replica)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     seen, taken = [], []
 
     def stubborn(part):
@@ -293,7 +294,7 @@ def test_a3_appends_wait_for_nobody(led):
     service, replica = led
     service.leading.manager.memory.limit_bytes = 50_000
     service.leading.manager.startup()
-    assert start(service, replica.replica)[2].result(20)
+    assert start(service, replica.replica)[2].result(WAIT_S)
     replica.gate.clear()
     for _ in range(500):
         service.append(bytes(1000))
@@ -309,7 +310,7 @@ def test_h1_only_a_rise_counts(led):
     manager = service.leading.manager
     manager.startup()
     tp, _, started = start(service, replica.replica)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     end = service.append(b"x")
     replica.wait_for(lambda parts: parts[-1].high_watermark == end)
     frames = replica.frames
@@ -323,7 +324,7 @@ def test_h1_only_a_rise_counts(led):
 def test_h2_a_bare_rise_is_shipped(led):
     service, replica = led
     service.leading.manager.startup()
-    assert start(service, replica.replica)[2].result(20)
+    assert start(service, replica.replica)[2].result(WAIT_S)
     end = service.append(b"x")
     parts = replica.wait_for(lambda parts: parts[-1].high_watermark == end)
     assert parts[-1].records == (), "nothing was there to ride with"
@@ -339,17 +340,17 @@ def test_e1_stop_evicts_and_tells_the_replica_if_the_reason_says_so(led):
     manager = service.leading.manager
     manager.startup()
     tp, session, started = start(service, replica.replica)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     replica.gate.clear()
     service.append(bytes(1000))
     stopped = manager.stop_push(tp, [1, 9], PushSessionEndReason.PUSH_DISABLED)
     assert manager.memory.used_bytes == 0
     assert session.ended is PushSessionEndReason.PUSH_DISABLED, "E2: at once"
     replica.gate.set()
-    assert stopped.result(20) is True
+    assert stopped.result(WAIT_S) is True
     parts = replica.wait_for(lambda parts: parts[-1].end_session_reason >= 0)
     assert parts[-1].end_session_reason == PushSessionEndReason.PUSH_DISABLED
-    assert manager.stop_push(tp, [1], PushSessionEndReason.PUSH_DISABLED).result(20), "a second call is nothing"
+    assert manager.stop_push(tp, [1], PushSessionEndReason.PUSH_DISABLED).result(WAIT_S), "a second call is nothing"
     frames = replica.frames
     service.append(b"to nobody")
     assert replica.frames == frames
@@ -362,9 +363,9 @@ def test_e2_the_end_is_told_once(led):
     told = []
     service.leading.partitions[0]._on_ended = lambda session, reason: told.append(reason)
     tp, _, started = start(service, replica.replica)
-    assert started.result(20)
-    manager.stop_push(tp, [1], PushSessionEndReason.REPLICA_REMOVED).result(20)
-    manager.stop_push(tp, [1], PushSessionEndReason.SHUTDOWN).result(20)
+    assert started.result(WAIT_S)
+    manager.stop_push(tp, [1], PushSessionEndReason.REPLICA_REMOVED).result(WAIT_S)
+    manager.stop_push(tp, [1], PushSessionEndReason.SHUTDOWN).result(WAIT_S)
     assert told == [PushSessionEndReason.REPLICA_REMOVED]
 
 
@@ -372,7 +373,7 @@ def test_e3_an_answer_to_a_session_that_is_over_changes_nothing(led):
     service, replica = led
     service.leading.manager.startup()
     _, first, started = start(service, replica.replica, session_id=1)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     replica.gate.clear()
     service.append(b"x")
     replica.wait_for(lambda parts: end_of_last(parts) == 1)
@@ -382,7 +383,7 @@ def test_e3_an_answer_to_a_session_that_is_over_changes_nothing(led):
         AppendRecordsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR) if part.session_id == 1 else succeed_part(part)
     )
     replica.gate.set()
-    assert second.started.result(20), "the failure was the old session's"
+    assert second.started.result(WAIT_S), "the failure was the old session's"
     service.wait_for(lambda leader: leader.sessions[1].acknowledged == 1)
     assert second.ended is None
 
@@ -391,7 +392,7 @@ def test_r1_a_success_carries_the_replicas_ends_and_completes_who_waits(led):
     service, replica = led
     service.leading.manager.startup()
     _, session, started = start(service, replica.replica)
-    assert started.result(20)
+    assert started.result(WAIT_S)
     end = service.append(b"a", b"b")
     assert service.wait(end) is None
     service.wait_for(lambda _: session.log_end_offset == end)
@@ -405,7 +406,7 @@ def test_r2_a_final_error_ends_the_session_with_its_reason(led, code):
     service.leading.manager.startup()
     replica.answer = lambda _: AppendRecordsResult(error_code=code)
     _, session, started = start(service, replica.replica)
-    assert started.result(20) is False
+    assert started.result(WAIT_S) is False
     assert session.ended is PushSessionEndReason.NON_RETRIABLE_ERROR
     assert service.leading.manager.session_ends[PushSessionEndReason.NON_RETRIABLE_ERROR] == 1
 
@@ -418,7 +419,7 @@ def test_r2_a_retriable_error_resends_the_same_bytes(led):
     replica.answer = lambda part: (
         AppendRecordsResult(error_code=code) if (code := next(answers, None)) is not None else succeed_part(part)
     )
-    assert start(service, replica.replica)[2].result(20)
+    assert start(service, replica.replica)[2].result(WAIT_S)
     parts = replica.wait_for(lambda parts: len(parts) >= 4)
     assert len({(part.append_offset, bytes(part.records[0])) for part in parts[:4]}) == 1
 
@@ -431,7 +432,7 @@ def test_r2_no_answer_in_time_gives_the_connection_up_and_sends_again(world, scr
     _, _, started = start(service, replica.replica)
     replica.wait_for(lambda parts: len(parts) >= 2)
     replica.gate.set()
-    assert started.result(20)
+    assert started.result(WAIT_S)
 
 
 def test_q1_internal_topics_and_links_are_not_pushed_unless_configured():

@@ -43,6 +43,7 @@ from pushrep.records import encode_batch
 from pushrep.replication.grants import Grant, Member
 from pushrep.seams.filesystem import RealFilesystem
 from pushrep.topic_id_partition import TopicIdPartition
+from tests.integration.conftest import WAIT_S
 
 HERE = Address("127.0.0.1", 0)
 OUTBOX = uuid4()
@@ -271,7 +272,7 @@ GARBAGE = {
 def test_garbage_is_cut_off_and_others_are_served(start, garbage):
     node = start()
     with ReplicaClient(node.address) as good, socket.create_connection(node.address) as bad:
-        bad.settimeout(10)
+        bad.settimeout(WAIT_S)
         bad.sendall(garbage)
         with suppress(ConnectionResetError):
             assert bad.recv(1) == b"", "cut off without an answer"
@@ -367,7 +368,7 @@ def test_silent_connections_make_room_for_those_that_speak(start):
 def test_a_connection_that_never_speaks_is_given_up(start):
     node = start(handshake_timeout_s=0.05)
     with socket.create_connection(node.address) as sock:
-        sock.settimeout(10)
+        sock.settimeout(WAIT_S)
         assert sock.recv(1) == b""
 
 
@@ -425,7 +426,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
         with ReplicaClient(address) as client:
             push(client, part(describe(client).replica_epoch, 0, b"a"))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(WAIT_S) == 0
     finally:
         process.kill()
         process.stdout.close()

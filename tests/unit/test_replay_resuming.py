@@ -10,6 +10,7 @@ from pushrep.replay.resuming import end_of_refused
 OUTSIDE = {"start": 10, "end": 60}
 TABLE = {
     "the node is full": (ErrorCode.MAX_REPLAYS, {}, 50, None, None, None),
+    "its new session was given up": (ErrorCode.UNKNOWN_REPLAY, {}, 50, None, None, None),
     "the node stops": (ErrorCode.NODE_STOPPING, {}, 50, None, None, None),
     "the log was cut": (ErrorCode.TRUNCATED, {"start": 0, "end": 40}, 50, None, None, ReplayEndReason.TRUNCATED),
     "the log is shorter": (ErrorCode.INVALID_POSITION, OUTSIDE, 70, None, None, ReplayEndReason.TRUNCATED),

@@ -28,7 +28,7 @@ from pushrep.replication.grants import Grant
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.topic_id_partition import TopicIdPartition
 
-WAIT_S = 30
+WAIT_S = 60
 SMALL = LogConfig(segment_bytes=4096, preallocate_bytes=0)
 # Quick to come again, and patient with a machine that is busy: it may be a while until the other side is heard.
 PATIENT = PushSettings(connect_timeout_ms=60_000, request_timeout_ms=60_000)

@@ -129,6 +129,26 @@ def test_n_records_end_at_a_stop_that_came_while_the_connection_was_broken(world
     assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
 
 
+def test_who_comes_again_too_late_for_its_new_session_comes_once_more(client, leader):
+    """A machine that stands still between the two calls: nobody took the session, and nothing of it was had."""
+    replay = client.replay(ReplayRequest("orders-0"))
+    take(replay, 100)
+    feed, late = replay._feed, []
+    attach = feed.attach
+
+    def attach_late(connection, session_id):
+        if not late:
+            late.append(session_id)
+            client.stop(session_id)
+        attach(connection, session_id)
+
+    feed.attach = attach_late
+    feed._attached.connection.close()
+    leader.append(b"new")
+    assert offsets(take(replay, 1)) == [100]
+    assert (len(late), replay.end_reason) == (1, None)
+
+
 def test_who_attaches_by_the_id_alone_is_where_the_session_is(world, client, node):
     """`position` is where another replay would go on, records or not."""
     other = world.client(node)

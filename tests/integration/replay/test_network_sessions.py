@@ -10,6 +10,7 @@ import pytest
 from pushrep.log import LogConfig
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records import BatchHeader
 from pushrep.replay import (
     TO_END,
     AtTime,
@@ -22,7 +23,7 @@ from pushrep.replay import (
     ReplayTruncated,
 )
 from pushrep.replay.wire import NodeConnection
-from tests.integration.replay.conftest import QUICK, offsets, take, until
+from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take, until
 
 
 def refusal(client, recording="orders-0", **request):
@@ -149,7 +150,7 @@ def test_a_name_that_several_outboxes_have_is_asked_for_by_id(world, node, leade
 
 def test_connect_timeout_a_session_that_nobody_attaches_to_is_an_error_and_its_slot_is_free(world):
     """INIT: wait for the subscriber to attach, from the request on, else error and the slot is free."""
-    node = world.node(replay={"connect_timeout_ms": 30, "max_sessions": 1})
+    node = world.node(replay={"connect_timeout_ms": 300, "max_sessions": 1})
     world.leader(node).fill(10)
     client = world.client(node)
     session_id = client.start_replay(ReplayRequest("orders-0"))
@@ -211,7 +212,7 @@ class Raw:
         self.call, _ = self.connection.ask(attach, wire.AttachResponse)
 
     def hear(self):
-        return self.connection.event_of(self.call, 30)
+        return self.connection.event_of(self.call, WAIT_S)
 
     def give(self, count):
         credit = wire.Credit(session_id=self.started.session_id, bytes=count)
@@ -356,8 +357,8 @@ def test_a_cut_that_the_log_has_grown_over_between_two_looks_is_found_out(world,
     waiting = world.client(node).replay(ReplayRequest("orders-0", position=100, bound="written", epoch_before=256))
     server = node._replays
     held, may_go = threading.Event(), threading.Event()
-    server.post(lambda: (held.set(), may_go.wait(30)))  # the server is busy while the leader cuts and writes on
-    assert held.wait(30)
+    server.post(lambda: (held.set(), may_go.wait(WAIT_S)))  # the server is busy while the leader cuts and writes on
+    assert held.wait(WAIT_S)
     leader.cut(49)
     leader.fill(130)
     may_go.set()
@@ -430,6 +431,25 @@ def test_the_reader_checks_the_crc_and_damage_is_told_once(world, node, client, 
         take(replay, 100)
     assert told.value.code is ErrorCode.CORRUPT_MESSAGE
     assert (list(replay), replay.end_reason) == ([], ReplayEndReason.ERROR)
+
+
+def test_a_damaged_header_in_a_sealed_segment_ends_it_there_and_is_not_taken_for_a_hole(world):
+    node = world.node(config=LogConfig(preallocate_bytes=0, segment_bytes=20_000))
+    leader = world.leader(node)
+    for _ in range(60):
+        leader.append(b"x" * 1000)
+    path = min((world.root / "node" / str(leader.outbox) / "orders-0").glob("0*.log"))
+    data, position = bytearray(path.read_bytes()), 0
+    for _ in range(3):
+        position += BatchHeader.parse(data, position).size_bytes
+    damaged = BatchHeader.parse(data, position).base_offset
+    data[position + 16] ^= 1  # its magic
+    path.write_bytes(data)
+    replay, got = world.client(node).replay(ReplayRequest("orders-0")), []
+    with pytest.raises(ReplayFailed) as told:
+        got.extend(record.offset for record in replay)  # 60 of them would be followed by a wait at the tip
+    assert got == list(range(damaged))
+    assert (told.value.code, told.value.offset, told.value.segment) == (ErrorCode.CORRUPT_MESSAGE, damaged, 0)
 
 
 def test_a_position_inside_of_damage_is_refused_when_the_batch_is_checked(world, node, client, leader):
