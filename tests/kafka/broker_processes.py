@@ -27,7 +27,7 @@ JARS = Path(__file__).parents[2] / ".cache" / "kafka" / "libs"
 POM = Path(__file__).parent / "pom.xml"
 IMAGE_VARIABLE = "PUSHREP_KAFKA_IMAGE"
 _JARS_IN_IMAGE = "/opt/kafka/libs"
-_STOP_TIMEOUT_S = 30
+_STOP_TIMEOUT_S = 120
 
 
 class BrokerProcess(Protocol):
@@ -97,7 +97,7 @@ def broker_process(home: Path, java: Sequence[str], program: Sequence[str]) -> B
 def run(home: Path, java: Sequence[str], program: Sequence[str]) -> str:
     """Run a tool of Kafka's to its end; its output. Raises RuntimeError if it fails."""
     if image() is None:
-        done = subprocess.run([*with_jars(*java), *program], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*with_jars(*java), *program], capture_output=True, text=True, timeout=180)
         code, output = done.returncode, done.stdout + done.stderr
     else:
         tool = InContainer(home, java, program)

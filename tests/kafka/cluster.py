@@ -22,7 +22,7 @@ from pushrep.testing.kafka_node import (
 )
 from tests.kafka.broker_processes import BrokerProcess, broker_process, image, no_jars, run, with_jars
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 150
 
 
 class NotReady(Exception):

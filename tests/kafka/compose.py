@@ -32,7 +32,7 @@ from tests.kafka.spark_driver import LIBS
 
 FILE = Path(__file__).parents[2] / "docker-compose.yml"
 HEALTHY_TIMEOUT_S = 120
-STOP_TIMEOUT_S = 30
+STOP_TIMEOUT_S = 120
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 _OWN_ADDRESS = re.compile(r"\b(?:0\.0\.0\.0|127\.0\.0\.1|localhost)\b")
 

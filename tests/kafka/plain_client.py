@@ -1,9 +1,19 @@
 """A plain producer and consumer: what any user of Kafka would send and see, by librdkafka."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from time import monotonic, sleep
 from typing import NamedTuple
 
-from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_CREATE_TIME,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -11,15 +21,18 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
-from tenacity import Retrying, retry_if_exception, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import failure_of_code
+from filtering.consumers.confluent_asking import failure_of, failure_of_code
 
 _QUIET = {"log_level": 0}
-_TIMEOUT_S = 60
+_TIMEOUT_S = 120
+# A broker that was not heard of for two seconds has no place for a new partition, until it is heard of again.
+_NO_PLACE_NOW = {KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_REPLICA_ASSIGNMENT}
 
 
 class NotKnown(Exception):
@@ -42,19 +55,16 @@ def create_topic(servers: str, topic: str, partitions: int = 1, copies: int = -1
 
     `copies` -1: as many as the brokers' default; `settings` are its own, `_` for `.`.
     """
-    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
     wanted = NewTopic(topic, partitions, copies, config=_dotted(settings))
-    again = Retrying(
-        retry=retry_if_exception(_is_deleting), stop=stop_after_delay(_TIMEOUT_S), wait=wait_fixed(0.1), reraise=True
-    )
-    again(lambda: admin.create_topics([wanted])[topic].result(_TIMEOUT_S))
+    exists = KafkaError.TOPIC_ALREADY_EXISTS
+    _changed(servers, lambda admin: admin.create_topics([wanted])[topic], exists, is_waited_for=True)
     wait_known(servers, topic, partitions)
 
 
 def add_partitions(servers: str, topic: str, partitions: int) -> None:
     """More partitions, which every broker knows when this returns."""
-    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
-    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_TIMEOUT_S)
+    wanted = NewPartitions(topic, partitions)
+    _changed(servers, lambda admin: admin.create_partitions([wanted])[topic], KafkaError.INVALID_PARTITIONS)
     wait_known(servers, topic, partitions)
 
 
@@ -63,8 +73,7 @@ def alter_topic(servers: str, topic: str, **settings: object) -> None:
     wanted = _dotted(settings)
     entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
-    admin.incremental_alter_configs([resource])[resource].result(_TIMEOUT_S)
+    _changed(servers, lambda admin: admin.incremental_alter_configs([resource])[resource])
 
     def look(one: AdminClient) -> None:
         asked = ConfigResource(ResourceType.TOPIC, topic)
@@ -89,24 +98,62 @@ def wait_known(servers: str, topic: str, partitions: int) -> None:
     _every_broker(servers, look)
 
 
+def wait_decided(servers: str, topic: str, partitions: int) -> None:
+    """Return when no transaction in the topic is open: brokers answer a commit before its end is in each partition.
+
+    Until then who reads what is committed ends before it. Raises NotKnown, KafkaException.
+    """
+    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
+    asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
+    levels = (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+
+    def look() -> None:
+        answers = [admin.list_offsets(asked, isolation_level=level) for level in levels]
+        ends, decided = [[one.result(_TIMEOUT_S).offset for one in answer.values()] for answer in answers]
+        if ends != decided:
+            raise NotKnown(f"{topic} ends at {ends}, and is decided up to {decided}")
+
+    _patiently(look)
+
+
 def _every_broker(servers: str, look: Callable[[AdminClient], None]) -> None:
     for server in servers.split(","):
-        again = Retrying(
-            retry=retry_if_exception_type((NotKnown, KafkaException)),
-            stop=stop_after_delay(_TIMEOUT_S),
-            wait=wait_fixed(0.05),
-            reraise=True,
-        )
         # A client that is new knows one broker: it asks that one.
-        again(lambda server=server: look(AdminClient({"bootstrap.servers": server, **_QUIET})))
+        _patiently(lambda server=server: look(AdminClient({"bootstrap.servers": server, **_QUIET})))
+
+
+def _patiently(look: Callable[[], None]) -> None:
+    again = retry_if_exception_type((NotKnown, KafkaException))
+    Retrying(retry=again, stop=stop_after_delay(_TIMEOUT_S), wait=wait_fixed(0.05), reraise=True)(look)
 
 
 def _dotted(settings: Mapping[str, object]) -> dict[str, str]:
     return {name.replace("_", "."): str(value) for name, value in settings.items()}
 
 
-def _is_deleting(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+def _changed(
+    servers: str, order: Callable[[AdminClient], Future[None]], done: int | None = None, *, is_waited_for: bool = False
+) -> None:
+    """Give an order until brokers have taken it, whatever keeps them busy for a while.
+
+    `done`: the code that says that it is done already: right where an order of ours got no answer. Else it is an
+    error, or goes away in a while: `is_waited_for`.
+    """
+    admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
+    again = _NO_PLACE_NOW | ({done} if is_waited_for else set())
+    deadline_s, is_doubtful = monotonic() + _TIMEOUT_S, False
+    while True:
+        try:
+            return order(admin).result(_TIMEOUT_S)
+        except (KafkaException, TimeoutError) as error:
+            code = error.args[0].code() if isinstance(error, KafkaException) else None
+            if is_doubtful and code == done:
+                return None
+            passes = failure_of(error) is not Failure.STAYS
+            if monotonic() > deadline_s or not (passes or code in again):
+                raise
+            is_doubtful |= passes
+        sleep(0.1)
 
 
 def plain_producer(servers: str, **settings: object) -> Producer:
