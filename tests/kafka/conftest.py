@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from pushrep.startpoints import looking
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.spark_driver import SparkDriver, missing_jars
 
@@ -17,6 +18,13 @@ def tool_or_skip():
             (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
 
     return decide
+
+
+@pytest.fixture(autouse=True)
+def patient_readers(monkeypatch):
+    """A running reader waits for its store as long as a stalled machine may take; else it goes on without, for now."""
+    for name in ("LOOK_WITHIN_S", "ASK_WITHIN_S"):
+        monkeypatch.setattr(looking, name, 120.0)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
+from filtering.consumers.asking import Failure
+from filtering.consumers.confluent_asking import failure_of_code
 from pushrep.startpoints import GroupStartpoints, StartpointStore
 
 STEPS = ("pending", "applied", "read", "committed", "consumed")
@@ -53,7 +55,13 @@ class Confluent:
         self.consumer.assign([TopicPartition(topic, 0)])
 
     async def take(self):
-        return [message.offset() for message in self.consumer.consume(500, 0.03)]
+        found = []
+        for message in self.consumer.consume(500, 0.03):
+            if message.error() is None:
+                found.append(message.offset())
+            else:  # of the client's events, which it gets over by itself, alone
+                assert failure_of_code(message.error()) is Failure.PASSES, message.error()
+        return found
 
     async def commit(self):
         self.consumer.commit()
@@ -65,7 +73,7 @@ class Aiokafka:
 
         self.consumer = ReplayFilteredConsumer(
             topic, group_id=topic, group_instance_id=topic, bootstrap_servers=servers, auto_offset_reset="earliest",
-            fetch_max_wait_ms=10, startpoints=startpoints,
+            session_timeout_ms=60_000, fetch_max_wait_ms=10, startpoints=startpoints,
         )  # fmt: skip
         self.is_started = False
 

@@ -88,7 +88,7 @@ class SparkDriver:
 
     def __exit__(self, *_: object) -> None:
         kill_session(self._process)
-        self._reader.join(30)
+        self._reader.join(120)
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()

@@ -7,7 +7,7 @@ import pytest
 
 from filtering.consumers import CorruptPosition
 from tests.kafka.plain_client import create_topic
-from tests.kafka.test_filtering_consumers import consumer, fill, until
+from tests.kafka.test_filtering_consumers import SESSION_MS, WAIT_S, consumer, fill, until
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -89,6 +89,7 @@ def test_a_read_of_aiokafka_after_one_that_failed_loads_the_partitions_again(bro
     from filtering.consumers.aiokafka import ReplayFilteredConsumer
 
     settings = {"group_id": topic, "bootstrap_servers": broker.bootstrap_servers, "auto_offset_reset": "earliest"}
+    settings["session_timeout_ms"] = SESSION_MS
     store, failures, calls = Unanswered(), [], []
 
     async def assigned(_, partitions):
@@ -96,7 +97,7 @@ def test_a_read_of_aiokafka_after_one_that_failed_loads_the_partitions_again(bro
 
     async def read(count, **more):
         found = {}
-        async with asyncio.timeout(60), ReplayFilteredConsumer(topic, **settings, **more) as reader:
+        async with asyncio.timeout(WAIT_S), ReplayFilteredConsumer(topic, **settings, **more) as reader:
             while sum(map(len, found.values())) < count:
                 try:
                     records = await reader.getmany(timeout_ms=100)

@@ -15,7 +15,7 @@ from tests.kafka.plain_client import create_topic
 from tests.kafka.topic_reader import read_filtered, same
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
-WAIT_S = 60
+WAIT_S = 120
 USER, PASSWORD = "billing", "s3cret"
 PLAIN_LOGIN = (
     'org.apache.kafka.common.security.plain.PlainLoginModule required username="broker" password="b" '

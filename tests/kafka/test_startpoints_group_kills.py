@@ -41,14 +41,14 @@ def member(broker, tmp_path):
     yield start
     for process in started:
         process.kill()
-        process.wait(30)
+        process.wait(WAIT_S)
 
 
 def fill(broker, topic, start, end):
     producer = plain_producer(broker.bootstrap_servers, enable_idempotence=True)
     for offset in range(start, end):
         producer.produce(topic, key=StreamMetadata(7, 0, offset).pack(), value=b"v", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(WAIT_S) == 0
 
 
 def until(happened, process):

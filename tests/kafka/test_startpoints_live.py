@@ -6,12 +6,12 @@ import itertools
 import pytest
 
 from filtering import StreamMetadata
-from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import ask_partitions, failure_of_code
+from filtering.consumers.confluent_asking import ask_partitions
 from filtering.consumers.positions import decode
 from filtering.consumers.startpoints import PartitionFacts
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, State, StoreUnavailable, store_at
 from tests.kafka.plain_client import create_topic, plain_producer
+from tests.kafka.test_filtering_consumers import SESSION_MS, WAIT_S, records_of, turns
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -31,7 +31,7 @@ def fill(broker, topic, partition, offsets):
     producer = plain_producer(broker.bootstrap_servers, enable_idempotence=True)
     for offset in offsets:
         producer.produce(topic, key=StreamMetadata(PID, partition, offset).pack(), value=b"v", partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(WAIT_S) == 0
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ class Reader:
     async def read(self, count):
         """What comes until so many records came, at least one look; failures are noted."""
         found = {}
-        for _ in range(2000):
+        for _ in turns():
             try:
                 await self.take(found)
             except StartpointFailed as failed:
@@ -70,7 +70,7 @@ class Reader:
 
     async def failed(self):
         """The next failure, while nothing is read."""
-        for _ in range(2000):
+        for _ in turns():
             if self.failures:
                 return self.failures.pop()
             assert await self.read(0) == {}
@@ -90,15 +90,15 @@ class ByConfluent(Reader):
         self.consumer.subscribe([topic], on_assign=lambda _, partitions: self.assigned.append(len(partitions)))
 
     async def take(self, found):
-        for message in self.consumer.consume(500, 0.03):
-            if message.error() is not None and failure_of_code(message.error()) is Failure.PASSES:
-                continue  # an event: the client goes on by itself
+        for message in records_of(self.consumer.consume(500, 0.03)):
             assert message.error() is None, message.error()
             found.setdefault(message.partition(), []).append(message.offset())
 
     async def one(self):
         """Blocks until there is one, however long that takes."""
-        return (message := self.consumer.poll(-1)).partition(), message.offset()
+        while not (records := records_of([self.consumer.poll(-1)])):
+            pass
+        return records[0].partition(), records[0].offset()
 
     async def commit(self):
         self.consumer.commit()
@@ -121,6 +121,7 @@ class ByAiokafka(Reader):
             bootstrap_servers=broker.bootstrap_servers,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=10,
+            session_timeout_ms=SESSION_MS,
             startpoints=GroupStartpoints(store, look_every_s=0.05),
             on_assign=assigned,
         )
@@ -246,7 +247,7 @@ def test_the_coordinator_tells_who_holds_a_partition(broker, topic, protocol):
                 on_assign=lambda _, given, own=own: own.update(one.partition for one in given),
                 on_revoke=lambda _, gone, own=own: own.difference_update(one.partition for one in gone),
             )
-        for _ in range(3000):
+        for _ in turns():
             for member in members:
                 member.poll(0.02)
             said = [{n for n in range(2) if member._starts._member.is_held(topic, n)} for member in members]
@@ -283,7 +284,7 @@ def test_who_waits_for_a_record_hears_of_a_startpoint(topic, store, reader):
         loop = asyncio.get_running_loop()
         wish = (topic, topic, 0, Startpoint.specific(39, reset_marks=True), "the last one")
         later = loop.run_in_executor(None, lambda: store.write(*wish))
-        assert await asyncio.wait_for(one.one(), 60) == (0, 39)
+        assert await asyncio.wait_for(one.one(), WAIT_S) == (0, 39)
         await later
 
     told(reader, story)
@@ -340,7 +341,7 @@ def test_a_store_that_is_away_when_partitions_come_is_told_by_every_read(store, 
     monkeypatch.setattr(store, "claim", away)
 
     async def take_all(one):
-        for _ in range(2000):
+        for _ in turns():
             await one.take({})
 
     async def story(one):
