@@ -11,7 +11,7 @@ from pathlib import Path
 from spark_jobs.demo.processes import processes
 
 ROOT = Path(__file__).parents[1]
-_GONE_S = 30
+_GONE_S = 120
 
 
 class SparkPrograms:

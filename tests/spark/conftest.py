@@ -63,7 +63,7 @@ def _end_jvm(gateway) -> None:
     process = gateway.proc
     process.stdin.close()
     try:
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     finally:
         if process.poll() is None:
             process.kill()

@@ -7,7 +7,7 @@ import pytest
 
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.log import SegmentLog
-from pushrep.startpoints import Startpoint, StartpointStore
+from pushrep.startpoints import Startpoint, StartpointStore, State
 from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays, register_sources
 
 pytestmark = pytest.mark.spark
@@ -43,6 +43,11 @@ class Topic:
             self.read[n] = offset
             if reset_marks:
                 self.filters[n] = ReplayFilter()
+
+    def waits(self):
+        """Whether a startpoint is written that is not applied yet."""
+        found = [self.store.read("billing", "orders", partition) for partition in range(2)]
+        return any(one is not None and one.state is State.PENDING for one in found)
 
     def expected(self):
         """What must come out of all that is there to read now, as (partition, offset), sorted."""
@@ -90,8 +95,14 @@ class Query:
         if self.form != "operator":
             self.marks.close()
 
-    def got(self):
+    def catch_up(self):
+        """All that there is to read is read, from where the startpoints say that are written."""
+        while self.topic.waits():
+            self.running.processAllAvailable()  # a store that a slow disk keeps busy holds no stream: it asks again
         self.running.processAllAvailable()
+
+    def got(self):
+        self.catch_up()
         new = {n: rows for n, rows in self.batches.items() if n not in self.seen}
         self.seen = dict(self.batches)
         return sorted(row for rows in new.values() for row in rows)
@@ -146,7 +157,7 @@ def test_rule_9_a_batch_run_again_and_one_rolled_back(spark, topic, tmp_path):
         topic.send(None, 30, reset_marks=False)  # waits while batch 0 is run again
         after = topic.expected()
         query.start()
-        query.running.processAllAvailable()
+        query.catch_up()
         assert query.batches == {0: expected, 1: after}, "the same batch, then the newer one, which inherits"
         query.stop()
         forget(tmp_path / "checkpoint", 1)
@@ -154,7 +165,7 @@ def test_rule_9_a_batch_run_again_and_one_rolled_back(spark, topic, tmp_path):
         anew = topic.expected()
         assert len(anew) > len(after), "same offsets, other rows: only the epoch tells that it is not the stored batch"
         query.start()
-        query.running.processAllAvailable()
+        query.catch_up()
         assert query.batches == {0: expected, 1: anew}
     finally:
         query.stop()
