@@ -32,6 +32,7 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 THEIRS = [*CODECS, "broker-time", "transactions", "compacted", "compacted-transactions"]
 SMALL = {"internal_segment_bytes": 40_000, "index_interval_bytes": 1024}
 COMPACTED = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0.01, "internal_segment_bytes": 20_000}
+WAIT_S = 120
 KILLED = len(Codec)
 """The partition of "ours" that our own kill -9 left, with zeros ahead; nobody recovered it before the broker."""
 
@@ -126,14 +127,14 @@ def compacted_record(n):
 def in_transactions(told, topic, key):
     """Every third one is aborted; some have nothing but their end."""
     producer = plain_producer(told.servers, transactional_id=f"of-{topic}")
-    producer.init_transactions(30)
+    producer.init_transactions(WAIT_S)
     for round_ in range(12):
         producer.begin_transaction()
         send(producer, topic, [(key(round_, n), b"%d of %d" % (n, round_) * 8) for n in range(60)])
         if round_ % 3 == 2:
-            producer.abort_transaction(30)
+            producer.abort_transaction(WAIT_S)
         else:
-            producer.commit_transaction(30)
+            producer.commit_transaction(WAIT_S)
 
 
 @retry(stop=stop_after_delay(60), wait=wait_fixed(0.1), reraise=True)

@@ -85,12 +85,17 @@ def visible(cluster, topic, pid=PID):
 
 
 def known_producers(cluster, topic):
-    """How many producer ids the broker knows in the topic's partition."""
+    """How many producer ids the broker knows in the topic's partition; None: it does not say now."""
     from kafka import KafkaAdminClient, TopicPartition
+    from kafka.errors import KafkaError
 
     admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     try:
         [states] = admin.describe_producers([TopicPartition(topic, 0)]).values()
+    except KafkaError as error:
+        if not error.retriable:
+            raise
+        return None  # its leader is to come
     finally:
         admin.close()
     return len(states.active_producers)

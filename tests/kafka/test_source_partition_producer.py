@@ -4,9 +4,12 @@ The judge is the replay filter: what a plain consumer reads, filtered, is every 
 """
 
 import asyncio
+import contextlib
 import itertools
+import time
 
 import pytest
+from aiokafka.errors import KafkaError
 
 from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
 from partitioner import NoSuchTopic, NotDelivered, PartitionStopped, TopicCompacted, TopicShrunk
@@ -14,7 +17,7 @@ from tests.kafka.plain_client import add_partitions, alter_topic, consume, creat
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
-PID = 7
+PID, WAIT_S = 7, 120
 _topics = (f"producer-{number}" for number in itertools.count())
 
 
@@ -145,7 +148,7 @@ def test_a_broker_that_is_killed_loses_nothing(broker, topic):
         broker.start()
         broker.wait_ready()
         produce(producer, range(600, 800))
-        producer.flush()
+        producer.flush(WAIT_S)
     for partition in (0, 1):
         assert filtered(broker, topic, partition)[0] == {partition: list(range(800)), partition + 2: list(range(800))}
 
@@ -198,11 +201,27 @@ def story(cluster, topic, leader):
         produce(producer, range(100, 150), sources=(0,))
         cluster.start(leader)
         cluster.wait_ready()
-        producer.flush()
+        producer.flush(WAIT_S)
+
+
+async def started(make):
+    """A producer whose patience may be shorter than what a machine stalls for, started."""
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        producer = make()
+        try:
+            await producer.start()
+        except (KafkaError, NoSuchTopic):
+            assert time.monotonic() < deadline_s
+        else:
+            return producer
 
 
 async def aio_story(cluster, topic, leader):
-    async with aio(cluster, topic, request_timeout_ms=1000, metadata_max_age_ms=500, retry_backoff_ms=50) as producer:
+    hasty = {"request_timeout_ms": 1000, "metadata_max_age_ms": 500, "retry_backoff_ms": 50}
+    async with contextlib.AsyncExitStack() as closing:
+        producer = await started(lambda: aio(cluster, topic, **hasty))
+        closing.push_async_exit(producer)
 
         async def send(offsets):
             for offset in offsets:
@@ -212,14 +231,14 @@ async def aio_story(cluster, topic, leader):
         await producer.flush()
         cluster.kill(leader)
         await send(range(50, 100))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             while not producer.failures:  # until the client has given a batch up
                 with pytest.raises(NotDelivered):
                     await producer.flush(timeout_s=0.2)
         await send(range(100, 150))
         cluster.start(leader)
         await asyncio.to_thread(cluster.wait_ready)
-        await producer.flush()
+        await producer.flush(WAIT_S)
 
 
 @pytest.mark.filterwarnings("ignore:.*Use files:DeprecationWarning")  # by the client, at its import
@@ -233,7 +252,7 @@ def test_kafka_pythons_partitioner_places_by_the_source_partition(broker, topic)
     for offset in range(20):
         for source in range(4):
             producer.send(topic, key=StreamMetadata(PID, source, offset).pack(), value=b"%d" % offset)
-    producer.flush(30)
+    producer.flush(WAIT_S)
     producer.close()
     assert place.partition_counts == {topic: 2}
     for partition in (0, 1):
