@@ -56,6 +56,9 @@ def make_topics(servers: str, topics: Sequence[str], partitions: int) -> None:
     admin, left = client(servers), set(topics)
     for attempt in _patiently():
         with attempt:
+            _refuse_those_of(admin, left)
+    for attempt in _patiently():
+        with attempt:
             _ask_for(admin, left, partitions, is_first=attempt.retry_state.attempt_number == 1)
     for attempt in _patiently():
         with attempt:
@@ -71,6 +74,12 @@ def _patiently() -> Retrying:
         retry=retry_if_exception_type((TopicsNotKnown, KafkaException)),
         reraise=True,
     )
+
+
+def _refuse_those_of(admin: AdminClient, topics: set[str]) -> None:
+    """Looked at before anything is asked for: later on it may be our own question, unanswered, that made them."""
+    if there := sorted(topics & set(admin.list_topics(timeout=ANSWER_WITHIN_S).topics)):
+        raise TopicsNotMade(f"topic {there[0]} was not made: it already exists")
 
 
 def _ask_for(admin: AdminClient, left: set[str], partitions: int, *, is_first: bool) -> None:
