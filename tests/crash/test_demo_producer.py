@@ -14,6 +14,7 @@ from pushrep.demo.flights import COLUMNS
 from pushrep.demo.producer import BadPosition, LaggingPosition, load_position, save_position, start_offsets
 from pushrep.log import SegmentLog
 
+MANY = 30_000  # more than is appended while this process, which wants to kill it, gets no processor for a while
 ROW = "2013,1,1,517,515,2,830,819,11,UA,{flight},N14228,{origin},IAH,227,1400,5,15,2013-01-01T10:00:00Z"
 
 
@@ -52,7 +53,7 @@ def end(process, number=None):
     process.stdout.close()
     said = process.stderr.read()
     process.stderr.close()
-    return process.wait(timeout=30), said
+    return process.wait(timeout=120), said
 
 
 def source_offsets(tmp_path, partition):
@@ -61,7 +62,7 @@ def source_offsets(tmp_path, partition):
 
 
 def test_kills_repeat_records_and_lose_none(tmp_path):
-    flights = write_flights(tmp_path / "flights.csv", 4000, seed=1)
+    flights = write_flights(tmp_path / "flights.csv", MANY, seed=1)
     again = 0
     for until in (700, 1900, 2800):
         process = start(tmp_path, rate=2000)
@@ -91,7 +92,7 @@ def test_kills_repeat_records_and_lose_none(tmp_path):
 
 
 def test_sigterm_closes_cleanly(tmp_path):
-    write_flights(tmp_path / "flights.csv", 4000, seed=2)
+    write_flights(tmp_path / "flights.csv", MANY, seed=2)
     process = start(tmp_path, rate=1000)
     hear(process, 100)
     code, said = end(process, signal.SIGTERM)

@@ -20,7 +20,7 @@ from pushrep.outbox.adoption import adopt
 from pushrep.seams import REAL_FILESYSTEM
 from tests.crash.test_outbox_replicas_kill import Process, missing, record_bytes
 
-WAIT_S = 60
+WAIT_S = 120
 
 PRODUCER = """
 import sys, threading
@@ -40,8 +40,8 @@ pending, number = deque(), int(first)
 try:
     outbox = Outbox.open(
         directory, "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, linger_ms=1, replica_lag_max_ms=300,
-        delivery_timeout_ms=2000, open_timeout_s=10, log_config=LogConfig(preallocate_bytes=0),
-        push=PushSettings(backoff_min_ms=5, backoff_max_ms=100, request_timeout_ms=2000),
+        delivery_timeout_ms=2000, open_timeout_s=60, log_config=LogConfig(preallocate_bytes=0),
+        push=PushSettings(backoff_min_ms=5, backoff_max_ms=100, request_timeout_ms=10_000),
     )
 except (OSError, PushrepError) as error:
     say("refused", type(error).__name__, error)
@@ -54,12 +54,12 @@ with outbox:
                 pending.append((number, outbox.append(0, b"%d-" % number + b"x" * (number * 37 % 300))))
                 number += 1
             value, receipt = pending.popleft()
-            say("acked", receipt.result(30), value)
+            say("acked", receipt.result(), value)
         except (NotEnoughReplicas, DeliveryFailed):
             while pending:
                 value, receipt = pending.popleft()
                 try:
-                    say("acked", receipt.result(30), value)
+                    say("acked", receipt.result(), value)
                 except DeliveryFailed as error:
                     say("failed", value, type(error.__cause__).__name__)
             stop.wait(0.01)
@@ -68,7 +68,10 @@ with outbox:
             sys.exit(3)
     while pending:
         value, receipt = pending.popleft()
-        say("acked", receipt.result(30), value)
+        try:
+            say("acked", receipt.result(), value)
+        except DeliveryFailed as error:
+            say("failed", value, type(error.__cause__).__name__)
     while any(lag.records or not lag.in_sync for lag in outbox.lag().values()):
         threading.Event().wait(0.02)
     say("even", outbox.log(0).log_end_offset)
@@ -171,7 +174,7 @@ class Trio:
 
     def promote(self, index):
         command = [sys.executable, "-m", "pushrep.cli.main", "promote", str(self.directory(index))]
-        command += ["--catch-up", "--member", str(index), "--timeout-s", "30"]
+        command += ["--catch-up", "--member", str(index), "--timeout-s", "60"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
         assert done.returncode == 0, done.stderr
         assert f"member {index} leads outbox {self.outbox_id}" in done.stdout

@@ -137,7 +137,7 @@ def test_records_that_hold_their_offsets_stand_there_after_any_interrupt(tmp_pat
 
 def test_an_outbox_under_interrupts(tmp_path, interrupts, torture):
     random = torture.random("outbox")
-    outbox = Outbox.open(tmp_path, "orders", 1, "billing", linger_ms=1, batch_bytes=500, close_timeout_s=20)
+    outbox = Outbox.open(tmp_path, "orders", 1, "billing", linger_ms=1, batch_bytes=500, close_timeout_s=200)
     receipts, end_s, number = [], time.monotonic() + torture.count(1, 20), 0
     while time.monotonic() < end_s or not interrupts.count:
         number += 1
@@ -145,7 +145,7 @@ def test_an_outbox_under_interrupts(tmp_path, interrupts, torture):
         try:
             interrupts.armed = True
             if kind < 0.1:
-                outbox.flush(20)
+                outbox.flush(200)
             elif kind < 0.3:
                 receipt = outbox.append_many(0, [b"%d" % number] * 3, timestamps_ms=5)
             else:

@@ -152,8 +152,8 @@ def test_rounds_of_kill_9_lose_reorder_and_invent_nothing(tmp_path, torture):
     """Some children are killed while they open: what follows is the recovery of a recovery."""
     draw, ledger = torture.random("rounds of kill -9"), Ledger()
     verified = [0] * PARTITIONS
-    rounds = torture.count(10, 100)
-    for round_ in range(rounds):
+    rounds, round_ = torture.count(10, 100), 0
+    while round_ < rounds or sum(ledger.acknowledged.values()) <= rounds * 100:  # some draws are short rounds only
         reports_wanted = draw.choice([0, 1, 1 + draw.randrange(60), 30 + draw.randrange(200)])
         reports = run_and_kill(tmp_path, round_, reports_wanted, draw.random() * 0.03)
         ledger.take(round_, reports)
@@ -166,12 +166,11 @@ def test_rounds_of_kill_9_lose_reorder_and_invent_nothing(tmp_path, torture):
                 verified[partition] = ledger.compare(
                     partition, log.records(verified[partition]), start=verified[partition]
                 )
+        round_ += 1
     for partition in range(PARTITIONS):
         with SegmentLog.open(tmp_path / f"orders-{partition}") as log:
             assert log.recovery.damaged_from is None, log.recovery
             assert ledger.compare(partition, log.records(0)) == log.log_end_offset
-    acknowledged = sum(ledger.acknowledged.values())
-    assert acknowledged > rounds * 100, f"only {acknowledged} records were acknowledged: the rounds were too short"
 
 
 def test_the_ledger_sees_what_it_is_there_for(tmp_path):

@@ -92,7 +92,7 @@ def test_a_reader_follows_a_rolling_writer_without_a_torn_batch(tmp_path, isolat
         path, at, ends = tmp_path / "orders-1", 0, set()
         with SegmentLog.open_reader(path, isolation=isolation) as reader:
             drain.start()
-            while at < 20_000:
+            while at < 20_000 or len(ends) < 3:
                 for record in reader.records(at):
                     assert record.offset == at
                     assert record.value.startswith(b"0 1 %d " % at)
@@ -101,7 +101,6 @@ def test_a_reader_follows_a_rolling_writer_without_a_torn_batch(tmp_path, isolat
                 assert reader.log_end_offset >= at
                 assert isolation == "written" or reader.stable_offset >= at
         assert len(list(path.glob("*.log"))) > 3, "the writer rolled meanwhile"
-        assert len(ends) > 2, "it was read while it grew"
     finally:
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()

@@ -44,7 +44,7 @@ with Outbox.open(
             n[partition] += 8
         while len(pending) > 100 or (pending and pending[0][3].done()):
             partition, at, count, receipt = pending.popleft()
-            print("ack", partition, at, count, receipt.result(30), flush=True)
+            print("ack", partition, at, count, receipt.result(), flush=True)
 """
 
 

@@ -11,7 +11,7 @@ from pushrep.log import SegmentLog
 from pushrep.outbox import read_identity
 from pushrep.seams import REAL_FILESYSTEM
 
-WAIT_S = 60
+WAIT_S = 120
 
 PRODUCER = """
 import sys, threading
@@ -41,7 +41,7 @@ with Outbox.open(
                 pending.append((number, outbox.append(0, b"%d-" % number + b"x" * (number * 37 % 300))))
                 number += 1
             value, receipt = pending.popleft()
-            say("acked", receipt.result(30), value)
+            say("acked", receipt.result(), value)
         except NotEnoughReplicas:
             if not refused:
                 refused = True
@@ -49,11 +49,17 @@ with Outbox.open(
             while pending:
                 value, receipt = pending.popleft()
                 try:
-                    say("acked", receipt.result(30), value)
+                    say("acked", receipt.result(), value)
                 except DeliveryFailed as error:
                     say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
             if outbox.log(0).high_watermark < outbox.log(0).log_end_offset or stop.wait(0.01):
                 continue
+        except DeliveryFailed as error:
+            say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
+    while pending:
+        value, receipt = pending.popleft()
+        try:
+            say("acked", receipt.result(), value)
         except DeliveryFailed as error:
             say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
 """

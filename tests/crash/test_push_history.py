@@ -23,7 +23,7 @@ from tests.crash.test_push_processes import Three, values_of
 PROGRAM = Path(__file__).with_name("history_program.py")
 JUDGE = Path(__file__).parents[2] / ".cache" / "history_judge" / "judge"
 CLIENTS = 4
-WAIT_S = 60
+WAIT_S = 120
 
 
 class Group(Three):

@@ -26,7 +26,7 @@ from tests.kafka.cluster import missing
 from tests.kafka.dump_tool import dump_segments
 
 PROGRAM = Path(__file__).with_name("leading_program.py")
-WAIT_S = 60
+WAIT_S = 120
 KINDS = ("kill replica", "promote", "kill leader", "pause")
 
 

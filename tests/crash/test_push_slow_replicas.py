@@ -37,7 +37,7 @@ with Outbox.open(
         word, *rest = line.split()
         if word == "append":
             for _ in range(int(rest[0])):
-                end = outbox.append_many(0, values).result(60) + len(values)
+                end = outbox.append_many(0, values).result() + len(values)
             say("appended", end)
         elif word == "level":
             for _ in range(1000):  # then it says how far they are, to be asked again
