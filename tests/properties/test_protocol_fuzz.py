@@ -228,10 +228,10 @@ def test_a_claim_costs_no_memory():
 def test_counts_that_no_header_could_hold_end_quickly(place):
     """Every array's count, at every place where one could stand, says 2**62."""
     header = HEADERS[place]
-    began = time.monotonic()
+    began_s = time.process_time()  # a machine that stands still is no slow decoder
     for at in range(len(header)):
         survives(reader(), frame_head(place, 0, 1, header[:at] + b"\xfe" + b"\xff" * 8 + b"\x01" + header[at:], 0))
-    assert time.monotonic() - began < 20, "decoding must end with the bytes, whatever they count"
+    assert time.process_time() - began_s < 20, "decoding must end with the bytes, whatever they count"
 
 
 def test_the_fullest_header_is_decoded_in_bounded_memory():
