@@ -42,8 +42,12 @@ pack_covered = _COVERED.pack
 assert _HEADER.size == HEADER_BYTES, "docs/formats/record-batch.md promises 61 bytes"
 assert _PRODUCER.size == 57 - PRODUCER_AT, "producer id, epoch and sequence are neighbours"
 
-CODEC_MASK, _TIMESTAMP_TYPE_BIT, _TRANSACTIONAL_BIT, _CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
-_OFFSET_MAX = (1 << 63) - 1
+CODEC_MASK, _TIMESTAMP_TYPE_BIT, _TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
+OFFSET_MAX = (1 << 63) - 1
+_WALKED = struct.Struct(">qiibxxxxhi30xi")
+assert _WALKED.size == HEADER_BYTES, "a header without its CRC, times and producer"
+unpack_walked = _WALKED.unpack_from
+"""Base offset, length, leader epoch, magic, attributes, last offset delta, record count: for a walk over headers."""
 
 
 class BatchHeader(NamedTuple):
@@ -116,7 +120,7 @@ class BatchHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         """The record is a marker (commit, abort) and not data: readers of data skip the batch."""
-        return bool(self.attributes & _CONTROL_BIT)
+        return bool(self.attributes & CONTROL_BIT)
 
     def pack(self) -> bytes:
         """The 61 bytes."""
@@ -132,7 +136,7 @@ def _why_impossible(header: BatchHeader) -> str | None:
         reason = f"magic {magic}, only {MAGIC} is known"
     elif records_bytes < 0:
         reason = f"length {length} is below the header's own {HEADER_BYTES - LENGTH_ENDS_AT}"
-    elif base_offset < 0 or delta < 0 or base_offset + delta >= _OFFSET_MAX:
+    elif base_offset < 0 or delta < 0 or base_offset + delta >= OFFSET_MAX:
         reason = f"offsets {base_offset} + {delta} are out of range"
     elif leader_epoch < -1:
         reason = f"leader epoch {leader_epoch} is below -1"

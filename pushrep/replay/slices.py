@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pushrep.errors import PushrepError
-from pushrep.log.index_file import IndexFile
-from pushrep.log.segment import OFFSET_ENTRY
-from pushrep.log.segment_files import INDEX_SUFFIX, list_segments, segment_path
+from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.header_walk import position_near, walk, why_not
+from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.protocol.values import FileSlice
-from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
+from pushrep.records import RecordBatch
 from pushrep.replay.limits import Span
 from pushrep.seams import File, Filesystem
 
-_WINDOW_BYTES = 4096  # the header of a large batch, or some small batches whole
+_FIRST_BYTES = 4096  # the header of a large batch, or some small batches whole: what follows live comes in one read
 _FILES_MAX = 64
 
 
@@ -119,27 +119,32 @@ class SliceReader:
         """
         segment, at = self._next[1:] if self._next is not None and self._next[0] == position else self.place(position)
         found: list[Found] = []
-        size, window, window_at, expected = 0, b"", 0, position
+        size, expected = 0, position
         while size < max_bytes and expected < limit:
             file = self._files.get(self._directory, segment).file
-            if not window_at <= at <= window_at + len(window) - HEADER_BYTES:
-                window, window_at = file.read_at(_WINDOW_BYTES, at), at
-            header = _header(window, at - window_at)
-            if isinstance(header, str):
-                following = self._following(segment)
-                if following is None:
-                    raise NoBatchThere(expected, segment, header)
-                segment, at, window, window_at = following, 0, b"", 0
-                continue
-            if header.base_offset >= limit:
-                break
-            if header.next_offset > position:
-                if header.next_offset <= expected:
-                    raise NoBatchThere(expected, segment, f"the batch at byte {at} ends before it")
-                span = _span(file, at, header, want_offsets=want_offsets)
-                found.append(Found(span, segment, at, header.leader_epoch))
-                size, expected = size + header.size_bytes, header.next_offset
-            at += header.size_bytes
+            for byte, base, next_offset, size_bytes, epoch, records in walk(file, at, _FIRST_BYTES):
+                if base >= limit:
+                    break
+                at = byte + size_bytes
+                if next_offset <= position:
+                    continue
+                if next_offset <= expected:
+                    raise NoBatchThere(expected, segment, f"the batch at byte {byte} ends before it")
+                offsets = None
+                if want_offsets and 0 < records < next_offset - base:
+                    offsets = _offsets(file, byte, size_bytes)
+                found.append(Found(Span(base, next_offset, size_bytes, records, offsets), segment, byte, epoch))
+                size, expected = size + size_bytes, next_offset
+                if size >= max_bytes or expected >= limit:
+                    break
+            else:
+                following = self._following(segment, expected)
+                if following is not None:
+                    segment, at = following, 0
+                    continue
+                if not found:  # else what stands before it goes out first
+                    raise NoBatchThere(expected, segment, why_not(file, at))
+            break
         self._next = (expected, segment, at)
         return found
 
@@ -173,37 +178,25 @@ class SliceReader:
         if at < 0:
             raise NoBatchThere(offset, self._bases[0] if self._bases else 0, "no segment begins so early")
         base = self._bases[at]
-        index = IndexFile(self._filesystem, segment_path(self._directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
-        entry = index.floor(offset - base)
-        if entry is None:
-            return base, 0
         file = self._files.get(self._directory, base).file
-        header = _header(file.read_at(HEADER_BYTES, entry[1]), 0)
-        if isinstance(header, str) or header.last_offset - base != entry[0]:
-            return base, 0  # the index is not to be believed
-        return base, entry[1]
+        return base, position_near(self._filesystem, self._directory, base, file, offset)
 
-    def _following(self, segment: int) -> int | None:
+    def _following(self, segment: int, expected: int) -> int | None:
+        """The segment behind this one, if it begins with that offset, or behind a hole that compaction made."""
         if not self._bases or self._bases[-1] <= segment:
             self._bases = list_segments(self._filesystem, self._directory)
         at = bisect_right(self._bases, segment)
-        return self._bases[at] if at < len(self._bases) else None
+        if at == len(self._bases):
+            return None
+        base = self._bases[at]
+        return base if base == expected or expected < base <= self._cleaned_offset() else None
+
+    def _cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have left holes between segments."""
+        cleaned = read_checkpoint(self._directory.parent, Checkpoint.CLEANED_OFFSET, self._filesystem)
+        return cleaned.get(self._directory.name, 0)
 
 
-def _header(window: bytes, at: int) -> BatchHeader | str:
-    """The header there, or why there is none."""
-    data = window[at : at + HEADER_BYTES]
-    if len(data) < HEADER_BYTES:
-        return "the file ends"
-    try:
-        return BatchHeader.parse(data)
-    except CorruptRecordBatch as error:
-        return error.reason
-
-
-def _span(file: File, at: int, header: BatchHeader, *, want_offsets: bool) -> Span:
-    records = 0 if header.is_control else header.record_count
-    offsets = None
-    if want_offsets and 0 < records < header.next_offset - header.base_offset:
-        offsets = tuple(RecordBatch.check(file.read_at(header.size_bytes, at), header).rows().offsets)
-    return Span(header.base_offset, header.next_offset, header.size_bytes, records, offsets)
+def _offsets(file: File, position: int, size_bytes: int) -> tuple[int, ...]:
+    """Of the records of a batch with holes. Raises CorruptRecordBatch, OSError."""
+    return tuple(RecordBatch.check(file.read_at(size_bytes, position)).rows().offsets)
