@@ -1,22 +1,19 @@
 """One connection of the replay server: never waits, sends slices of files without having their bytes in memory.
 
-send(parts, sent) ─▶ | frame | frame | ... ─▶ flush ─▶ socket        sendfile; under TLS through a buffer of 128 KiB
+send(parts, sent) ─▶ | frame | frame | ... ─▶ flush ─▶ socket        how a slice is sent: push/sockets.py
                                                  └ sent(), once all of a frame has left
 """
 
-import os
-import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pushrep.protocol.server import Call, ServerConnection, Told
-from pushrep.protocol.values import FileSlice, Part, size_of
-from pushrep.push.sockets import AnySocket, FileIsShorter
+from pushrep.protocol.values import Part
+from pushrep.push.sockets import AnySocket, Piece, pieces_of, send_some
 from pushrep.seams import READABLE, WRITABLE
 
-_TLS_BYTES = 128 << 10
 _FRAMES_MAX = 256
 """So many answers may wait for a peer that asks and does not read; then nothing more is read of it."""
 _READS_MAX = 16
@@ -47,8 +44,7 @@ class Line:
         self.is_open = True
         self.mask = READABLE
         """What the poller was told last."""
-        self._frames: deque[tuple[deque[Part], Callable[[], None] | None]] = deque()
-        self._may_sendfile = not isinstance(self.socket, ssl.SSLSocket) and hasattr(self.socket, "fileno")
+        self._frames: deque[tuple[list[Piece], Callable[[], None] | None]] = deque()
 
     @property
     def is_idle(self) -> bool:
@@ -90,43 +86,20 @@ class Line:
 
     def send(self, parts: Sequence[Part], sent: Callable[[], None] | None = None) -> None:
         """Have a frame sent; `sent` is called in `flush` once it has left."""
-        self._frames.append((deque(part for part in parts if size_of((part,))), sent))
+        self._frames.append((pieces_of(parts), sent))
 
     def flush(self) -> None:
         """Send as much as the network takes now."""
         while self._frames:
-            parts, sent = self._frames[0]
-            while parts:
+            pieces, sent = self._frames[0]
+            while pieces:
                 try:
-                    self._send_first(parts)
+                    send_some(self.socket, pieces)
                 except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     return
             self._frames.popleft()
             if sent is not None:
                 sent()
-
-    def _send_first(self, parts: deque[Part]) -> None:
-        part = parts[0]
-        if not isinstance(part, FileSlice):
-            view = memoryview(part)
-            if self._may_sendfile and len(parts) > 1:  # else the peer is woken for a header alone
-                count = self.socket.send(view, socket.MSG_MORE)  # type: ignore[call-arg]  # it is the system's own
-            else:
-                count = self.socket.send(view)
-            parts.popleft()
-            if count < len(view):
-                parts.appendleft(view[count:])
-            return
-        if self._may_sendfile:
-            count = os.sendfile(self.socket.fileno(), part.file.fileno(), part.position, part.size_bytes)  # type: ignore[union-attr]
-        else:
-            data = part.file.read_at(min(part.size_bytes, _TLS_BYTES), part.position)  # type: ignore[attr-defined]
-            count = self.socket.send(memoryview(data)) if data else 0
-        if count == 0:
-            raise FileIsShorter(f"{part.size_bytes} bytes at {part.position} are not there any more")
-        parts.popleft()
-        if count < part.size_bytes:
-            parts.appendleft(FileSlice(part.file, part.position + count, part.size_bytes - count))
 
     def close(self) -> None:
         """Hang up."""

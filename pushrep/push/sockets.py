@@ -5,7 +5,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from ipaddress import ip_address
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from pushrep.errors import BadArgument
 from pushrep.protocol.values import FileSlice, Part
@@ -16,6 +16,7 @@ Piece: TypeAlias = memoryview | FileSlice
 
 _READ_BYTES = 128 << 10
 _PARTS_MAX = 512  # below IOV_MAX, which is 1024 on Linux
+_MORE = getattr(socket, "MSG_MORE", 0)  # Linux has it
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a silent peer is given up after 40 s
 _PORT_MAX = 65_535
 
@@ -93,8 +94,12 @@ def send_some(sock: AnySocket, pieces: list[Piece]) -> int:
             del pieces[0]
         return sent
     views = _views_in_front(pieces)
-    # An SSLSocket has no sendmsg: a record of TLS is encrypted as one piece.
-    sent = sock.send(first) if isinstance(sock, ssl.SSLSocket) else sock.sendmsg(views)
+    if not _is_plain(sock):  # a record of TLS is encrypted as one piece: no sendmsg
+        sent = sock.send(first) if isinstance(sock, ssl.SSLSocket) else sock.sendmsg(views)
+    elif len(views) < len(pieces):
+        sent = sock.sendmsg(views, (), _MORE)  # else the peer is woken for the head of a frame alone
+    else:
+        sent = sock.sendmsg(views)
     left, gone = sent, 0
     while gone < len(views) and left >= len(views[gone]):
         left -= len(views[gone])
@@ -114,10 +119,15 @@ def _views_in_front(pieces: list[Piece]) -> list[memoryview]:
     return views
 
 
+def _is_plain(sock: AnySocket) -> TypeGuard[socket.socket]:
+    """A simulated network has no descriptors; TLS encrypts in memory."""
+    return isinstance(sock, socket.socket) and not isinstance(sock, ssl.SSLSocket)
+
+
 def _send_slice(sock: AnySocket, part: FileSlice) -> int:
-    if isinstance(sock, socket.socket) and not isinstance(sock, ssl.SSLSocket) and sock.gettimeout() == 0:
+    if _is_plain(sock) and sock.gettimeout() == 0:
         sent = os.sendfile(sock.fileno(), part.file.fileno(), part.position, part.size_bytes)
-    else:  # a record of TLS is encrypted in memory; a simulated network has no descriptors; who waits may time out
+    else:  # who waits may time out
         data = part.file.read_at(min(part.size_bytes, _READ_BYTES), part.position)  # type: ignore[attr-defined]
         sent = sock.send(memoryview(data)) if data else 0
     if sent == 0:

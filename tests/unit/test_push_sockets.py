@@ -79,6 +79,27 @@ def test_who_waits_sends_all_of_it(file, ends, timeout_s):
     assert finish() == joined(parts_of(file))
 
 
+class Telling(socket.socket):
+    """Says with which flags it was sent on."""
+
+    def sendmsg(self, buffers, ancillary=(), flags=0):
+        buffers = list(buffers)
+        self.__dict__.setdefault("told", []).append((len(buffers), flags))
+        return super().sendmsg(buffers, ancillary, flags)
+
+
+@pytest.mark.skipif(not hasattr(socket, "MSG_MORE"), reason="this system has no MSG_MORE")
+def test_the_head_of_a_frame_waits_for_the_slice_that_follows_it(file):
+    here, there = socket.socketpair()
+    with there, Telling(fileno=here.detach()) as telling:
+        telling.setblocking(False)
+        pieces = pieces_of([b"head", b"more", FileSlice(file, 0, 10), b"tail"])
+        while pieces:
+            send_some(telling, pieces)
+        assert telling.told == [(2, socket.MSG_MORE), (1, 0)]
+        assert there.recv(22, socket.MSG_WAITALL) == b"headmore" + file.read_at(10, 0) + b"tail"
+
+
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_file_that_was_cut_meanwhile_ends_the_connection(file, ends, blocking):
     here, _ = ends
