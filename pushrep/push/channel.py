@@ -54,7 +54,10 @@ class Waker:
 class Channel:
     """One connection of a worker."""
 
-    def __init__(self, replica: Replica, settings: PushSettings, worker: Waker, clock: Clock) -> None:
+    def __init__(
+        self, replica: Replica, settings: PushSettings, worker: Waker, clock: Clock, opened: OpenConnection | None
+    ) -> None:
+        """opened: a connection that nobody else speaks on any more; without one it makes its own."""
         self.replica, self.is_closing = replica, False
         self._settings, self._worker, self._clock = settings, worker, clock
         self._ready: deque[Pusher] = deque()
@@ -71,9 +74,9 @@ class Channel:
         self._slots = 0  # of all that is in flight
         self._file_requests = FileRequests(settings)
         self._linger_until_ms: int | None = None
-        self._opened: OpenConnection | None = None
+        self._opened = opened
         self._connecting: Thread | None = None
-        self._fruitless = 0  # connections in a row that gave no answer
+        self._fruitless = int(opened is not None)  # connections in a row that gave no answer to a push
         self._stop = settings.network.threads.event()
 
     @property

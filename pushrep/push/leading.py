@@ -160,11 +160,17 @@ class Leading:
                 for led in self.partitions.values():
                     led.resign(grant.epoch, grant.leader)
 
-    def start_session(self, replica: Replica, replica_epoch: int, description: LogDescription) -> None:
-        """Push to the log that the replica described."""
+    def start_session(
+        self,
+        replica: Replica,
+        replica_epoch: int,
+        description: LogDescription,
+        client: ReplicaClient | None = None,
+    ) -> None:
+        """Push to the log that the replica described; over the connection of `client`, if it may be taken."""
         led = self._by_tp[description.tp]
         session = led.start_session(replica, replica_epoch, next(self._session_ids), log_ends_of(description))
-        self.manager.start_push(led.tp, session)
+        self.manager.start_push(led.tp, session, client)
 
     def _session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
         self.manager.on_session_ended(session, reason)
@@ -261,9 +267,9 @@ class _Driver:
                 self._leading.hear_of(answer.grants)
                 if self._stop.is_set():
                     return
-                for description in answer.logs:
-                    self._take(answer.replica_epoch, description)
                 left = left[len(answer.logs) :]  # it describes as many as fit into a frame
+                for description in answer.logs:
+                    self._take(answer.replica_epoch, description, client if not left else None)
             self.trouble = None
 
     def _offer(self, client: ReplicaClient) -> None:
@@ -281,11 +287,11 @@ class _Driver:
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
             _LOG.warning("%s refuses our grant: %s", self.replica, answer.error_code.meaning)
 
-    def _take(self, replica_epoch: int, description: LogDescription) -> None:
+    def _take(self, replica_epoch: int, description: LogDescription, client: ReplicaClient | None) -> None:
         why = description.error_code.meaning
         if description.error_code is ErrorCode.NONE:
             try:
-                self._leading.start_session(self.replica, replica_epoch, description)
+                self._leading.start_session(self.replica, replica_epoch, description, client)
             except ValueError as error:  # no log has such a list of epochs
                 why = str(error)
             else:

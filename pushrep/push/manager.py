@@ -20,6 +20,7 @@ from pushrep.push.channel import Channel
 from pushrep.push.errors import IllegalState
 from pushrep.push.memory import MemoryTracker
 from pushrep.push.pusher import Pusher
+from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.worker import Worker
@@ -107,9 +108,12 @@ class PushManager:
         """Between `startup` and `shutdown`."""
         return self._state is _State.ACTIVE
 
-    def start_push(self, tp: TopicIdPartition, session: PushSession) -> "Future[bool]":
+    def start_push(
+        self, tp: TopicIdPartition, session: PushSession, client: ReplicaClient | None = None
+    ) -> "Future[bool]":
         """Push to a partition's replica: first what its log lacks, then what is appended meanwhile.
 
+        client: a connection to the replica that its caller needs no more; pushes go over it where there is none yet.
         The future is True at the first success, False if the session ended before it, or an equal or newer one is live.
         """
         self._check("start_push")
@@ -124,7 +128,7 @@ class PushManager:
             return session.started
         pusher = Pusher(session, self.memory)
         with self._lock:
-            channel = self._channel_of(tp, session.replica)
+            channel = self._channel_of(tp, session.replica, client)
             self._lanes.setdefault(tp, {})[index] = _Lane(pusher, channel)
         channel.wake(pusher)
         return session.started
@@ -233,14 +237,16 @@ class PushManager:
                 lane.channel.close()
         return lane.pusher.farewell_sent
 
-    def _channel_of(self, tp: TopicIdPartition, replica: Replica) -> Channel:
+    def _channel_of(self, tp: TopicIdPartition, replica: Replica, client: ReplicaClient | None) -> Channel:
         line = self._line_of(tp)
         key = (replica, line)
         channel = self._channels.get(key)
         if channel is None:
             number = replica.index * self.settings.workers_per_replica + line
             worker = self._workers[number % len(self._workers)]
-            channel = self._channels[key] = Channel(replica, self.settings, worker, self._clock)
+            # While it is active, a worker that runs, or ends after this, closes what it was given.
+            opened = client.hand_over() if client is not None and self.is_active() else None
+            channel = self._channels[key] = Channel(replica, self.settings, worker, self._clock, opened)
             worker.add(channel)
         self._users[key] += 1
         return channel

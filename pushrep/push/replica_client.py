@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 from pushrep.protocol.errors import ProtocolError
 from pushrep.protocol.values import Struct
-from pushrep.push.connecting import call, connect
+from pushrep.push.connecting import OpenConnection, call, connect
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
@@ -21,11 +21,12 @@ class ReplicaClient:
     def __init__(self, address: Address, settings: PushSettings | None = None) -> None:
         self.address = address
         settings = settings or PushSettings()
-        self._opened = connect(address, settings)
+        self._opened: OpenConnection | None = connect(address, settings)
         self._opened.sock.settimeout(settings.request_timeout_ms / 1000)  # a node may have many logs to open
 
     def ask(self, request: Struct, answer: type[S]) -> S:
         """The answer to `request`, which is an `answer`. Raises ReplicaUnreachable."""
+        assert self._opened is not None, "it was not handed over"
         try:
             found = call(self._opened, request)
         except (OSError, ProtocolError) as error:
@@ -34,15 +35,22 @@ class ReplicaClient:
             raise ReplicaUnreachable(str(self.address), f"it answered with {type(found).__name__}")
         return found
 
+    def hand_over(self) -> OpenConnection | None:
+        """The connection, for another to speak on and to close; None if it has gone that way before."""
+        opened, self._opened = self._opened, None
+        return opened
+
     def cut(self) -> None:
         """Make a call that waits in another thread fail now."""
-        with suppress(OSError):
-            self._opened.sock.shutdown(socket.SHUT_RDWR)
+        if (opened := self._opened) is not None:
+            with suppress(OSError):
+                opened.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up."""
-        with suppress(OSError):
-            self._opened.sock.close()
+        """Hang up, unless it was handed over."""
+        if (opened := self._opened) is not None:
+            with suppress(OSError):
+                opened.sock.close()
 
     def __enter__(self) -> Self:
         return self
