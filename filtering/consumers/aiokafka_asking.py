@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError, NoError, UnknownTopicOrPartitionError
 from aiokafka.structs import OffsetAndMetadata
 
 from filtering.consumers.asking import TIMEOUT_S, Failure, ask_async
-
-HELD_TIMEOUT_S = 5.0
+from filtering.consumers.holding import ASK_WITHIN_S, Held
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -46,19 +45,14 @@ async def ask_committed(
     return await ask_async(question, failure_of, timeout_s)
 
 
-async def ask_is_held(
-    client: AIOKafkaConsumer, admin: AIOKafkaAdminClient, group: str, partition: TopicPartition
-) -> bool:
-    """Whether the coordinator says that this member has the partition now.
-
-    False while partitions are being given out, and where nobody answers within 5 s.
-    """
-    own = client._coordinator.member_id  # noqa: SLF001 - the client tells it nowhere else
+async def ask_held(admin: AIOKafkaAdminClient, group: str, member: str) -> Held:
+    """What the group's coordinator says that this member has now; nothing where nobody answers within 5 s."""
     try:
-        async with asyncio.timeout(HELD_TIMEOUT_S):
+        async with asyncio.timeout(ASK_WITHIN_S):
             [found] = await admin.describe_consumer_groups([group])
     except (KafkaError, TimeoutError):
-        return False
-    members = [member for described in found.groups for member in described[5]]  # by place: names differ by version
-    assigned = [member[-1] for member in members if member[0] == own]
-    return any(partition in ConsumerProtocol.ASSIGNMENT.decode(one).partitions() for one in assigned if one)
+        return frozenset()
+    members = [one for described in found.groups for one in described[5]]  # by place: names differ by version
+    assigned = [one[-1] for one in members if one[0] == member]
+    held = [ConsumerProtocol.ASSIGNMENT.decode(one).partitions() for one in assigned if one]
+    return frozenset((one.topic, one.partition) for partitions in held for one in partitions)

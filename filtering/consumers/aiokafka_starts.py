@@ -9,15 +9,17 @@ Startpoints block, so they are asked in a thread; what they want to know of the 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import OffsetAndMetadata
 
-from filtering.consumers.aiokafka_asking import ask_committed, ask_is_held, failure_of
+from filtering.consumers.aiokafka_asking import ask_committed, ask_held, failure_of
 from filtering.consumers.asking import ask_async
 from filtering.consumers.following import Following
+from filtering.consumers.holding import Held, Holding
 from filtering.consumers.positions import Position, decode
 from filtering.consumers.reading import NO_MARKS, Due, Reading
 from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, Wish
@@ -43,6 +45,7 @@ class AiokafkaStarts:
         self._member, self._client, self._group = member, member.client, member.group
         self._reading, self._following, self._startpoints = reading, following, startpoints
         self._loop = asyncio.get_running_loop()
+        self._holding = Holding(self._ask_held)
         self.moves = 0
         self._moved: dict[tuple[str, int], int] = {}
 
@@ -152,9 +155,12 @@ class AiokafkaStarts:
         return PartitionFacts(*name, self._bounds, self._first_at, position, self._is_held)
 
     def _is_held(self, topic: str, partition: int) -> bool:
-        member = self._member
-        asking = ask_is_held(member.client, member.admin, member.group, TopicPartition(topic, partition))
-        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        member = self._client._coordinator.member_id  # noqa: SLF001 - the client tells it nowhere else
+        return self._holding.is_held(member, topic, partition)
+
+    def _ask_held(self, member: str) -> "Future[Held]":
+        """Called in a thread, while the loop waits for it."""
+        return asyncio.run_coroutine_threadsafe(ask_held(self._member.admin, self._group, member), self._loop)
 
     def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
         asked = TopicPartition(topic, partition)

@@ -1,37 +1,54 @@
 """A member of a group by confluent-kafka: its client, and what the group's coordinator says of it."""
 
 from collections.abc import Mapping
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from filtering.consumers.confluent_asking import connection_of
-
-_TIMEOUT_S = 5.0
+from filtering.consumers.holding import ASK_WITHIN_S, Held, Holding
 
 
 class Member:
-    """config: the consumer's, of which connection and security are used."""
+    """config: the consumer's, of which connection and security are used. For one thread at a time."""
 
     def __init__(self, client: Consumer, config: Mapping[str, Any], group: str) -> None:
         self.client, self.group = client, group
         self._connection = connection_of(config)
+        self._holding = Holding(self._ask)
 
     def is_held(self, topic: str, partition: int) -> bool:
         """Whether the coordinator says that this member has the partition now.
 
-        False while partitions are being given out, for one that was assigned without a group's help, and where nobody
-        answers within 5 s, or the consumer's `oauth_cb` gives no token within the client's 10 s.
+        False while partitions are being given out, for one that was assigned without a group's help, and while no
+        answer is there: a later call tells what was answered.
         """
-        own = self.client.memberid()
-        if not own:
-            return False
-        try:
-            admin = AdminClient({**self._connection, "log_level": 0})  # held until it has answered
-            asked = admin.describe_consumer_groups([self.group], request_timeout=_TIMEOUT_S)
-            found = asked[self.group].result(_TIMEOUT_S)
-        except (KafkaException, TimeoutError):
-            return False
-        wanted = TopicPartition(topic, partition)
-        return any(wanted in one.assignment.topic_partitions for one in found.members if one.member_id == own)
+        return self._holding.is_held(self.client.memberid() or "", topic, partition)
+
+    def _ask(self, member: str) -> "Future[Held]":
+        """In a thread that nobody waits for: a client is made in it, which first has to have its `oauth_cb`'s token."""
+        answer: Future[Held] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(held_by(self._connection, self.group, member))
+            except BaseException as error:  # noqa: BLE001 - whoever asks for the answer raises it
+                answer.set_exception(error)
+
+        Thread(target=ask, name=f"pushrep who holds what in {self.group}", daemon=True).start()
+        return answer
+
+
+def held_by(connection: Mapping[str, Any], group: str, member: str) -> Held:
+    """What the coordinator says that it has; nothing where nobody answers within 5 s, or no token is had in 10 s."""
+    try:
+        admin = AdminClient({**connection, "log_level": 0})  # held until it has answered
+        asked = admin.describe_consumer_groups([group], request_timeout=ASK_WITHIN_S)
+        found = asked[group].result(ASK_WITHIN_S)
+    except (KafkaException, TimeoutError):
+        return frozenset()
+    held = [one.assignment.topic_partitions for one in found.members if one.member_id == member]
+    return frozenset((one.topic, one.partition) for partitions in held for one in partitions)

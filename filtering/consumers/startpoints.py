@@ -18,7 +18,8 @@ class PartitionFacts(NamedTuple):
 
     bounds(topic, partition): (log start, log end). first_at(topic, partition, timestamp_ms): the first offset of a
     record at or after that time, None if there is none. position: where it stands, committed when it comes, the next
-    offset to read while it runs; None if that is not known. The functions may block.
+    offset to read while it runs; None if that is not known. is_held(topic, partition): whether the group's coordinator
+    says that this member has it; False while that is not known, which nobody waits for. The others may block.
     """
 
     topic: str

@@ -1,16 +1,19 @@
 """A consumer's other clients reach its brokers by each of its settings that says how: librdkafka's, of every name."""
 
+import threading
 import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, MemberAssignment, MemberDescription
 
 from filtering.consumers.confluent_asking import connection_of
-from filtering.consumers.confluent_member import Member
+from filtering.consumers.confluent_member import Member, held_by
 
 WAY = {
     "bootstrap.servers": "127.0.0.1:9",
@@ -100,7 +103,7 @@ def test_brokers_are_found_by_either_name_of_the_setting(name):
 
 def test_a_member_asks_its_coordinator_with_a_token_of_its_consumer(monkeypatch):
     """Where it asks without one nobody answers, and every partition looks as if it were another's."""
-    monkeypatch.setattr("filtering.consumers.confluent_member._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("filtering.consumers.confluent_member.ASK_WITHIN_S", 0.1)
     asked = []
 
     def token(config):
@@ -108,8 +111,8 @@ def test_a_member_asks_its_coordinator_with_a_token_of_its_consumer(monkeypatch)
         return "token", time.time() + 3600
 
     security = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "sasl.oauthbearer.config": "x"}
-    member = Member(Joined(), {**READING, **security, "bootstrap.servers": "127.0.0.1:9", "oauth_cb": token}, "billing")
-    assert not member.is_held("orders", 0), "no broker is there"
+    config = {**READING, **security, "bootstrap.servers": "127.0.0.1:9", "oauth_cb": token}
+    assert held_by(connection_of(config), "billing", "billing-1-of-the-group") == set(), "no broker is there"
     assert asked == ["x"]
 
 
@@ -120,4 +123,35 @@ def test_a_member_that_gets_no_token_to_ask_with_does_not_say_that_it_holds_a_pa
         raise KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED))
 
     monkeypatch.setattr("filtering.consumers.confluent_member.AdminClient", without_token)
-    assert not Member(Joined(), {**READING, **SECURITY}, "billing").is_held("orders", 0)
+    assert held_by(connection_of({**READING, **SECURITY}), "billing", "billing-1-of-the-group") == set()
+
+
+class Answering:
+    """An admin client that waits for its token while it is made, and is told then that a member has orders-0."""
+
+    def __init__(self, token):
+        assert token.wait(60), "nobody gave a token"
+
+    def describe_consumer_groups(self, groups, request_timeout):
+        assigned = MemberAssignment([TopicPartition("orders", 0)])
+        member = MemberDescription("billing-1-of-the-group", "billing-1", "127.0.0.1", assigned)
+        answer = Future()
+        answer.set_result(SimpleNamespace(members=[member]))
+        return {groups[0]: answer}
+
+
+def test_a_service_that_hands_out_no_token_holds_no_reader_and_what_is_told_later_counts(monkeypatch):
+    """The client waits for its token for 10 s, at each look: who waited with it would hardly read."""
+    token = threading.Event()
+    monkeypatch.setattr("filtering.consumers.confluent_member.AdminClient", lambda _: Answering(token))
+    member = Member(Joined(), {**READING, **SECURITY}, "billing")
+    try:
+        assert not member.is_held("orders", 0)
+        assert not member.is_held("orders", 1)
+    finally:
+        token.set()
+    deadline_s = time.monotonic() + 60
+    while not member.is_held("orders", 0):
+        assert time.monotonic() < deadline_s, "the answer is never told"
+        time.sleep(0.01)
+    assert not member.is_held("orders", 1)
