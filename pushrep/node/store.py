@@ -14,7 +14,7 @@ node only answers who wants to lead (`at_home`), when the service is not running
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -58,6 +58,7 @@ class KeptOutbox:
         self._visiting = threading.RLock()
         self._is_visited = False
         self._borrowers = 0
+        self._is_unread = False  # what is known of its promises may be out of date: whoever borrowed it wrote them
         self._last_contact_ms = -1
         self._replicas: dict[tuple[str, int], Replica] = {}
         self._removing: set[tuple[str, int]] = set()
@@ -97,7 +98,7 @@ class KeptOutbox:
     def let_go(self) -> Iterator[Path]:
         """The directory, its logs closed clean; until the end of the block the node does not touch it.
 
-        What its promises are then decides who opens it next.
+        What its promises are then decides who opens it next. While they can't be read nobody does.
         """
         with self._lock, self._keeper.lock:  # a grant that was let in before is on disk now, or is refused
             self._borrowers += 1
@@ -106,13 +107,25 @@ class KeptOutbox:
                 self.close()
             yield self.directory
         finally:
-            self._keeper.read_again()
             with self._lock:
                 self._borrowers -= 1
+                self._is_unread = True
+            with suppress(Refusal):  # it is logged; the next call tries again
+                self._check_not_let_go()
 
     def _check_not_let_go(self) -> None:
-        if self._borrowers:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is let go for now")
+        """Raise Refusal while the directory is another's, or what that one promised in it can't be read."""
+        with self._keeper.lock:
+            if self._borrowers:
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is let go for now")
+            if not self._is_unread:
+                return
+            try:
+                self._keeper.read_again()
+            except (OSError, PushrepError) as error:
+                _LOG.error("%s: nothing of it is answered until its promises can be read: %s", self.directory, error)
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+            self._is_unread = False
 
     def _acquire(self) -> LogDirectory:
         try:
@@ -169,7 +182,8 @@ class KeptOutbox:
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> Replica:
         """The open log of `tp`; one that failed is tried again here. Raises Refusal."""
         with self._lock:
-            if self._borrowers or (self.promises.is_led_here and not self._is_visited):
+            self._check_not_let_go()
+            if self.promises.is_led_here and not self._is_visited:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} belongs to its service")
             if (tp.topic, tp.partition) in self._removing:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is being removed: ask again")

@@ -90,7 +90,7 @@ class LetGoDoor:
 def borrowed(directory: Path, outbox_id: UUID) -> Iterator[int]:
     """The directory of a replica, let go by its node if one is running: its last contact with a leader, wall ms.
 
-    NEVER where no node runs, or none has heard of a leader. Raises OSError if a node is there and does not answer.
+    NEVER where no node runs, or none has heard of a leader. Raises OSError if a node is there and does not let go.
     """
     try:
         connection = place.connect(directory.resolve().parent, _TIMEOUT_S)
@@ -99,7 +99,10 @@ def borrowed(directory: Path, outbox_id: UUID) -> Iterator[int]:
         return
     with connection:
         connection.sendall(f"{outbox_id}\n".encode())
-        yield int(_line(connection) or NEVER)
+        answer = _line(connection)
+        if not answer:
+            raise ConnectionResetError(f"the node in {directory.resolve().parent} does not let go of it: see its log")
+        yield int(answer)
 
 
 def _line(connection: socket.socket) -> str:

@@ -19,6 +19,7 @@ from pushrep.node.store import Refusal
 from pushrep.outbox.member_changes import add_member, remove_member
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.promotion import promote
+from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import (
     DescribeLogRequest,
     DescribeLogResponse,
@@ -168,6 +169,27 @@ def test_a_grant_that_was_let_in_before_a_promotion_does_not_overwrite_what_that
             kept.offer_grant(grant.renewed(grant.epoch + 256, 0), 0, str(node.address))
         assert find_promises(kept.directory, REAL_FILESYSTEM)[1].grant == promoted
     assert kept.promises.grant == promoted
+
+
+def test_a_promotion_that_leaves_promises_that_cannot_be_read_stops_that_outbox_until_they_can(world, caplog):
+    """A promise that is forgotten loses records: nothing is answered out of what was known before."""
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        fill(outbox, 1)
+        log = outbox.facts.replication.lanes[0].led.tp
+    (kept,) = world.nodes[1]._store.kept()
+    path = kept.directory / "promises.json"
+    sound = path.read_bytes()
+    with world.nodes[1].let_go(kept.outbox_id):
+        path.write_bytes(sound[:-20])
+    assert str(path) in caplog.text
+    asked = DescribeLogRequest(outbox_id=kept.outbox_id, member=0, create=True, partitions=(log,))
+    with ReplicaClient(world.nodes[1].address, QUICK) as client:
+        assert client.ask(asked, DescribeLogResponse).error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        path.write_bytes(sound)
+        assert client.ask(asked, DescribeLogResponse).logs[0].log_end_offset == 1
+    with open_outbox(world, 1) as outbox:
+        assert outbox.append(0, b"on").result(WAIT_S) == 1
 
 
 def test_who_begins_to_wait_while_the_leader_closes_is_called_back_once(world):

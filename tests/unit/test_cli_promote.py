@@ -55,6 +55,20 @@ def test_a_promotion_prints_where_to_go_on_and_the_running_node_lets_go(pair, ca
         assert "has it open" in capsys.readouterr().err
 
 
+def test_a_node_that_does_not_let_go_stops_the_promotion(pair, capsys, monkeypatch):
+    """It says so by hanging up: what it keeps open is not to be written by another."""
+    node, directory = pair
+    before = find_promises(directory, REAL_FILESYSTEM)
+
+    def refuse(_):
+        raise OSError("its disk is gone")
+
+    monkeypatch.setattr(node, "let_go", refuse)
+    assert run(["promote", str(directory)]) == 1
+    assert "does not let go of it" in capsys.readouterr().err
+    assert find_promises(directory, REAL_FILESYSTEM) == before
+
+
 def test_what_is_refused_is_one_line_and_changes_nothing(pair, capsys, tmp_path):
     _, directory = pair
     before = find_promises(directory, REAL_FILESYSTEM)
