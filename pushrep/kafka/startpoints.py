@@ -1,7 +1,7 @@
 """A store of startpoints in a compacted Kafka topic: `open_store(destination)`; the same store as in a directory.
 
     topic      one partition, cleanup.policy=compact
-    record 0   format        {"format": "pushrep.startpoints", "version": 1}
+    at first   format        {"format": "pushrep.startpoints", "version": 1}
     facts      written/7, expired/7, cancelled/7, applied/7/READER, failed/7/READER, consumed/7/READER    see events.py
     positions  checkpoint/READER      the newest of a key counts; READER: consumer/topic/partition/task
 
@@ -94,8 +94,9 @@ class TopicFacts:
         with self._alone():
             if self._producer is None:
                 self._producer = self._begin()
-            if not self._reading.to_the_end().end:
-                self.write([(HEAD, _json(FORMAT))], 0)
+            at = self._reading.to_the_end().end
+            if not self._reading.last:  # what was begun and never committed takes offsets, too
+                self.write([(HEAD, _json(FORMAT))], at)
             yield
 
     @contextmanager

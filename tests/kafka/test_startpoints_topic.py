@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import pytest
 
 from pushrep.kafka import KafkaDestination
+from pushrep.kafka.startpoints_reading import FORMAT
 from pushrep.startpoints import (
     Applied,
     CorruptStore,
@@ -209,6 +211,21 @@ def test_who_is_killed_within_a_change_leaves_nothing_and_holds_nobody(broker, t
     second = store.write("billing", "orders", 0, Startpoint.specific(40), "go")
     assert [fact.sequence for fact in store.history()] == [first, second]
     assert store.read("billing", "orders", 0).state is State.PENDING
+
+
+def test_a_first_writer_that_is_stopped_within_its_first_change_leaves_an_empty_store(broker, topic, store):
+    """Its record that says the format takes an offset and never counts: the next writer has to say it."""
+    stopped = plain_producer(broker.bootstrap_servers, transactional_id=f"pushrep-startpoints-{topic}")
+    stopped.init_transactions(120)
+    stopped.begin_transaction()
+    send(stopped, topic, [(b"format", json.dumps(FORMAT).encode())])
+    first = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    with opened(broker, topic) as other:
+        second = other.write("billing", "orders", 0, Startpoint.specific(30), "no, there")
+        for one in (store, other):
+            assert [fact.sequence for fact in one.history()] == [first, second]
+    keys = [seen.key for seen in consume(broker.bootstrap_servers, topic)]
+    assert keys.count(b"format") == 2, "the consumer reads what was aborted too"
 
 
 @pytest.mark.parametrize("is_done", [True, False])
