@@ -8,7 +8,7 @@ deleted on arrival, since retention looks at record times   refused
 
 import base64
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it does not 
     ResourceType,
 )
 
+from filtering.consumers.asking import Failure
+from filtering.consumers.confluent_asking import failure_of
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
 
@@ -83,8 +85,7 @@ def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
     try:
         description = asking.result_of(asking.admin.describe_topics(TopicCollection([topic]))[topic])
         settings = asking.settings_of(ConfigResource(ResourceType.TOPIC, topic))
-        broker = str(next((one.leader.id for one in description.partitions if one.leader is not None), ""))
-        expiration_ms = _expiration_ms(asking, broker)
+        expiration_ms = _expiration_ms(asking, _leader_of(topic, description.partitions))
     except KafkaException as error:
         if error.args[0].code() in _MISSING:
             raise TopicMissing(topic) from error
@@ -130,11 +131,25 @@ class _Asking:
             self.why = error.str()
 
 
+def _leader_of(topic: str, partitions: Sequence[Any]) -> str:
+    """A broker that leads one of the topic's partitions. Raises KafkaUnreachable while none does."""
+    for one in partitions:
+        if one.leader is not None and one.leader.id >= 0:
+            return str(one.leader.id)
+    raise KafkaUnreachable(f"no partition of topic {topic} has a leader now")
+
+
 def _expiration_ms(asking: _Asking, broker: str) -> int:
-    """The broker's own, or its default where this user may not ask."""
+    """The broker's own, or its default where this user may not ask. Raises KafkaException, TimeoutError.
+
+    A broker that only doesn't answer now may forget producers sooner: by the default, batches would go out that leave
+    a hole.
+    """
     try:
         return int(asking.settings_of(ConfigResource(ResourceType.BROKER, broker))[_EXPIRATION].value)
     except (KafkaException, TimeoutError, KeyError, TypeError, ValueError) as error:
+        if failure_of(error) is Failure.PASSES:
+            raise
         _LOG.info("%s can't be asked for, so its default is taken: %s", _EXPIRATION, error)
         return _EXPIRATION_MS
 
