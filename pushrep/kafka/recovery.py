@@ -16,6 +16,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from pushrep.kafka.answers import Code, Reaction
@@ -231,7 +232,7 @@ async def in_thread(work: Callable[[], _T]) -> _T:
             value = work()
         except Exception as error:  # noqa: BLE001 - it is the caller's
             failure = error
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed, maybe at this very moment: nobody waits any more
             loop.call_soon_threadsafe(tell, value, failure)
 
     threading.Thread(target=run, name="pushrep-kafka-admin", daemon=True).start()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -268,9 +269,9 @@ class Shipper:
             self._session.stop()
 
     def _call(self, what: Callable[[], None]) -> None:
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(what)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed, maybe at this very moment: there is nothing to tell
+                self._loop.call_soon_threadsafe(what)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
