@@ -22,7 +22,7 @@ from tests.kafka.topic_reader import read_filtered
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
-PID, IN_2013_MS, EXPIRATION_MS, WAIT_S = 7, 1_370_000_000_000, 1000, 60
+PID, IN_2013_MS, EXPIRATION_MS, WAIT_S = 7, 1_370_000_000_000, 1000, 120
 VALUE = b"%020d"
 assert len(VALUE % 0) == VALUE_BYTES_MIN
 _topics = (f"forgotten-{number}" for number in itertools.count())

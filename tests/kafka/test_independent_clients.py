@@ -17,7 +17,7 @@ from tests.kafka.cluster import QUICK_START, java
 from tests.kafka.plain_client import create_topic
 
 pytestmark = pytest.mark.java
-WAIT_S = 60
+WAIT_S = 120
 BEGAN_MS = 1_700_000_000_000
 
 

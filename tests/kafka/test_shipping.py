@@ -41,7 +41,7 @@ from tests.kafka.plain_client import add_partitions, alter_topic, consume, creat
 from tests.kafka.topic_reader import read_filtered, same
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
-WAIT_S = 60
+WAIT_S = 120
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.kafka.plain_client import add_partitions, consume, create_topic
 from tests.kafka.topic_reader import read_filtered, same
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
-WAIT_S = 60
+WAIT_S = 120
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
 
 

@@ -30,7 +30,7 @@ def bare_python(tmp_path):
     """A Python with everything that pushrep needs, and without pushrep."""
     pytest.importorskip("pyspark")
     home = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=180)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
     # Only this directory: what its own .pth files add, such as an editable install of pushrep, stays away.
     (own / "others.pth").write_text(str(Path(find_spec("pyspark").origin).parents[1]))
@@ -38,7 +38,7 @@ def bare_python(tmp_path):
     code = (
         "import pyspark, confluent_kafka, importlib.util as u; print(u.find_spec('pushrep'), u.find_spec('spark_jobs'))"
     )
-    told = subprocess.run([python, "-c", code], cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=60)
+    told = subprocess.run([python, "-c", code], cwd=tmp_path, env=bare(), capture_output=True, text=True, timeout=180)
     assert told.stdout.split() == ["None", "None"], told.stderr
     return python
 
@@ -53,12 +53,12 @@ def submit(tool_or_skip, bare_python, tmp_path):
     tool_or_skip(missing() or missing_jars())
     module = [sys.executable, "-m"]
     zip_ = tmp_path / "pushrep.zip"
-    subprocess.run([*module, "spark_jobs.jobs.py_files", str(zip_)], env=environment(), check=True, timeout=60)
+    subprocess.run([*module, "spark_jobs.jobs.py_files", str(zip_)], env=environment(), check=True, timeout=180)
     started = []
 
     def run(job, master, *arguments):
         where = [*module, f"spark_jobs.jobs.{job}", "--where"]
-        told = subprocess.run(where, env=environment(), capture_output=True, text=True, check=True, timeout=60)
+        told = subprocess.run(where, env=environment(), capture_output=True, text=True, check=True, timeout=180)
         (file := tmp_path / f"{job}.py").write_bytes(Path(told.stdout.rstrip("\n")).read_bytes())
         python = {name: str(bare_python) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
         process = subprocess.Popen(
