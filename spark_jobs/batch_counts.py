@@ -11,9 +11,10 @@ class BatchCounts:
     """What became of a batch's rows. rows = kept + dropped + unkeyed; late rows are among the dropped.
 
     `unkeyed` passed untouched: no metadata, or a PID outside of `only_pids`. `jumped`: source offsets that marks
-    passed over, 0 as long as nothing is missing. `kept`, `dropped`, `late` and `jumped` are None if the handler's
-    first action did not read all rows, or there was none. `all_dropped`: (topic, pid, source partition) of pairs of
-    which no row passed. `skipped`: the batch had been stored before, the handler was not called.
+    passed over, 0 as long as nothing is missing. Where rows are judged one by one `kept`, `dropped`, `late` and
+    `jumped` are None if the handler's first action did not read all rows, or there was none. `all_dropped`: (topic,
+    pid, source partition) of pairs of which no row passed. `skipped`: the batch had been stored before, the handler was
+    not called.
     """
 
     batch_id: int

@@ -1,8 +1,8 @@
 """A frame filtered: the second pass over the rows, lazy, with what the first pass found beside it.
 
-keyed frame + plan ─┬─ the runs decide: built-in columns, none if every row is new ─┬─▶ rows, observed for
-                    └─ a decision a row, by Python workers (slice_filter.py) ───────┤   the counts
-                                                                                    └─▶ dropped
+keyed frame + plan ─┬─ the runs decide: built-in columns, none if every row is new ─┬─▶ rows
+                    └─ a decision a row, by Python workers (slice_filter.py), ──────┤
+                       observed for the counts                                      └─▶ dropped
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,8 @@ class FilteredFrame:
     """A batch frame's answer: `rows` pass, `dropped` do not; `marks` and `ranges` belong to all of its rows.
 
     Reading `rows` or `dropped` reads the frame again. Where rows are judged one by one, it fails with FrameChanged, as
-    text in Spark's exception, if it does not give the same rows again; where whole runs pass or drop, nobody looks.
+    text in Spark's exception, if it does not give the same rows again; where whole runs pass or drop, nobody looks,
+    but ReplayFilteredBatches does.
     """
 
     rows: DataFrame
@@ -45,20 +46,21 @@ class FilteredFrame:
     observation: Observation
 
     def counts(self, batch_id: int = 0) -> BatchCounts:
-        """Counts as the first action on `rows` saw them; where nothing drops, as the first pass did."""
+        """Counts as the runs have decided; where rows are judged one by one, as the first action on `rows` saw them."""
         plan = self.plan
         known = BatchCounts(batch_id, plan.rows, plan.unkeyed, plan.pairs, all_dropped=plan.all_dropped)
-        if plan.verdict is not None and not plan.verdict.dropped:
-            return replace(known, kept=plan.rows - plan.unkeyed, dropped=0, late=0, jumped=plan.verdict.jumped)
+        if plan.verdict is not None:
+            dropped, jumped = plan.verdict.dropped_rows, plan.verdict.jumped
+            kept = plan.rows - plan.unkeyed - dropped
+            return replace(known, kept=kept, dropped=dropped, late=0, jumped=jumped)
         # `get` waits for an action that may never come.
         if not cast("Any", self.observation)._jo.future().isCompleted():  # noqa: SLF001 - there is no public question
             return known
         seen = {name: value or 0 for name, value in self.observation.get.items()}
         if seen["rows"] != plan.rows:
             return known
-        jumped = seen["jumped"] if plan.verdict is None else plan.verdict.jumped
         kept, dropped = seen["passed"] - plan.unkeyed, plan.rows - seen["passed"]
-        return replace(known, kept=kept, dropped=dropped, late=seen.get("late", 0), jumped=jumped)
+        return replace(known, kept=kept, dropped=dropped, late=seen["late"], jumped=seen["jumped"])
 
 
 def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
@@ -95,7 +97,7 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
     """The frame of `plan`, lazily; `keyed` is the very frame that was scanned for it."""
     observation = Observation()
     if plan.verdict is not None and decided_by_runs(plan):
-        rows, dropped = _by_stretches(keyed, plan.verdict, observation, rule)
+        rows, dropped = _by_stretches(keyed, plan.verdict, rule)
         return FilteredFrame(rows, dropped, plan.marks, plan.ranges, plan, observation)
     if plan.must_sort:
         # By columns only: adaptive execution may join such partitions but never cuts one.
@@ -111,6 +113,7 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
     passes = decision.bitwiseAND(F.lit(PASSES)) != 0
     count = F.shiftright(decision, COUNT_SHIFT)
     kind = decision.bitwiseAND(F.lit(KIND_MASK))
+    # Inside foreachBatch it reaches no progress of the query, only who asks for it.
     observed = decided.observe(
         observation,
         F.count(F.lit(1)).alias("rows"),
@@ -128,21 +131,19 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
     )
 
 
-def _by_stretches(
-    keyed: DataFrame, verdict: BatchVerdict, observation: Observation, rule: FilterRule
-) -> tuple[DataFrame, DataFrame]:
-    """Rows and dropped rows by built-in columns: no Python runs for a row."""
-    if not verdict.dropped:  # nothing to watch either: counting each row costs a tenth of reading it
+def _by_stretches(keyed: DataFrame, verdict: BatchVerdict, rule: FilterRule) -> tuple[DataFrame, DataFrame]:
+    """Rows and dropped rows by built-in columns: no Python runs for a row.
+
+    Nor are they watched: their counts are known, and an Observation costs a tenth of reading them.
+    """
+    if not verdict.dropped:
         return keyed.drop(KEY), keyed.drop(KEY).where("false")
-    one = F.lit(1)
     # As text: made by functions, 64 stretches are a thousand calls into the JVM.
     inside = " or ".join(_inside(topic, stretch) for topic, stretch in verdict.dropped)
     # Places first: of most rows nothing else is looked at. Null, for a row without a key, meets a false.
     replayed = F.expr(inside) & governed(F.col(KEY), rule)
     decided = keyed.withColumn(_DECISION, replayed).drop(KEY)
-    passed = F.count(F.when(~F.col(_DECISION), one))
-    observed = decided.observe(observation, F.count(one).alias("rows"), passed.alias("passed"))
-    return observed.where(~F.col(_DECISION)).drop(_DECISION), decided.where(_DECISION).drop(_DECISION)
+    return decided.where(~F.col(_DECISION)).drop(_DECISION), decided.where(_DECISION).drop(_DECISION)
 
 
 def _inside(topic: str, stretch: Stretch) -> str:

@@ -33,19 +33,27 @@ def column_pruned(df: DataFrame) -> DataFrame:
         return df
 
 
-def _replanned(df: DataFrame) -> DataFrame | None:
-    session: Any = df.sparkSession
+def running_query(session: Any) -> Any:
+    """Spark's own object of the query in whose foreachBatch we are; None elsewhere."""
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if query_id is None or df.storageLevel.useMemory or df.storageLevel.useDisk:
+    if query_id is None:
         return None
     jvm = session.sparkContext._jvm  # noqa: SLF001 - the door to Spark's own objects
     running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
-    query = running.get(jvm.java.util.UUID.fromString(query_id))
+    return running.get(jvm.java.util.UUID.fromString(query_id))
+
+
+def _replanned(df: DataFrame) -> DataFrame | None:
+    session: Any = df.sparkSession
+    if df.storageLevel.useMemory or df.storageLevel.useDisk:
+        return None
+    query = running_query(session)
     if query is None or session.conf.get(f"spark.sql.files.{_LENIENT}") != "false":
         return None
     handed, execution = df._jdf.queryExecution().analyzed(), query.lastExecution()  # noqa: SLF001
     if _name(handed) != "LogicalRDD" or not handed.rdd().equals(execution.toRdd()):
         return None
+    jvm = session.sparkContext._jvm  # noqa: SLF001 - the door to Spark's own objects
     plan = execution.optimizedPlan()
     batch = _no_stream(plan, jvm) if plan.deterministic() else None
     if batch is None:

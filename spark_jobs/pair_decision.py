@@ -19,6 +19,7 @@ import pyarrow as pa
 from filtering.highwater import HighwaterMarks
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import Keys
+from spark_jobs.frame_errors import LogRowTwice
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.row_chunks import closed, opened, places_of
 from spark_jobs.slice_filter import FilterRule
@@ -63,7 +64,7 @@ def decide_pair(
     """Which rows of one pair's chunks pass, and its marks after them; `known` are those before.
 
     `now_ms`: the time of the batch, at whose end `ttl_s` is judged; None: nothing expires.
-    Raises PairSplit, EpochsMixed.
+    Raises PairSplit, EpochsMixed, LogRowTwice.
     """
     in_order = sorted(chunks, key=lambda chunk: (chunk.partition, chunk.first_offset))
     epoch = _epoch_of(name, in_order)
@@ -86,9 +87,17 @@ def decide_pair(
         partitions if order is None else partitions[order],
     )
     if order is not None:
+        _check_once(name, in_order[0].partition, log_offsets[order])
         passes = passes[np.argsort(order)]
     after = PairMarks(epoch.startpoint, filter_.marks(now_ms))
     return PairAnswer(_kept(in_order, sizes.tolist(), passes), after, filter_.counts)
+
+
+def _check_once(name: PairName, partition: int, log_offsets: npt.NDArray[np.int64]) -> None:
+    """Of the rows of one log partition, in log order, none may be there twice."""
+    twice = np.flatnonzero(log_offsets[1:] == log_offsets[:-1])
+    if len(twice):
+        raise LogRowTwice(name.topic, partition, int(log_offsets[twice[0]]))
 
 
 def _epoch_of(name: PairName, chunks: list[Chunk]) -> Epoch:

@@ -24,11 +24,13 @@ from pushrep.seams import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_counts import BatchCounts, warn_of_no_metadata, warn_of_silent_pairs
 from spark_jobs.batch_errors import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_reads import RowsRead, check_unchanged
 from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs, filter_frame
+from spark_jobs.frame_errors import LogOrderBroken
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.micro_batch import column_pruned
-from spark_jobs.slice_filter import FilterRule, LogOrderBroken
+from spark_jobs.slice_filter import FilterRule
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 from spark_jobs.slices import Slice, plan_batch, ranges_of
 
@@ -61,7 +63,9 @@ class ReplayFilteredBatches:
     gets each batch's counts, which `.last_counts` keeps. `sort=True` brings rows into log order first, for a frame
     that was shuffled before; a shuffled batch is otherwise recognised, or found out and run again sorted.
     The rule: `carrier` "key" or "header", `window`, `only_pids`, `ttl_s` as in filtering.ReplayFilter.
-    Raises CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery, PairSplit.
+    Raises CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery, PairSplit,
+    EpochsMixed, LogRowTwice, and FrameChanged where the handler was handed fewer rows, over all that it did, than the
+    first pass found, and they are not there any more.
     """
 
     def __init__(  # noqa: PLR0913 - the rule's four settings and the batch's, all but two optional and by name
@@ -101,7 +105,7 @@ class ReplayFilteredBatches:
             rows, unkeyed = sum(s.rows for s in slices), sum(s.unkeyed for s in slices)
             self._tell(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
             return
-        filtered = self._handle(keyed, slices, before, batch_id)
+        filtered = self._handle(df, keyed, slices, before, batch_id)
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
         keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
@@ -134,15 +138,21 @@ class ReplayFilteredBatches:
         )
 
     def _handle(
-        self, keyed: DataFrame, slices: list[Slice], before: Mapping[MarksKey, HighwaterMarks], batch_id: int
+        self,
+        df: DataFrame,
+        keyed: DataFrame,
+        slices: list[Slice],
+        before: Mapping[MarksKey, HighwaterMarks],
+        batch_id: int,
     ) -> FilteredFrame:
-        now_ms = self._clock.wall_ms()
+        now_ms, rows_read = self._clock.wall_ms(), RowsRead(df)
         while True:
             plan = plan_batch(slices, before, rule=self._rule, now_ms=now_ms, sort=self._sort)
             if any(s.borrowed for s in slices) and not decided_by_runs(plan):
                 slices = scan_slices(keyed, self._rule, runs=False)
                 continue
             filtered = apply_plan(keyed, plan, self._rule)
+            read_before = rows_read.count()
             try:
                 self._handler(filtered.rows, batch_id)
             except Exception as error:
@@ -152,6 +162,12 @@ class ReplayFilteredBatches:
                 _LOG.warning("batch %d is not in log order: from now on rows are sorted first", batch_id)
                 self._sort = True
             else:
+                read = rows_read.count()
+                if read is not None and read_before is not None and read - read_before < plan.rows:
+                    _LOG.info("batch %d: %d of its %d rows were read", batch_id, read - read_before, plan.rows)
+                    # The marks are those of all rows, so they have to be there still.
+                    found = scan_slices(keyed_frame(column_pruned(df), self._rule), self._rule, runs=False)
+                    check_unchanged(slices, found)
                 return filtered
 
     def _marks_before(self, query_id: str, batch_id: int) -> Mapping[MarksKey, HighwaterMarks]:

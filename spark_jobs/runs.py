@@ -2,7 +2,7 @@
 
     log offset      10  11  12  13  14  15      A has two runs: 10 to 12 at distance -10, 15 at -12. A run is known by
     pair A           0   1   2           3      its bounds alone: with one distance, source offsets rise with log
-    pair B                       7   8          offsets, and no two rows are equal
+    pair B                       7   8          offsets. No row stands in it twice: who finds runs sees to that
 
 If the runs of a pair, put in log order, lie one behind the other, then before each of them the maximum of all rows
 before it is known, and the rule falls on whole stretches of it, whatever the physical order of the rows:
@@ -10,7 +10,8 @@ before it is known, and the rule falls on whole stretches of it, whatever the ph
     maximum before   below the run's lowest   inside it                  at its highest or above
     of the run       all is kept              the part up to it drops    all drops
 
-Anything else (runs that cross, holes where a run is cut) proves nothing, and the rows decide one by one. Pure.
+Anything else (runs that cross, holes where a run is cut) proves nothing, and the rows decide one by one. A row that
+stands in two runs makes them cross. Pure.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,12 @@ class Runs(NamedTuple):
     @classmethod
     def concatenated(cls, parts: Sequence[Self]) -> Self:
         """All of several."""
-        return cls(*(np.concatenate([np.empty(0, np.int64), *columns]) for columns in zip(*parts, strict=True)))
+        none = cls(*[np.empty(0, np.int64)] * len(cls._fields))
+        return cls(*(np.concatenate(columns) for columns in zip(none, *parts, strict=True)))
+
+    def some(self, rows: Numbers) -> Self:
+        """The runs of these numbers."""
+        return self._replace(**{name: column[rows] for name, column in zip(self._fields, self, strict=True)})
 
 
 class Stretch(NamedTuple):
@@ -53,27 +59,22 @@ class Stretch(NamedTuple):
 class Verdict(NamedTuple):
     """What becomes of every row of the runs: those in `dropped` go, all others stay.
 
-    `jumped`: source offsets that the marks pass over.
+    `dropped_rows`: how many go. `jumped`: source offsets that the marks pass over.
     """
 
     dropped: tuple[Stretch, ...]
+    dropped_rows: int
     jumped: int
 
 
 def decide(runs: Runs, marks: HighwaterMarks) -> Verdict | None:
     """The rule over whole runs, beginning with `marks`; None where their bounds alone don't decide."""
     if not len(runs.rows):
-        return Verdict((), 0)
-    order = np.lexsort((runs.starts, runs.partitions, runs.pids))
-    in_order = Runs(*(column[order] for column in runs))
-    first = np.ones(len(order), np.bool_)
-    first[1:] = (np.diff(in_order.pids) != 0) | (np.diff(in_order.partitions) != 0)
-    behind = first.copy()
-    behind[1:] |= in_order.starts[1:] > in_order.lasts[:-1]
-    spans = in_order.lasts - in_order.starts + 1
-    # More rows than offsets: the frame holds log records twice.
-    if not (behind.all() and (in_order.rows <= spans).all()):
+        return Verdict((), 0, 0)
+    in_order, first = _by_pair(runs)
+    if not _one_behind_another(in_order, first):
         return None
+    spans = in_order.lasts - in_order.starts + 1
     known = _marks_of(in_order.pids[first], in_order.partitions[first], marks)
     before = _highest_before(in_order.highs, first, known)
     # The first so many offsets of the run; in this order no sum leaves 64 bits.
@@ -81,10 +82,33 @@ def decide(runs: Runs, marks: HighwaterMarks) -> Verdict | None:
     kept = np.where(replayed == spans, 0, in_order.rows - replayed)
     if ((replayed > 0) & (replayed < spans) & (in_order.rows < spans)).any():
         return None  # cut inside a run with holes: how many of its rows stay is not known
-    ends = np.append(np.flatnonzero(first)[1:], len(order)) - 1
+    ends = np.append(np.flatnonzero(first)[1:], len(first)) - 1
     final = np.maximum(before[ends], in_order.highs[ends])
     begins = np.where(known < 0, in_order.lows[first] - 1, known)
-    return Verdict(tuple(_stretches(in_order, first, replayed, spans)), int((final - begins).sum() - kept.sum()))
+    kept_rows, rows = int(kept.sum()), int(in_order.rows.sum())
+    stretches = tuple(_stretches(in_order, first, replayed, spans))
+    return Verdict(stretches, rows - kept_rows, int((final - begins).sum()) - kept_rows)
+
+
+def hold_each_row_once(runs: Runs) -> bool:
+    """Whether no row stands in two of the runs: those of each pair lie one behind another."""
+    return _one_behind_another(*_by_pair(runs))
+
+
+def _by_pair(runs: Runs) -> tuple[Runs, npt.NDArray[np.bool_]]:
+    """The runs pair by pair in log order, and which are the first of their pair."""
+    order = np.lexsort((runs.starts, runs.partitions, runs.pids))
+    in_order = Runs(*(column[order] for column in runs))
+    first = np.ones(len(order), np.bool_)
+    first[1:] = (np.diff(in_order.pids) != 0) | (np.diff(in_order.partitions) != 0)
+    return in_order, first
+
+
+def _one_behind_another(in_order: Runs, first: npt.NDArray[np.bool_]) -> bool:
+    behind = first.copy()
+    behind[1:] |= in_order.starts[1:] > in_order.lasts[:-1]
+    # More rows than offsets are no runs.
+    return bool(behind.all() and (in_order.rows <= in_order.lasts - in_order.starts + 1).all())
 
 
 def _highest_before(highs: Numbers, first: npt.NDArray[np.bool_], known: Numbers) -> Numbers:

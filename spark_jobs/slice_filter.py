@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from filtering.mark_columns import check_window
 from filtering.replay_filter import ReplayFilter
 from spark_jobs.columns import CARRIERS, CarrierUnusable
 from spark_jobs.errors import SparkJobError
+from spark_jobs.frame_errors import FrameChanged, LogOrderBroken, LogRowTwice
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 
 if TYPE_CHECKING:
@@ -37,32 +38,6 @@ PASSES, LATE, JUMPED, KIND_MASK, COUNT_SHIFT = 1, 2, 4, 6, 3
 _COUNT_MAX = 2**59
 
 Numbers = npt.NDArray[np.int64]
-
-
-class LogOrderBroken(SparkJobError):
-    """Rows of one log partition came out of their log order inside one Spark partition: filter with `sort=True`.
-
-    Usual causes: a shuffle or a sort before the filter, or rows that were multiplied before it.
-    """
-
-    def __init__(self, topic: str | None, partition: int, before: int, after: int) -> None:
-        super().__init__(
-            f"LogOrderBroken: log offset {after} comes after {before} in partition {partition} of "
-            f"{topic if topic is not None else 'the topic'}; filter before anything that shuffles or multiplies rows, "
-            "or pass sort=True"
-        )
-        self.topic, self.partition, self.before, self.after = topic, partition, before, after
-
-
-class FrameChanged(SparkJobError):
-    """The frame gave other rows when it was read the second time: make it repeatable, or cache it first."""
-
-    def __init__(self, partition: int, start: int, end: int, expected: int, got: int) -> None:
-        super().__init__(
-            f"partition {partition}, log offsets [{start}, {end}): {expected} rows in the first pass, {got} in the "
-            "second. The frame must give the same rows in the same Spark partitions each time: persist() it first"
-        )
-        self.partition, self.start, self.end, self.expected, self.got = partition, start, end, expected, got
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,13 +267,19 @@ def only_epoch(name: tuple[str | None, int], columns: list[Any], rows: Numbers |
 
 
 def check_ascending(name: tuple[str | None, int], offsets: Numbers, before: int) -> int:
-    """The last offset, if they all ascend from above `before`; raises LogOrderBroken."""
+    """The last offset, if they all ascend from above `before`; raises LogOrderBroken, LogRowTwice."""
     steps = np.flatnonzero(offsets[1:] <= offsets[:-1])
     if offsets[0] <= before:
-        raise LogOrderBroken(*name, before, int(offsets[0]))
+        _refuse_step(name, before, int(offsets[0]))
     if len(steps):
-        raise LogOrderBroken(*name, int(offsets[steps[0]]), int(offsets[steps[0] + 1]))
+        _refuse_step(name, int(offsets[steps[0]]), int(offsets[steps[0] + 1]))
     return int(offsets[-1])
+
+
+def _refuse_step(name: tuple[str | None, int], before: int, after: int) -> NoReturn:
+    if before == after:
+        raise LogRowTwice(*name, after)
+    raise LogOrderBroken(*name, before, after)
 
 
 def quiet_filter() -> None:

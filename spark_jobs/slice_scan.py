@@ -1,9 +1,11 @@
 """The first pass over a batch: one Spark job that finds its slices.
 
 Without a window a slice's state is one maximum a pair, which is a plain aggregate in the JVM. It is taken a run at a
-time: rows of one pair with one distance between source and log offset (runs.py), as producers' batches come. So most
-batches are decided by their runs alone, and then no Python runs for a row. A log in which pairs alternate row by
-row has no runs to speak of; it shows by the number of groups, and is aggregated by pair.
+time: rows of one pair with one distance between source and log offset (runs.py), as producers' batches come, and with
+one distance between log offset and place in the Spark partition. Places differ, so no record stands in a run twice.
+So most batches are decided by their runs alone, and then no Python runs for a row. A log in which pairs alternate row
+by row, or that has holes everywhere, has no runs to speak of; it shows by the number of groups, and is aggregated by
+pair.
 """
 
 from collections.abc import Iterable, Iterator
@@ -104,6 +106,7 @@ def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
     whole = keyed.select(*_COLUMNS, *epochs, F.expr(f"if(octet_length({KEY}) = {KEY_BYTES}, {KEY}, null) as {KEY}"))
     numbers = whole.select(
         F.expr("spark_partition_id() as slice"),
+        *([F.expr("`offset` - monotonically_increasing_id() as place")] if runs else []),
         *names,
         number(key, 1).alias("pid"),
         number(key, 9).alias("middle"),  # the source partition, and the offset's upper half
@@ -114,14 +117,14 @@ def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
         ours &= F.col("pid").isin(sorted(rule.only_pids)) if rule.only_pids else F.lit(False)
     of_slice = ["slice", *(name for name in names if name != "offset")]
     asked = numbers.select("*", ours.alias("ours")).selectExpr(
-        *(f"`{name}`" for name in (*of_slice, "offset")),
+        *(f"`{name}`" for name in (*of_slice, "offset", *(["place"] if runs else []))),
         "if(ours, pid, null) as pid",
         "if(ours, shiftright(middle, 32), null) as source_partition",
         "if(ours, source_offset - `offset`, null) as run" if runs else "if(ours, source_offset, null) as mark",
     )
     # In quotes, as a session may keep SQL's own words to itself.
     bounds = ["min(`offset`) `start`", "max(`offset`) `last`", "count(1) `rows`", "count(`offset`) `offsets`"]
-    summary = asked.groupBy(*of_slice, "pid", "source_partition", *(["run"] if runs else [])).agg(
+    summary = asked.groupBy(*of_slice, "pid", "source_partition", *(["run", "place"] if runs else [])).agg(
         *(F.expr(bound) for bound in ([] if runs else ["max(mark) as mark"]) + bounds)
     )
     # The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default,
@@ -139,8 +142,8 @@ def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
     columns = {name: found[name].to_numpy() for name in ("slice", "partition", "start", "last", "rows")}
     is_keyed = found["pid"].is_valid().to_numpy()
     pids, partitions = (_numbers(found[name]) for name in ("pid", "source_partition"))
-    distances = _numbers(found["run"]) if runs else None
-    marks = _numbers(found["mark"]) if distances is None else columns["last"] + distances
+    all_runs = _all_runs(columns, pids, partitions, _numbers(found["run"])) if runs else None
+    marks = _numbers(found["mark"]) if all_runs is None else all_runs.highs
     topics = found["topic"].to_pylist()
     no_epochs = [0] * found.num_rows
     epochs = [found[name].to_pylist() if name in found.column_names else no_epochs for name in EPOCH_COLUMNS]
@@ -149,30 +152,25 @@ def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
     for low, high in pairwise(firsts):
         _, topic, partition, startpoint_epoch, marks_epoch = owners[low]
         keyed = low + np.flatnonzero(is_keyed[low:high])
-        rows = columns["rows"][low:high]
-        starts, lasts = columns["start"][keyed], columns["last"][keyed]
+        unkeyed = low + np.flatnonzero(~is_keyed[low:high])
         yield Slice(
             topic,
             partition,
             int(columns["start"][low:high].min()),
             int(columns["last"][low:high].max()) + 1,
-            int(rows.sum()),
-            int(rows[~is_keyed[low:high]].sum()),
+            int(columns["rows"][low:high].sum()),
+            int(columns["rows"][unkeyed].sum()),
             HighwaterMarks.from_columns(pids[keyed], partitions[keyed], marks[keyed], partition),
-            runs=None
-            if distances is None
-            else Runs(
-                pids[keyed],
-                partitions[keyed],
-                starts,
-                lasts,
-                starts + distances[keyed],
-                marks[keyed],
-                columns["rows"][keyed],
-            ),
+            runs=all_runs and all_runs.some(keyed),
+            unkeyed_runs=all_runs and all_runs.some(unkeyed)._replace(partitions=np.full(len(unkeyed), partition)),
             startpoint_epoch=startpoint_epoch,
             marks_epoch=marks_epoch,
         )
+
+
+def _all_runs(columns: dict[str, Any], pids: Any, partitions: Any, distances: Any) -> Runs:
+    starts, lasts = columns["start"], columns["last"]
+    return Runs(pids, partitions, starts, lasts, starts + distances, lasts + distances, columns["rows"])
 
 
 def _numbers(column: Any) -> Any:

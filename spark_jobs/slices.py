@@ -22,7 +22,7 @@ import numpy.typing as npt
 from filtering.highwater import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.mark_epochs import by_epoch, carried, epochs_of
-from spark_jobs.runs import Runs, Stretch, decide
+from spark_jobs.runs import Runs, Stretch, decide, hold_each_row_once
 from spark_jobs.slice_filter import FilterRule
 
 
@@ -30,9 +30,10 @@ from spark_jobs.slice_filter import FilterRule
 class Slice:
     """Rows of one log partition in one Spark partition; `marks` are what a filter knows that saw only them.
 
-    `ascends`: False if they were seen out of log order. `runs`: the keyed ones, None where nobody counted them. The
-    epochs are those of mark_epochs.py. `borrowed`: found in another frame of the same rows, which may lie in other
-    Spark partitions there: good for runs, ranges and marks, not to begin a second pass with.
+    `ascends`: False if they were seen out of log order. `runs`: the keyed ones, None where nobody counted them;
+    `unkeyed_runs`: all others as those of one pair. The epochs are those of mark_epochs.py. `borrowed`: found in
+    another frame of the same rows, which may lie in other Spark partitions there: good for runs, ranges and marks, not
+    to begin a second pass with.
     """
 
     topic: str
@@ -44,6 +45,7 @@ class Slice:
     marks: HighwaterMarks
     ascends: bool = True
     runs: Runs | None = field(default=None, compare=False)
+    unkeyed_runs: Runs | None = field(default=None, compare=False)
     startpoint_epoch: int = 0
     marks_epoch: int = 0
     borrowed: bool = False
@@ -63,9 +65,10 @@ class SliceStart:
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """Which rows drop: by topic, stretches of the log; all others pass. `jumped` as BatchCounts has it."""
+    """Which rows drop: by topic, stretches of the log; all others pass. Counts as BatchCounts has them."""
 
     dropped: tuple[tuple[str, Stretch], ...] = ()
+    dropped_rows: int = 0
     jumped: int = 0
 
 
@@ -134,10 +137,12 @@ def _with_topic(verdict: BatchVerdict, topic: str, own: list[Slice], old: Highwa
     """The verdict with one more topic; None where this topic's runs don't decide, or nobody looked for them."""
     runs = [s.runs for s in own if s.runs is not None]
     found = decide(Runs.concatenated(runs), old) if len(runs) == len(own) else None
-    if found is None:
+    unkeyed = [s.unkeyed_runs for s in own if s.unkeyed_runs is not None]
+    if found is None or not hold_each_row_once(Runs.concatenated(unkeyed)):
         return None
     dropped = tuple((topic, stretch) for stretch in found.dropped)
-    return BatchVerdict(verdict.dropped + dropped, verdict.jumped + found.jumped)
+    rows = verdict.dropped_rows + found.dropped_rows
+    return BatchVerdict(verdict.dropped + dropped, rows, verdict.jumped + found.jumped)
 
 
 def ranges_of(slices: Iterable[Slice]) -> tuple[LogRange, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 import google_crc32c
 
 from pushrep.seams import Filesystem, read_whole, write_atomic
-from pushrep.startpoints.errors import CorruptStore, NotWritten
+from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreUnavailable
 from pushrep.startpoints.model import Reader
 
 CHECKPOINTS_NAME = "checkpoints"
@@ -54,9 +54,15 @@ class Checkpoints:
         self._directory, self._filesystem = directory / CHECKPOINTS_NAME, filesystem
 
     def load(self, reader: Reader) -> Checkpoint:
-        """What stands there now; an empty one (generation 0) if there is none. Raises CorruptStore."""
+        """What stands there now; an empty one (generation 0) if there is none.
+
+        Raises CorruptStore, StoreUnavailable.
+        """
         path = self._path(reader)
-        data = read_whole(self._filesystem, path, _FILE_BYTES_MAX)
+        try:
+            data = read_whole(self._filesystem, path, _FILE_BYTES_MAX)
+        except OSError as error:
+            raise StoreUnavailable(path, error.strerror or str(error)) from error
         checkpoint = Checkpoint(reader=reader) if data is None else decode(path, data)
         if checkpoint.reader != reader:
             raise CorruptStore(path, f"it is the checkpoint of {checkpoint.reader}, where {reader}'s belongs")

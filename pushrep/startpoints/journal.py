@@ -70,19 +70,21 @@ class Journal:
             except FileNotFoundError:
                 self._known, self._last_line = View([], 0, 0), b""
                 return self._known
-            except NotADirectoryError as error:
-                raise StoreUnavailable(self.directory, "it lies below a file") from error
+            except OSError as error:
+                raise self._lost(error) from error
             with closing(file):
                 self._known = self._followed(file)
             return self._known
 
     def size_bytes(self) -> int:
-        """The journal's size now, 0 if there is none: it changes with every transaction."""
+        """The journal's size now, 0 if there is none: it changes with every transaction. Raises StoreUnavailable."""
         try:
             with closing(self._filesystem.open(self.path, writable=False)) as file:
                 return file.size()
         except FileNotFoundError:
             return 0
+        except OSError as error:
+            raise self._lost(error) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -98,7 +100,7 @@ class Journal:
                 end = self._settle()
                 file = self._filesystem.open(self.path)
             except OSError as error:
-                raise StoreUnavailable(self.directory, error.strerror or str(error)) from error
+                raise self._lost(error) from error
             with closing(file):
                 yield Transaction(self.path, file, end)
 
@@ -106,6 +108,10 @@ class Journal:
         """Nothing is held between calls."""
 
     # ---- inside
+
+    def _lost(self, error: OSError) -> StoreUnavailable:
+        why = "it lies below a file" if isinstance(error, NotADirectoryError) else error.strerror or str(error)
+        return StoreUnavailable(self.directory, why)
 
     def _locked(self) -> File:
         wait_s = self.budget.left_s(self.lock_wait_s)
@@ -123,7 +129,7 @@ class Journal:
         except LockHeld as error:
             raise StoreBusy(self.directory, error.pid, wait_s) from error
         except OSError as error:
-            raise StoreUnavailable(self.directory, error.strerror or str(error)) from error
+            raise self._lost(error) from error
         raise AssertionError("unreachable: tenacity returns or raises")
 
     def _settle(self) -> int:

@@ -27,7 +27,7 @@ PROMISES = {
 FILTERING = {
     "key", "carrier", "pid", "rule", "order", "given", "split", "window", "ttl", "counts", "place", "prefix",
     "alone", "stops", "position", "again", "assignment", "transaction", "operator", "batches", "adopt",
-    "stores", "sql", "relay", "killed",
+    "stores", "sql", "relay", "killed", "twice", "changed",
 }  # fmt: skip
 
 

@@ -5,11 +5,12 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import MarksKey
+from spark_jobs.frame_errors import LogRowTwice
 from spark_jobs.runs import Runs, decide
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, FilterRule, SliceFilters, scan_batches
 from spark_jobs.slices import Slice, plan_batch
@@ -68,20 +69,23 @@ def scanned(tasks, rule):
         batch = pa.RecordBatch.from_arrays(list(columns_of(task)), names=["key", "topic", "partition", "offset"])
         for found in itertools.chain.from_iterable(b.to_pylist() for b in scan_batches([batch], rule)):
             marks = HighwaterMarks.from_bytes(found.pop("marks"))
-            own = [row for row in task if row[:2] == (found["topic"], found["partition"])]
-            yield Slice(**found, marks=marks, runs=None if rule.window else runs_of(own))
+            own = [(place, row) for place, row in enumerate(task) if row[:2] == (found["topic"], found["partition"])]
+            runs = {} if rule.window else {"runs": runs_of(own), "unkeyed_runs": runs_of(own, keyed=False)}
+            yield Slice(**found, marks=marks, **runs)
 
 
-def runs_of(rows):
+def runs_of(rows, *, keyed=True):
+    """As slice_scan.py groups them: by pair, by the distance of both offsets, by the distance to the row's place."""
     groups = {}
-    for _, _, offset, key in rows:
+    for place, (_, partition, offset, key) in rows:
         metadata = StreamMetadata.try_unpack(key)
-        if metadata:
-            name = metadata.pid, metadata.partition, metadata.offset - offset
-            groups.setdefault(name, []).append((offset, metadata.offset))
+        one = metadata or StreamMetadata(0, partition, offset)
+        if keyed == (metadata is not None):
+            name = one.pid, one.partition, one.offset - offset, offset - place
+            groups.setdefault(name, []).append((offset, one.offset))
     columns = [
         (pid, source, min(o for o, _ in g), max(o for o, _ in g), min(s for _, s in g), max(s for _, s in g), len(g))
-        for (pid, source, _), g in groups.items()
+        for (pid, source, *_), g in groups.items()
     ]
     return (
         Runs(*(np.array(c, np.int64) for c in zip(*columns, strict=True)))
@@ -140,9 +144,28 @@ def test_slices_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, ear
     if plan.verdict is not None:
         gone = {row[:3] for row in batch if any(covers(topic, stretch, row) for topic, stretch in plan.verdict.dropped)}
         assert {row[:3] for row in batch} - gone == expected, "the runs decided otherwise than the rows"
-        assert plan.verdict.jumped == jumped
+        assert (plan.verdict.dropped_rows, plan.verdict.jumped) == (len(batch) - len(expected), jumped)
     elif not window:
         assert expected != {row[:3] for row in batch}, "every row is new, and the runs did not prove it"
+
+
+@given(rows_of_logs, st.lists(st.integers(0, 20), max_size=3), st.data(), st.sampled_from([0, 0, 3]))
+def test_a_record_that_stands_twice_is_never_decided_by_runs_and_refused_where_rows_are(drawn, cuts, data, window):
+    """The frame is not the log then; whichever record it is, wherever its copy lies."""
+    tasks, rule = tasks_of(log_of(drawn), cuts), FilterRule(window=window)
+    assume(tasks)
+    row = data.draw(st.sampled_from([row for task in tasks for row in task]))
+    task = data.draw(st.sampled_from(tasks))
+    task.insert(data.draw(st.integers(0, len(task))), row)
+
+    plan = plan_batch(scanned(tasks, rule), {}, rule=rule, now_ms=7, sort=False)
+    assert plan.verdict is None
+
+    in_order = sorted((row for task in tasks for row in task), key=lambda row: row[:3])
+    plan = plan_batch(scanned([in_order], rule), {}, rule=rule, now_ms=7, sort=True)
+    with pytest.raises(LogRowTwice) as refused:
+        SliceFilters(plan.starts, rule).decide(*columns_of(in_order))
+    assert (refused.value.topic, refused.value.partition, refused.value.offset) == row[:3]
 
 
 def covers(topic, stretch, row):

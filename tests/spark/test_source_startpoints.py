@@ -334,6 +334,59 @@ def test_a_running_query_follows_a_startpoint(spark, directory, store, checkpoin
     assert ends[-1]["partitions"]["0"]["epoch"] == sequence, "the progress tells the startpoint"
 
 
+@pytest.mark.spark
+def test_a_running_query_goes_on_while_its_store_is_away_says_so_in_its_progress_and_follows_it_again(
+    spark, directory, store, checkpoint, tmp_path
+):
+    """The store's place leads into nothing for a while, as a network's directory does, and there again."""
+    from spark_jobs import register_sources
+
+    register_sources(spark)
+    batches, place = [], tmp_path / "place"
+
+    def leads_to(there):
+        (tmp_path / "next").symlink_to(there)
+        (tmp_path / "next").replace(place)
+
+    def said():
+        """What each batch's progress says of the store."""
+        return {
+            p["batchId"]: json.loads(p["sources"][0]["latestOffset"]).get("startpoints")
+            for p in query.recentProgress
+            if p["numInputRows"]
+        }
+
+    def handle(rows, batch_id):
+        batches.append(sorted((row.partition, row.offset, row.startpoint_epoch) for row in rows.collect()))
+
+    (directory / "startpoints").mkdir()
+    (tmp_path / "file").touch()
+    leads_to(directory / "startpoints")
+    options = {"path": str(directory), "topic": "orders", "startingStartpoint": "billing", "startpoints": str(place)}
+    frame = spark.readStream.format("pushrep").options(**options).load()
+    query = frame.writeStream.foreachBatch(handle).option("checkpointLocation", checkpoint).start()
+    try:
+        query.processAllAvailable()
+        leads_to(tmp_path / "file" / "startpoints")
+        append(directory, 0, 5)
+        query.processAllAvailable()
+        assert batches == [rows(0, 0) + rows(1, 0), rows(0, COUNT, COUNT + 5)]
+
+        leads_to(directory / "startpoints")
+        sequence = store.write("billing", "orders", 1, Startpoint.specific(35), "again")
+        while (found := store.read("billing", "orders", 1)) is not None and found.state is State.PENDING:
+            query.processAllAvailable()  # it asks again after a second or more
+        query.processAllAvailable()
+        append(directory, 1, 1)
+        query.processAllAvailable()
+        words = said()
+    finally:
+        query.stop()
+    assert batches[2:] == [rows(1, 35, epoch=sequence), rows(1, COUNT, COUNT + 1, epoch=sequence)]
+    assert (words[0], words[3]) == (None, None)
+    assert "new startpoints wait" in words[1]
+
+
 class Brokers:
     """Of a store of startpoints: they answer, or they don't."""
 

@@ -90,6 +90,20 @@ def random_topic(seed: int, rows: int = 80) -> list[Row]:
     return log
 
 
+def rewound(rows: int, *, back: int) -> list[Row]:
+    """Rows of one pair, of which the last `back` ones are the ones before them again: two runs."""
+    sources = [n if n < rows - back else n - back for n in range(rows)]
+    return [Row("rewound", 0, n, StreamMetadata(1, 0, s), None, f"rewound:{n}") for n, s in enumerate(sources)]
+
+
+def out_of_order(topic: str = "disorder") -> list[Row]:
+    """Rows that no runs decide: 0 and 2 are as far apart as in the log, and 1, of the same pair, lies elsewhere."""
+    return [
+        Row(topic, 0, offset, StreamMetadata(1, pair, offset), None, f"{topic}:{offset}")
+        for offset, pair in ((1, 0), (0, 0), (3, 1), (2, 0))
+    ]
+
+
 def in_batches(rows: list[Row], count: int, seed: int) -> list[list[Row]]:
     """The log cut into `count` batches as a stream would take it, each partition at cuts of its own."""
     rng = random.Random(seed)
@@ -126,6 +140,10 @@ class Frames:
         """One task, no order at all."""
         rows = list(rows)
         random.Random(seed).shuffle(rows)
+        return self.in_one_piece(rows, carrier)
+
+    def in_one_piece(self, rows, carrier="key"):
+        """One task, in this order."""
         one = self.spark.sparkContext.parallelize([row.cells(carrier) for row in rows], 1)
         return self.spark.createDataFrame(one, SCHEMA)
 
@@ -156,10 +174,18 @@ def frames(spark):
 
 @pytest.fixture
 def logs():
-    """Makers and judges: .random_topic, .in_batches, .Model, .ids, .Row."""
+    """Makers and judges: .random_topic, .rewound, .out_of_order, .in_batches, .Model, .ids, .Row."""
     import types
 
-    return types.SimpleNamespace(random_topic=random_topic, in_batches=in_batches, Model=Model, ids=ids, Row=Row)
+    return types.SimpleNamespace(
+        random_topic=random_topic,
+        rewound=rewound,
+        out_of_order=out_of_order,
+        in_batches=in_batches,
+        Model=Model,
+        ids=ids,
+        Row=Row,
+    )
 
 
 @pytest.fixture

@@ -206,20 +206,23 @@ def test_a_batch_without_any_metadata_is_told_once(frames, logs, store, inside_q
 
 
 def test_a_handler_without_an_action_leaves_the_counts_open(frames, logs, store, inside_query):
+    """But for those that whole runs decide."""
     inside_query("q")
     once = ReplayFilteredBatches(lambda batch, _: None, store)
     once(frames.split(logs.random_topic(2), 1), 0)
     assert (once.last_counts.rows, once.last_counts.kept) == (80, None)
+    once(frames.split(logs.rewound(15, back=5), 1), 1)
+    assert (once.last_counts.rows, once.last_counts.kept, once.last_counts.dropped) == (15, 10, 5)
 
 
 def test_rows_without_order_in_one_task_are_found_out_and_run_again_sorted(
     frames, logs, store, table, inside_query, caplog
 ):
     inside_query("q")
-    rows = logs.random_topic(9, rows=150)
+    rows = [*logs.random_topic(9, rows=150), *logs.out_of_order()]
     once = ReplayFilteredBatches(table, store)
     with caplog.at_level(logging.WARNING, logger="spark_jobs.replay_filter"):
-        once(frames.unordered(rows), 0)
+        once(frames.in_one_piece(rows), 0)
     assert "not in log order" in caplog.text
     assert table.ids == logs.Model().kept(rows)
 

@@ -82,16 +82,36 @@ def test_marks_carry_from_frame_to_frame(frames, logs, topics):
 
 
 def test_unordered_rows_in_one_piece_are_refused_unless_sorted(frames, logs):
-    rows = logs.random_topic(3, rows=200)
-    with pytest.raises(Exception, match=r"LogOrderBroken: log offset .*sort=True"):
-        filter_frame(frames.unordered(rows)).rows.collect()
+    with pytest.raises(Exception, match=r"LogOrderBroken: log offset 0 comes after 1 .*sort=True"):
+        filter_frame(frames.in_one_piece(logs.out_of_order())).rows.collect()
+    rows = [*logs.random_topic(3, rows=200), *logs.out_of_order()]
     assert logs.ids(filter_frame(frames.unordered(rows), sort=True).rows) == logs.Model().kept(rows)
 
 
+@pytest.mark.parametrize("twice", ["keyed", "unkeyed"])
+def test_a_record_that_stands_twice_is_refused_by_name_also_where_holes_hide_it(frames, logs, twice):
+    """Log offsets 0, 0, 2, 3 are as many as 0 to 3 have."""
+    metadata = {n: StreamMetadata(1, 0, n) if twice == "keyed" else None for n in range(4)}
+    rows = [logs.Row("t", 0, n, metadata[n], None, f"{number}") for number, n in enumerate((0, 0, 2, 3))]
+    steady = [logs.Row("steady", 0, n, StreamMetadata(2, 0, n), None, f"s{n}") for n in range(4)]
+    for frame in (frames.split([*rows, *steady], 1), frames.split([*rows[1:], *steady, rows[0]], 3).repartition(2)):
+        with pytest.raises(Exception, match=r"LogRowTwice: log offset 0 of partition 0 of t .*dropDuplicates"):
+            filter_frame(frame).rows.collect()
+    once = filter_frame(frames.split([*rows[1:], *steady], 1))
+    assert once.plan.verdict is not None, "a hole is no reason to look at each row"
+    assert logs.ids(once.rows) == {row.id for row in [*rows[1:], *steady]}
+    if twice == "keyed":
+        with pytest.raises(Exception, match="LogRowTwice: log offset 0 of partition 0 of t"):
+            filter_replays(frames.split(rows, 2)).collect()
+
+
 def test_a_consumer_that_stops_early_is_no_error_and_counts_nothing(frames, logs):
+    """Where rows are judged one by one; what whole runs have decided is known before anyone reads."""
     result = filter_frame(frames.split(logs.random_topic(3, rows=200), 1))
     assert len(result.rows.limit(3).collect()) == 3
     assert result.counts().kept is None
+    by_runs = filter_frame(frames.split(logs.rewound(15, back=5), 2)).counts()
+    assert (by_runs.kept, by_runs.dropped, by_runs.late, by_runs.jumped) == (10, 5, 0, 0)
 
 
 def test_a_frame_that_changes_between_the_passes_is_found_out(frames, logs, spark, tmp_path):
