@@ -92,7 +92,7 @@ def test_killed_executors_change_nothing_of_a_log_s_rows(driver, gate, tmp_path,
             for partition in range(2):
                 at = len([row for row in rows if row.partition == partition])
                 metadata = [StreamMetadata(5, partition, first + n) for n in range(90)]
-                box.append_many(partition, [b"%d" % n for n in range(90)], metadata=metadata[0]).result(30)
+                box.append_many(partition, [b"%d" % n for n in range(90)], metadata=metadata[0]).result(120)
                 rows += [
                     Row("orders", partition, at + n, one, None, ("orders", partition, at + n))
                     for n, one in enumerate(metadata)

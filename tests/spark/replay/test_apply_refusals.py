@@ -71,7 +71,7 @@ def places(spark, tmp_path_factory):
     tmp = tmp_path_factory.mktemp("places")
     with Outbox.open(tmp / "logs", topic="t", partitions=2, producer="p") as box:
         for number in range(10):
-            box.append_many(0, [b"{}"], metadata=StreamMetadata(5, 0, number)).result(timeout=30)
+            box.append_many(0, [b"{}"], metadata=StreamMetadata(5, 0, number)).result(timeout=120)
     with SegmentLog.open(tmp / "logs" / "t-0") as log:
         assert log.delete_records(3) == 3
     (tmp / "broken.ddl").write_text("a in")
