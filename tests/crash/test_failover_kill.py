@@ -19,6 +19,7 @@ from pushrep.outbox import read_identity
 from pushrep.outbox.adoption import adopt
 from pushrep.seams import REAL_FILESYSTEM
 from tests.crash.test_outbox_replicas_kill import Process, missing, record_bytes
+from tests.ports import reserve
 
 WAIT_S = 120
 
@@ -130,18 +131,17 @@ class Trio:
     def __init__(self, root):
         self.root, self.leader, self.producer, self.acked, self.next_number = root, 0, None, {}, 0
         self.nodes, self.proxies = {}, [Proxy() for _ in range(3)]
-        self.ports = {}
+        self.ports = [reserve() for _ in range(3)]
         for index in range(3):
             self.serve(index)
         self.produce()
         self.outbox_id = read_identity(REAL_FILESYSTEM, root / "outbox").outbox_id
 
     def serve(self, index):
-        listen = f"127.0.0.1:{self.ports.get(index, 0)}"
+        port = self.proxies[index].port = self.ports[index].getsockname()[1]
         command = ("-m", "pushrep.cli.main", "replica", "serve", str(self.root / f"data-{index}"))
-        self.nodes[index] = Process(*command, "--listen", listen, "--allow", "any")
-        address = self.nodes[index].wait_for("listening")[2].rstrip(",")
-        self.ports[index] = self.proxies[index].port = int(address.rpartition(":")[2])
+        self.nodes[index] = Process(*command, "--listen", f"127.0.0.1:{port}", "--allow", "any")
+        self.nodes[index].wait_for("listening")
 
     def directory(self, index):
         member = self.root / f"data-{index}" / getattr(self, "outbox_id", "none")
@@ -207,8 +207,8 @@ class Trio:
                 with suppress(OSError):
                     process.process.send_signal(signal.SIGCONT)
                 process.end(kill=True)
-        for proxy in self.proxies:
-            proxy.close()
+        for held in (*self.proxies, *self.ports):
+            held.close()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from pushrep.log import SegmentLog
 from pushrep.outbox import read_identity
 from pushrep.seams import REAL_FILESYSTEM
+from tests.ports import reserve
 
 WAIT_S = 120
 
@@ -121,11 +122,12 @@ class Process:
 class Three:
     def __init__(self, root):
         self.root, self.nodes, self.addresses, self.producer = root, {}, {}, None
+        self.ports = {index: reserve() for index in (1, 2)}
         for index in (1, 2):
             self.serve(index)
 
     def serve(self, index):
-        listen = self.addresses.get(index, "127.0.0.1:0")
+        listen = f"127.0.0.1:{self.ports[index].getsockname()[1]}"
         command = ("-m", "pushrep.cli.main", "replica", "serve", str(self.root / f"node-{index}"))
         self.nodes[index] = Process(*command, "--listen", listen, "--allow", "any")
         self.addresses[index] = self.nodes[index].wait_for("listening")[2].rstrip(",")
@@ -144,6 +146,8 @@ class Three:
         for process in (self.producer, *self.nodes.values()):
             if process is not None and not process.process.stdout.closed:
                 process.end()
+        for held in self.ports.values():
+            held.close()
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from pushrep.replication.epochs import granted_end
 from pushrep.replication.grants import next_ballot
 from tests.kafka.cluster import missing
 from tests.kafka.dump_tool import dump_segments
+from tests.ports import reserve
 
 PROGRAM = Path(__file__).with_name("leading_program.py")
 WAIT_S = 120
@@ -72,7 +73,8 @@ class Three:
     def __init__(self, root):
         self.root, self.outbox_id = root, uuid4()
         self.epoch, self.leader = 0, 0
-        self.nodes, self.addresses = {}, {}
+        self.nodes, self.ports = {}, [reserve() for _ in range(3)]
+        self.addresses = [Address(*held.getsockname()) for held in self.ports]
         self.program = None
         self.acked = {}
         for index in (1, 2):
@@ -83,11 +85,10 @@ class Three:
         return self.root / f"member-{index}" / str(self.outbox_id)
 
     def serve(self, index):
-        port = self.addresses[index].port if index in self.addresses else 0
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "pushrep.cli.main", "replica", "serve", str(self.root / f"member-{index}")),
-                *("--listen", f"127.0.0.1:{port}", "--allow", str(self.outbox_id)),
+                *("--listen", str(self.addresses[index]), "--allow", str(self.outbox_id)),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -96,7 +97,6 @@ class Three:
         self.nodes[index] = process
         line = process.stdout.readline()
         assert line.startswith("listening on "), f"member {index} said {line!r}"
-        self.addresses[index] = Address.parse(line.split()[2].rstrip(","))
 
     def lead(self, index):
         self.leader, self.epoch = index, next_ballot(index, self.epoch)
@@ -178,6 +178,8 @@ class Three:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
                 self.reap(process)
+        for held in self.ports:
+            held.close()
 
 
 @pytest.fixture

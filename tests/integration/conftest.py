@@ -17,6 +17,7 @@ from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
 from pushrep.replication.grants import Grant, Member
 from pushrep.replication.messages import batches_of
+from tests.ports import reserve
 
 WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
@@ -115,12 +116,13 @@ class World:
 
     def __init__(self, root):
         self.root, self.outbox_id = root, uuid4()
-        self.nodes, self.services = {}, []
+        self.nodes, self.services, self._ports = {}, [], {}
 
     def node(self, index, **settings):
         """A node; started again on the port that it had."""
-        old = self.nodes.get(index)
-        address = old.address if old is not None else Address("127.0.0.1", 0)
+        if index not in self._ports:
+            self._ports[index] = reserve()
+        address = Address(*self._ports[index].getsockname())
         settings = {"allow": frozenset({"any"}), "log_config": SMALL, **settings}
         node = ReplicaNode(self.root / f"node-{index}", NodeSettings(address=address, **settings))
         self.nodes[index] = node
@@ -145,6 +147,8 @@ class World:
             service.close()
         for node in self.nodes.values():
             node.stop()
+        for held in self._ports.values():
+            held.close()
 
 
 def record_bytes(directory):

@@ -27,6 +27,7 @@ from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
 from pushrep.replication.grants import Grant
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.topic_id_partition import TopicIdPartition
+from tests.ports import reserve
 
 WAIT_S = 60
 SMALL = LogConfig(segment_bytes=4096, preallocate_bytes=0)
@@ -141,12 +142,14 @@ class Leader:
 
 class World:
     def __init__(self, root):
-        self.root, self.opened, self.leaders, self._port = root, ExitStack(), [], 0
+        self.root, self.opened, self.leaders = root, ExitStack(), []
 
     def node(
         self, *, replay=None, directory="node", port=0, config=SMALL, filesystem=REAL_FILESYSTEM, clock=SYSTEM_CLOCK,
         **settings,
     ):  # fmt: skip
+        if port == 0:
+            port = self.opened.enter_context(reserve()).getsockname()[1]
         replay = ReplaySettings(**{"heartbeat_ms": 20, **(replay or {})})
         settings = NodeSettings(
             **{

@@ -1,0 +1,15 @@
+"""Ports that stay a test's own while nobody listens there: who is started again at its address finds it free."""
+
+import socket
+
+
+def reserve():
+    """A port of this machine, by the socket that holds it until it is closed.
+
+    The socket is bound and does not listen: whoever listens with SO_REUSEADDR gets the port, connections are refused
+    meanwhile, and the system gives it to no other process that asks for any port.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
