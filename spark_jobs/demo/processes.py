@@ -24,7 +24,7 @@ from typing import IO, Final, Self
 from spark_jobs.errors import SparkJobError
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
-KILL_WAIT_S: Final = 10.0
+KILL_WAIT_S: Final = 60.0  # a sync of the disk holds a process, dead or not, until it is done
 
 
 class ProgramFailed(SparkJobError):

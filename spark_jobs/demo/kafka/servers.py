@@ -22,8 +22,8 @@ from spark_jobs.errors import SparkJobError
 
 TICK_S: Final = 0.02
 READY_WITHIN_S: Final = 120.0
-STOP_WAIT_S: Final = 30.0
-"""How long a database may take to end all its connections."""
+STOP_WAIT_S: Final = 90.0
+"""How long a database may take to end all its connections and write down where it is."""
 
 
 class NotReady(SparkJobError):
