@@ -1,0 +1,367 @@
+"""An outbox and its nodes, each a process, of which one is killed at a named step of a change of members.
+
+    step     the n-th time, since it was told to, that a file of promises, members or epochs is replaced, or that a
+             directory of theirs is made
+    point    TORN: half of the new file is written · BEFORE: the rename · AFTER: it, before anybody hears of it
+
+The processes are forked, which takes milliseconds; each says its lines on a socket, whose end is its death.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import traceback
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from select import select
+from typing import NamedTuple
+
+from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
+from pushrep.log import SegmentLog
+from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.outbox import DeliveryFailed, OutboxDiffers
+from pushrep.outbox.member_changes import Phase, add_member, remove_member
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
+from pushrep.seams import RealFilesystem
+
+WAIT_S = 120
+WATCHED = frozenset(
+    {
+        "leader-epoch-checkpoint",
+        "leader-epoch-checkpoint.crc32c",
+        "outbox.json",
+        "partition.metadata",
+        "promises.json",
+    }
+)
+DIRECTORY = "a directory"
+_SMALL = LogConfig(preallocate_bytes=0)
+_TEMP = ".tmp"
+
+
+class Point(Enum):
+    """Where in a step."""
+
+    TORN = "torn"
+    BEFORE = "before"
+    AFTER = "after"
+
+
+class Kill(NamedTuple):
+    """The process ends with SIGKILL at this point of the `step`-th step from now on, counted from 1."""
+
+    step: int
+    point: Point
+
+
+class Killing(RealFilesystem):
+    """A file system that counts steps once it is armed, and kills its process at the one it was told."""
+
+    def __init__(self, told: Path) -> None:
+        self._told, self._kill, self._left, self._at = told, None, 0, None
+        self._lock = threading.Lock()
+
+    def arm(self, kill):
+        with self._lock:
+            self._kill, self._left, self._at = kill, kill.step, None
+
+    def open(self, path, *, create=False, writable=True):
+        file = super().open(path, create=create, writable=writable)
+        if create and path.name.endswith(_TEMP) and self._begins(path.with_suffix(""), path.name[: -len(_TEMP)]):
+            return _Torn(file, self) if self._kill.point is Point.TORN else file
+        return file
+
+    def rename(self, source, target):
+        if target != self._at:
+            super().rename(source, target)
+            return
+        if self._kill.point is Point.BEFORE:
+            self.die()
+        super().rename(source, target)
+        self.die()
+
+    def make_directory(self, path):
+        if self.exists(path):
+            return
+        if self._begins(path, "promises.json"):
+            if self._kill.point is Point.AFTER:
+                super().make_directory(path)
+            self.die()
+        super().make_directory(path)
+
+    def die(self):
+        self._told.write_text(self._at.name if self._at.name in WATCHED else DIRECTORY)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _begins(self, path, name):
+        with self._lock:
+            if self._kill is None or self._at is not None or name not in WATCHED:
+                return False
+            self._left -= 1
+            if self._left == 0:
+                self._at = path
+            return self._left == 0
+
+
+class _Torn:
+    """A file of which half is written."""
+
+    def __init__(self, file, filesystem):
+        self._file, self._filesystem = file, filesystem
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write_at(self, data, position):
+        self._file.write_at(bytes(data)[: len(data) // 2], position)
+        self._filesystem.die()
+
+
+class Child:
+    """A forked process: `work(socket)` in it, lines here."""
+
+    def __init__(self, siblings, work):
+        self.socket, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                for one in (self, *siblings):
+                    one.socket.close()
+                work(theirs)
+                code = 0
+            except BaseException:  # noqa: BLE001 - it goes no further than this process
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        theirs.close()
+        self._lines = self.socket.makefile("r")
+        self.code = None
+
+    def tell(self, *words):
+        self.socket.sendall((json.dumps(words) + "\n").encode())
+
+    def hear(self):
+        """What it says next; None if it is dead."""
+        assert select([self.socket], [], [], WAIT_S)[0], "it says nothing"
+        try:
+            line = self._lines.readline()
+        except ConnectionResetError:
+            line = ""
+        if not line.endswith("\n"):
+            self.end()
+            return None
+        return json.loads(line)
+
+    def ask(self, *words):
+        self.tell(*words)
+        answer = self.hear()
+        assert answer is not None, f"it died of {words}: {self.code}"
+        return answer
+
+    def end(self):
+        """Kill it if it lives."""
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._lines.close()
+            self.socket.close()
+
+
+def _commands(line):
+    with line.makefile("r") as lines:
+        for text in lines:
+            yield json.loads(text)
+
+
+def _say(line, *words):
+    line.sendall((json.dumps(words) + "\n").encode())
+
+
+def serve(line, directory, listen, told):
+    """A node, until it is told no more."""
+    filesystem = Killing(told)
+    settings = NodeSettings(address=Address.parse(listen), allow=frozenset({"any"}), log_config=_SMALL)
+    node = ReplicaNode(directory, settings, filesystem=filesystem)
+    _say(line, str(node.address))
+    for _, step, point in _commands(line):
+        filesystem.arm(Kill(step, Point(point)))
+        _say(line, "armed")
+
+
+def lead(line, root, replicas, told, kill):
+    """A service: it appends one record after the other, and does what it is told beside that."""
+    filesystem = Killing(told)
+    if kill is not None:
+        filesystem.arm(kill)
+    try:
+        outbox = Outbox.open(
+            root / "outbox", "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, durability=Durability.BUFFERED,
+            linger_ms=0, delivery_timeout_ms=100, open_timeout_s=WAIT_S, log_config=_SMALL, filesystem=filesystem,
+            push=PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1),
+        )  # fmt: skip
+    except OutboxDiffers as error:
+        _say(line, "differs", error.stored)
+        return
+    _say(line, "open")
+    producing = Producing(outbox, root / "acked")
+    for word, *given in _commands(line):
+        if word == "arm":
+            filesystem.arm(Kill(given[0], Point(given[1])))
+            _say(line, "armed")
+        elif word == "append":
+            _say(line, *producing.append())
+        elif word == "produce":
+            producing.start()
+            _say(line, "produces")
+        elif word == "rest":
+            producing.stop()
+            _say(line, "rests")
+        elif word == "members":
+            grant = outbox.facts.replication.grant
+            _say(line, *([one.index for one in members] for members in (grant.members, grant.previous_members)))
+        elif word == "lag":
+            _say(line, *(one.records + one.partitions - one.in_sync for one in outbox.lag().values()))
+        elif word == "add":
+            _say(line, *_finished(partial(add_member, outbox.facts, *given)))
+        elif word == "remove":
+            _say(line, *_finished(partial(remove_member, outbox.facts, *given)))
+
+
+def _finished(step):
+    """Steps until the change is done, whatever refuses one meanwhile; who it was about, and all members."""
+    pause, last = threading.Event(), None
+    for _ in range(WAIT_S * 100):
+        try:
+            done = step()
+            if done.phase is Phase.DONE:
+                return done.member, [one.index for one in done.members]
+        except PushrepError as error:
+            last = error
+        pause.wait(0.01)
+    raise AssertionError("it is never done") from last
+
+
+class Producing:
+    """Appends with ALL; what was acknowledged is in a file, `offset value` a line, before anything else happens."""
+
+    def __init__(self, outbox, acked):
+        self._outbox, self._acked = outbox, os.open(acked, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._number, self._stop, self._thread = 0, threading.Event(), None
+
+    def append(self):
+        value = f"{os.getpid()}-{self._number}"
+        self._number += 1
+        try:
+            offset = self._outbox.append(0, value.encode()).result(WAIT_S)
+        except (DeliveryFailed, PushrepError) as error:
+            return "refused", type(error.__cause__ or error).__name__
+        os.write(self._acked, f"{offset} {value}\n".encode())
+        return ("acked",)
+
+    def start(self):
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self):
+        while not self._stop.wait(0.002):
+            self.append()
+
+
+class World:
+    """The service in `outbox`, the nodes in directories by their names."""
+
+    def __init__(self, root):
+        root.mkdir()
+        self.root, self.told = root, root / "step"
+        self.nodes, self.addresses, self.leader = {}, {}, None
+        self._ports = []
+
+    def _child(self, work):
+        living = [one for one in (self.leader, *self.nodes.values()) if one is not None and one.code is None]
+        return Child(living, work)
+
+    def serve(self, name):
+        """Start the node, where it was before."""
+        if name not in self.addresses:
+            self.addresses[name] = self._new_address()
+        listen = self.addresses[name]
+        node = self._child(lambda line: serve(line, self.root / name, listen, self.told))
+        self.nodes[name] = node
+        assert node.hear() == [listen]
+
+    def _new_address(self):
+        """One that nobody else on this machine is given while the node is down: a socket is bound to it."""
+        port = socket.socket()
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port.bind(("127.0.0.1", 0))
+        self._ports.append(port)
+        return f"127.0.0.1:{port.getsockname()[1]}"
+
+    def lead(self, names, kill=None):
+        """Open the outbox with these nodes, or with those that it names where they are others; False if it died."""
+        replicas = [self.addresses[name] for name in names]
+        while True:
+            self.leader = self._child(lambda line: lead(line, self.root, replicas, self.told, kill))  # noqa: B023
+            heard = self.leader.hear()
+            if heard is None or heard[0] == "open":
+                return heard is not None
+            replicas = heard[1]
+            self.leader.end()
+
+    def revive(self, names, timeout_s=0.0):
+        """Wait so long for a word of the service or the death of one of these nodes; they are started again."""
+        nodes = {self.nodes[name].socket: name for name in names if name in self.nodes}
+        ready, _, _ = select([self.leader.socket, *nodes], [], [], timeout_s)
+        for name in [nodes[one] for one in ready if one in nodes]:
+            node = self.nodes[name]
+            assert (node.hear(), node.code) == (None, -signal.SIGKILL), "a node says nothing unasked"
+            self.serve(name)
+        return self.leader.socket in ready
+
+    def wait_for_all(self, names):
+        """Until every member holds everything and is in sync; these nodes may die meanwhile."""
+        pause = threading.Event()
+        for _ in range(WAIT_S * 100):
+            if not any(self.leader.ask("lag")):
+                return
+            self.revive(names)
+            pause.wait(0.01)
+        raise AssertionError(f"never caught up: {self.leader.ask('lag')}")
+
+    def append(self):
+        """A record that all members acknowledge; on a slow disk not the first one in time."""
+        for _ in range(WAIT_S * 10):
+            if self.leader.ask("append") == ["acked"]:
+                return
+        raise AssertionError("nothing is acknowledged")
+
+    def acked(self):
+        """By offset."""
+        lines = (self.root / "acked").read_text().splitlines()
+        acked = {}
+        for line in lines:
+            offset, value = line.split()
+            assert acked.setdefault(int(offset), value) == value, f"offset {offset} was acknowledged twice"
+        return acked
+
+    def held(self, name):
+        """The records in the copy of a node, or in the outbox, by offset."""
+        (place,) = [self.root / name] if name == "outbox" else (self.root / name).glob("*-*-*-*-*")
+        with SegmentLog.open_reader(place / "orders-0", isolation="written") as reader:
+            return {record.offset: record.value.decode() for record in reader.records(0)}
+
+    def close(self):
+        for child in (self.leader, *self.nodes.values()):
+            if child is not None:
+                child.end()
+        for port in self._ports:
+            port.close()

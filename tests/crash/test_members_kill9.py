@@ -1,0 +1,148 @@
+"""kill -9 at each step of a change of members: of the service, of a member that stays, of who comes or goes.
+
+Contract, "Members, grants, epochs": a new list takes effect only when enough members of both lists stored it, so a
+change that was cut short anywhere is finished or undone by who asks again; nothing acknowledged with ALL is lost, and
+who was removed counts no more.
+"""
+
+import signal
+from typing import NamedTuple
+
+import pytest
+
+from tests.crash.members_world import DIRECTORY, WAIT_S, Kill, Point, World
+
+STEPS_MAX = 60
+SERVICE, OPENING = "service", "service, when it is opened with the new members"
+VICTIMS = (SERVICE, OPENING, "stays", "goes", "comes")
+
+
+class Change(NamedTuple):
+    """The nodes that are members before, what is asked for, the members and their nodes after."""
+
+    before: list[str]
+    calls: list[tuple[str, str | int]]
+    members: list[int]
+    after: list[str]
+
+
+CHANGES = {
+    "add": Change(["stays"], [("add", "comes")], [0, 1, 2], ["stays", "comes"]),
+    "add, then undone": Change(["stays"], [("add", "comes"), ("remove", 2)], [0, 1], ["stays"]),
+    "remove": Change(["stays", "goes"], [("remove", 2)], [0, 1], ["stays"]),
+    "replace": Change(["stays", "goes"], [("add", "comes"), ("remove", 2)], [0, 1, 3], ["stays", "comes"]),
+}
+
+
+PROMISES, EPOCHS, EPOCHS_CRC = "promises.json", "leader-epoch-checkpoint", "leader-epoch-checkpoint.crc32c"
+
+
+class Row(NamedTuple):
+    """A step that comes in every run, and the file that is about to be another then."""
+
+    change: str
+    victim: str
+    step: int
+    point: Point
+    file: str
+
+
+TABLE = [
+    # a service stores its next number, the joint grant, that its epoch begins; then the same of the new list
+    Row("add", SERVICE, 1, Point.TORN, PROMISES),
+    Row("add", SERVICE, 2, Point.AFTER, PROMISES),
+    Row("replace", SERVICE, 4, Point.BEFORE, EPOCHS),
+    Row("remove", SERVICE, 6, Point.BEFORE, PROMISES),
+    Row("add, then undone", SERVICE, 7, Point.AFTER, EPOCHS_CRC),
+    # a node stores the joint grant before it answers; one that comes makes its directory, then keeps the first grant
+    Row("remove", "stays", 1, Point.AFTER, PROMISES),
+    Row("remove", "goes", 1, Point.BEFORE, PROMISES),
+    Row("add", "comes", 1, Point.AFTER, DIRECTORY),
+    Row("replace", "comes", 2, Point.TORN, PROMISES),
+    # the service's own file gets the new members when it is opened with them
+    Row("add", OPENING, 1, Point.BEFORE, "outbox.json"),
+]
+
+
+@pytest.fixture
+def new_world(tmp_path):
+    made = []
+
+    def make():
+        made.append(World(tmp_path / str(len(made))))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def run_killed(world, name, victim, kill):
+    """The change with a kill on its way; what was about to be replaced when it came, None if it never did."""
+    change = CHANGES[name]
+    for node in dict.fromkeys([*change.before, *(given for _, given in change.calls if isinstance(given, str))]):
+        world.serve(node)
+    assert world.lead(change.before)
+    world.append()
+    world.wait_for_all([])  # nobody has steps of its own left
+    world.leader.ask("produce")
+    if victim != OPENING:
+        (world.leader if victim == SERVICE else world.nodes[victim]).ask("arm", kill.step, kill.point.value)
+    for word, given in change.calls:
+        ask_until_done(world, change, victim, word, world.addresses.get(given, given))
+    if victim == OPENING:
+        world.leader.end()
+        assert world.lead(change.after, kill) or world.leader.code == -signal.SIGKILL
+        assert world.leader.code is None or world.lead(change.after)
+        world.leader.ask("produce")
+    check(world, change, victim)
+    found = world.told.read_text() if world.told.exists() else None
+    world.close()
+    return found
+
+
+def ask_until_done(world, change, victim, *call):
+    """Who dies meanwhile is started again, and a service that is new is asked again."""
+    world.leader.tell(*call)
+    while not world.revive([victim], WAIT_S) or world.leader.hear() is None:
+        if world.leader.code is not None:
+            assert world.leader.code == -signal.SIGKILL
+            assert world.lead(change.before)
+            world.leader.ask("produce")
+            world.leader.tell(*call)
+
+
+def check(world, change, victim):
+    """The members are those that were asked for and hold what was acknowledged, and nobody else is counted."""
+    world.leader.ask("rest")
+    assert world.leader.ask("members") == [change.members, []]
+    world.wait_for_all([victim])  # its step may come as late as this
+    for node in change.after:
+        world.nodes[node].end()
+    assert world.leader.ask("append")[0] == "refused", "nobody is left but a node that is no member"
+    for node in change.after:
+        world.serve(node)
+    world.wait_for_all([])
+    world.append()
+    world.wait_for_all([])
+    acked = world.acked()
+    for name in ("outbox", *change.after):
+        held = world.held(name)
+        assert {offset: held.get(offset) for offset in acked} == acked, name
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_members_outlives_a_kill_at_each_step(new_world, torture, name):
+    """The short form takes the table's steps, the long one all of everybody's, until one never comes."""
+    change, draw = CHANGES[name], torture.random(name)
+    for row in TABLE:
+        if row.change == name:
+            found = run_killed(new_world(), name, row.victim, Kill(row.step, row.point))
+            assert found == row.file or row.victim == "goes", row  # which need not hear of it before all is over
+    for victim in {SERVICE, OPENING, *change.before, *(given for _, given in change.calls)} & set(VICTIMS):
+        found, step = [], 0
+        while torture.is_long and None not in found:
+            step += 1
+            assert step < STEPS_MAX, f"{victim} never gets to its end: {found}"
+            found.append(run_killed(new_world(), name, victim, Kill(step, draw.choice(list(Point)))))
+        assert not torture.is_long or PROMISES in found or victim == "goes", f"{victim}: {found}"
