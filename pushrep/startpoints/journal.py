@@ -31,7 +31,7 @@ from pushrep.startpoints.events import Fact, from_json, to_json
 
 JOURNAL_NAME, CUT_NAME, LOCK_NAME = "startpoints.journal", "startpoints.cut", ".lock"
 FORMAT, VERSION = "pushrep.startpoints", 1
-LOCK_WAIT_S = 10.0
+LOCK_WAIT_S = 60.0  # its holder syncs several files, and a slow disk takes seconds for each
 JOURNAL_BYTES_MAX = 1 << 30  # some three million startpoints; a file above it is another one under this name
 _PAUSE_MAX_S = 0.01  # a transaction is a few syncs long
 
