@@ -10,6 +10,8 @@ from pushrep.log.checkpoints import Checkpoint, decode_checkpoint, read_checkpoi
 from pushrep.log.partition_metadata import write_partition_metadata
 from pushrep.log.segment_files import segment_path
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
+from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
+from pushrep.seams import REAL_FILESYSTEM
 
 NAME = "compact-0"
 # base of the segment -> the first offsets of its batches of three records; 40 was emptied, 60 is where it is written
@@ -67,6 +69,31 @@ def test_a_compacted_log_is_read_from_every_offset(log_path):
         with SegmentLog.open(log_path) as log:
             assert log.append([b"next"]).base_offset == END + opening
             assert offsets(log) == [*OFFSETS, *range(END, END + 1 + opening)]
+
+
+def found_from(reader, start, end):
+    """The base offsets of what is read by headers alone."""
+    bases = []
+    while start < end and (found := reader.read(start, end, 1, want_offsets=True)):
+        bases += [one.span.base_offset for one in found]
+        start = found[-1].span.next_offset
+    return bases
+
+
+@pytest.mark.parametrize("cleaned", [60, 50])
+def test_by_headers_alone_a_hole_between_segments_is_one_as_far_as_the_cleaner_came(log_path, cleaned):
+    firsts = [first for batches in CLEANED.values() for first in batches]
+    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: cleaned})
+    files = OpenSegments(REAL_FILESYSTEM)
+    for start in range(END):
+        reader = SliceReader(log_path, REAL_FILESYSTEM, files)
+        if start < 60 and cleaned < 60:
+            assert found_from(reader, start, 56) == [first for first in firsts if start - 3 < first < 56]
+            with pytest.raises(NoBatchThere, match=r"segment 50 holds no batch for offset 5.*the file ends"):
+                found_from(reader, max(start, 56), END)
+        else:
+            assert found_from(reader, start, END) == [first for first in firsts if first > start - 3]
+    files.close()
 
 
 def test_without_the_cleaners_word_the_hole_is_named(log_path):
