@@ -160,7 +160,10 @@ class KeptOutbox:
             outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
             if outcome is Outcome.NONE and offered != kept.grant:
                 member = kept.member if kept.member in offered.indexes else offered.index_at(address)
-                self._keeper.keep(replace(kept, grant=offered, member=kept.member if member == NO_MEMBER else member))
+                # Its epoch as well, as who leads keeps it: its first request would be one more write of this file.
+                leader_epoch = max(kept.leader_epoch, offered.epoch)
+                member = kept.member if member == NO_MEMBER else member
+                self._keeper.keep(replace(kept, grant=offered, leader_epoch=leader_epoch, member=member))
             return outcome
 
     def note_unfilled(self, log: str, end_offset: int | None) -> None:
