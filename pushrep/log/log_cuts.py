@@ -23,6 +23,7 @@ from pushrep.log.log_writer import LogWriter
 from pushrep.log.reserve import RESERVE_BYTES_MIN
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import CORRUPT_SUFFIX, list_segments
+from pushrep.log.tail_move import TailMove, set_aside
 
 
 class CuttableLog(LogWriter):
@@ -81,8 +82,12 @@ class CuttableLog(LogWriter):
         """Set everything from the damage on aside as `.corrupt`; the names of those files. The log takes appends then.
 
         Order: a copy of the damaged one's tail, checkpoints, later segments newest first, the tail, epochs. Nothing is
-        thrown away. Raises NoRoomToCut if the disk has no room for the copy; nothing was changed then.
+        thrown away. On a disk without room for the copy the tail is moved, into `.cut` (tail_move.py). Raises
+        NoRoomToCut if there is no room even for its first piece; nothing was changed then.
         """
+        return self._around.view.reserve.with_room(self._quarantine)
+
+    def _quarantine(self) -> tuple[str, ...]:
         around, damaged_from = self._around, self._report.damaged_from
         if damaged_from is None:
             return ()
@@ -90,7 +95,7 @@ class CuttableLog(LogWriter):
             self.check_open()
             segment = self._active
             position = segment.size_bytes
-            tail = keep_range(around.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
+            tail = set_aside(around.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
             with self._wanting_room():
                 around.view.give_up(around.view.seen_to)
             self._lower_checkpoints(damaged_from)
@@ -99,6 +104,7 @@ class CuttableLog(LogWriter):
                 # Not only those that the log counts as its own: it ends at the damage.
                 later = [base for base in list_segments(around.filesystem, around.view.path) if base > self._bases[-1]]
                 kept, _ = move_aside(around.filesystem, around.view.path, later, suffix=CORRUPT_SUFFIX)
+                kept += [] if tail is None else [tail.finish() if isinstance(tail, TailMove) else tail]
                 around.view.reserve.with_room(lambda: segment.cut(position, damaged_from))
                 around.filesystem.sync_directory(around.view.path)
                 self._keep_epochs(self._epochs.cut_from(damaged_from))
@@ -106,7 +112,7 @@ class CuttableLog(LogWriter):
                 self._poison_by(error)
                 raise
             self._report = replace(self._report, damaged_from=None, damage=None)
-            return (*([tail] if tail else []), *reversed(kept))
+            return tuple(reversed(kept))
 
     def _cut(self, number: int, offset: int, *, keep: bool) -> int:
         """Checkpoints, later segments, this one, epochs: a crash between any two leaves a log that opens."""

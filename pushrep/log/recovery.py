@@ -20,15 +20,15 @@ import numpy as np
 from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint
 from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import keep_range, move_aside, remove_segments
-from pushrep.log.errors import CorruptLog, LogPoisoned, NoRoomToCut
+from pushrep.log.cutting import move_aside, remove_segments
+from pushrep.log.errors import CorruptLog, LogPoisoned
 from pushrep.log.joints import sealed_end
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_path, segments_in, swaps_in
-from pushrep.log.tail_move import TailMove, end_moves, moving_path
+from pushrep.log.tail_move import TailMove, end_moves, set_aside
 from pushrep.records import BatchRun
 from pushrep.seams import Clock, Filesystem
 
@@ -267,20 +267,13 @@ class Recovery:
         segment.close()
 
     def _cut(self, segment: Segment, torn: TornTail, later: Sequence[int]) -> Cut:
-        tail_bytes, move, tail = segment.file.size() - torn.position, None, None
-        what = (self._filesystem, segment.path, segment.file, torn.position)
-        if self._filesystem.exists(moving_path(segment.path, torn.position)):
-            move = TailMove(*what)  # begun by an earlier opening
-        else:
-            try:
-                tail = keep_range(*what)
-            except NoRoomToCut:
-                move = TailMove(*what)
+        tail_bytes = segment.file.size() - torn.position
+        tail = set_aside(self._filesystem, segment.path, segment.file, torn.position)
         self._progress.about_to_cut(torn.next_offset)
         kept, size_bytes = move_aside(self._filesystem, self._directory, later)
         size_bytes += tail_bytes
-        if move is not None:
-            tail, self._moving = move.finish(), ()
+        if isinstance(tail, TailMove):
+            tail, self._moving = tail.finish(), ()
         segment.file.truncate(torn.position)
         return Cut(
             offset=torn.next_offset,

@@ -38,6 +38,7 @@ from pushrep.log.segment import Segment
 from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, free_name, list_segments, segment_path
 from pushrep.log.segment_look import BATCH_KINDS, Expected, Kind, segment_name
 from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
+from pushrep.log.tail_move import TailMove, set_aside
 from pushrep.log.verify import VerifyReport, verify_log
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 
@@ -77,11 +78,12 @@ class RepairReport:
 
 @dataclass(frozen=True, slots=True)
 class CutPlace:
-    """Where a cut would be made: the segment, the byte in it, and the offset that comes next then."""
+    """Where a cut would be made: the segment, the byte in it, the offset that comes next then; or is what goes bad?"""
 
     base_offset: int
     position: int
     offset: int
+    is_bad: bool
 
 
 class Repairer:
@@ -133,7 +135,7 @@ class Repairer:
                 self._splice(segment, copy, report)
             if place is not None:
                 view.give_up(max(view.seen_to, report.before.verified_to))
-                report.cut = self._cut(view, place)
+                report.cut = view.reserve.with_room(partial(self._cut, view, place))
             self._mend_small_files(report, copy)
             named = {finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is Kind.INDEX}
             report.rebuilt += rebuild_indexes(self._filesystem, self._log, [int(stem) for stem in sorted(named)])
@@ -185,7 +187,7 @@ class Repairer:
             for step in scan(file, ScanRange(base_offset=bases[-1])):
                 if isinstance(step, WholeBatch):
                     if step.batch.header.next_offset > offset:
-                        return CutPlace(bases[-1], step.position, before)
+                        return CutPlace(bases[-1], step.position, before, is_bad=False)
                     before = step.batch.header.next_offset
                     continue
                 if step.next_offset < offset:
@@ -194,7 +196,7 @@ class Repairer:
                         f"{segment_name(bases[-1])} has whole batches up to offset {step.next_offset} only ({why}): "
                         f"cut at {step.next_offset} or below"
                     )
-                return CutPlace(bases[-1], step.position, step.next_offset)
+                return CutPlace(bases[-1], step.position, step.next_offset, is_bad=True)
         finally:
             file.close()
         raise AssertionError("a scan ends with an answer")
@@ -258,17 +260,16 @@ class Repairer:
                 )
 
     def _cut(self, view: DirectoryView, place: CutPlace) -> Cut:
-        """In the order of every cut: a copy of what goes, checkpoints, later segments, this one, epochs."""
+        """In the order of every cut: a copy of what goes, checkpoints, later segments, this one or a move, epochs."""
         segment = Segment(self._filesystem, self._log, place.base_offset, LogConfig())
         try:
             size_bytes = max(0, segment.file.size() - place.position)
-            tail = keep_range(self._filesystem, segment.path, segment.file, place.position)
-        finally:
-            segment.close()
-        self._lower_checkpoints(view, place.offset)
-        later = [base for base in list_segments(self._filesystem, self._log) if base > place.base_offset]
-        kept, later_bytes = move_aside(self._filesystem, self._log, later)
-        try:
+            keep = set_aside if place.is_bad else keep_range
+            tail = keep(self._filesystem, segment.path, segment.file, place.position)
+            self._lower_checkpoints(view, place.offset)
+            later = [base for base in list_segments(self._filesystem, self._log) if base > place.base_offset]
+            kept, later_bytes = move_aside(self._filesystem, self._log, later)
+            kept += [] if tail is None else [tail.finish() if isinstance(tail, TailMove) else tail]
             view.reserve.with_room(lambda: segment.cut(place.position, place.offset))
         finally:
             segment.close()
@@ -283,7 +284,7 @@ class Repairer:
             position=place.position,
             size_bytes=size_bytes + later_bytes,
             reason="cut by name",
-            kept_as=tuple([tail] if tail else []) + tuple(reversed(kept)),
+            kept_as=tuple(reversed(kept)),
         )
 
     def _mend_small_files(self, report: RepairReport, copy: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Setting a torn tail aside on a disk that has no room for a copy of it: moved piece by piece, from its end.
+"""Setting a bad tail aside on a disk that has no room for a copy of it: moved piece by piece, from its end.
 
     1000.log                    | ..... | t o r n |          1000.log.<position>.cut.moving   |             |
       first piece               | ..... | t o r n |                                           |          n  |
@@ -8,13 +8,15 @@
 A piece is on disk in its new place before it is cut from its old one, which makes room for the next; what is zero, as
 room allocated ahead is, needs none. Whatever comes in between, each byte is in one of the two files, at the same
 distance from `position`, so the next opening goes on where this one ended. The last piece cut is the one that begins at
-`position`: until then the log ends in a torn tail, and it is found again.
+`position`: until then the log ends in a torn tail, and it is found again. So what is moved begins with a bad batch, at
+or above the recovery point; what begins with a whole one would be part of the log at the next opening, and is copied.
 """
 
 import errno
 from collections.abc import Iterable
 from pathlib import Path
 
+from pushrep.log.cutting import keep_range
 from pushrep.log.errors import NoRoomToCut
 from pushrep.log.segment_files import CUT_SUFFIX, MOVING_SUFFIX, free_name, moved_from
 from pushrep.seams import File, Filesystem
@@ -99,6 +101,22 @@ class TailMove:
 
     def _no_room(self, error: OSError) -> NoRoomToCut:
         return NoRoomToCut(self._path, 2 * _PIECE_BYTES_MIN, error)
+
+
+def set_aside(
+    filesystem: Filesystem, path: Path, file: File, position: int, *, suffix: str = CUT_SUFFIX
+) -> str | TailMove | None:
+    """Before a bad tail is cut: the name of its copy, None of an empty one; or, where there is no room for a copy, its
+    move, to be finished once it is written down that the log ends there. A move is into `.cut`, whatever the suffix.
+
+    One that was begun before goes on. Raises NoRoomToCut, OSError; nothing of the log has changed then.
+    """
+    if not filesystem.exists(moving_path(path, position)):
+        try:
+            return keep_range(filesystem, path, file, position, suffix=suffix)
+        except NoRoomToCut:
+            pass
+    return TailMove(filesystem, path, file, position)
 
 
 def moving_path(path: Path, position: int) -> Path:

@@ -12,6 +12,7 @@ from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NoRoom
 from pushrep.log.clean_marker import CLEAN_MARKER_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.reserve import RESERVE_NAME
+from pushrep.log.scan import ScanRange, scan
 from pushrep.seams import read_whole
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process
@@ -274,8 +275,8 @@ def test_a_move_that_is_stopped_at_any_call_goes_on(end, torture):
         assert not [name for name in machine.disk.list(HOME) if name.endswith(".moving")]
 
 
-@FULL
-def test_damage_that_there_is_no_room_to_keep_stays_for_quarantine_and_repair(full_errno):
+def damaged_on_a_full_disk(full_errno=errno.ENOSPC):
+    """A machine whose log has 100 KB of damage and what lies behind it, and a disk without a byte left."""
     machine = Machine(full_errno)
     machine.config = LogConfig(segment_bytes=1 << 20, index_interval_bytes=1 << 20, preallocate_bytes=0)
     with machine.open() as log:
@@ -283,26 +284,110 @@ def test_damage_that_there_is_no_room_to_keep_stays_for_quarantine_and_repair(fu
         for _ in range(10):
             log.append(b"x" * 10_000)
     machine.disk.flip_bit(HOME / f"{0:020d}.log", (machine.bytes_of(f"{0:020d}.log").index(b"xx") + 5) * 8)
-    before = machine.files()
     end_process(machine.disk)
     machine.disk.remove(HOME.parent / CLEAN_MARKER_NAME)
+    return machine
+
+
+def quarantine(machine):
     with machine.open() as log:
         machine.take_the_rest()
         assert log.damaged_from == 10
-        with pytest.raises(NoRoomToCut):
-            log.quarantine()
-        assert log.damaged_from == 10
+        return log.quarantine()
+
+
+def repair(machine):
+    machine.take_the_rest()
+    report = Repairer(HOME, filesystem=machine.disk, clock=machine.clock).repair(cut=True)
+    assert report.is_whole
+    return report.cut.kept_as
+
+
+def segments(machine):
+    return {name: data for name, data in machine.files().items() if name.endswith(".log")}
+
+
+def damaged_bytes(machine):
+    """From the first byte that is not the log's any more."""
+    *_, last = scan(machine.disk.open(HOME / f"{0:020d}.log", writable=False), ScanRange(base_offset=0))
+    return machine.bytes_of(f"{0:020d}.log")[last.position :]
+
+
+@FULL
+@pytest.mark.parametrize("mend", [quarantine, repair])
+def test_damage_moves_where_there_is_no_room_for_a_copy(full_errno, mend):
+    machine = damaged_on_a_full_disk(full_errno)
+    wanted = damaged_bytes(machine)
+    (kept,) = mend(machine)
+    assert machine.bytes_of(kept) == wanted
+    assert [name for name in machine.disk.list(HOME) if ".cut" in name or ".corrupt" in name] == [kept]
+    machine.tidy()
+    with machine.open() as log:
+        assert (log.log_end_offset, log.damaged_from, log.recovery.cut) == (10, None, None)
+        machine.append(log, 10)
         machine.holds(log)
+
+
+@FULL
+def test_damage_that_there_is_no_room_to_keep_stays_for_quarantine_and_repair(full_errno):
+    machine = damaged_on_a_full_disk(full_errno)
+    before = segments(machine)
+    log = machine.open()
+    machine.disk.remove(HOME.parent / RESERVE_NAME)
+    machine.take_the_rest()
+    assert log.damaged_from == 10
     with pytest.raises(NoRoomToCut):
+        log.quarantine()
+    assert log.damaged_from == 10
+    machine.holds(log)
+    end_process(machine.disk)
+    with pytest.raises((NoRoomToCut, OSError)):
         Repairer(HOME, filesystem=machine.disk, clock=machine.clock).repair(cut=True)
-    assert {name: data for name, data in machine.files().items() if name.endswith(".log")} == {
-        name: data for name, data in before.items() if name.endswith(".log")
-    }
+    assert segments(machine) == before
     machine.disk.capacity_bytes = None
     assert Repairer(HOME, filesystem=machine.disk, clock=machine.clock).repair(cut=True).is_whole
     with machine.open() as log:
         assert log.log_end_offset == 10
         machine.holds(log)
+
+
+@FULL
+def test_whole_batches_are_never_moved_but_copied(full_errno):
+    """A move that is stopped leaves what it has not moved: at the next opening that would be part of the log again."""
+    machine = damaged_on_a_full_disk(full_errno)
+    machine.take_the_rest()
+    before = segments(machine)
+    with pytest.raises(NoRoomToCut):
+        Repairer(HOME, filesystem=machine.disk, clock=machine.clock).repair(cut_at=5)
+    assert segments(machine) == before
+
+
+@pytest.mark.parametrize("end", ["kill", "power"])
+@pytest.mark.parametrize("mend", [quarantine, repair])
+def test_a_move_of_damage_that_is_stopped_at_any_call_goes_on(end, mend, torture):
+    machine = damaged_on_a_full_disk()
+    wanted, before = damaged_bytes(machine), machine.disk.steps
+    mend(machine)
+    steps = machine.disk.steps - before
+    for step in range(1 + torture.count(5, 0), steps + 1, torture.count(19, 1)):
+        machine = damaged_on_a_full_disk()
+        machine.disk.power_after(step)
+        with pytest.raises(PowerLost):
+            mend(machine)
+        if end == "power":
+            machine.disk.lose_power()
+            machine.disk.capacity_bytes = machine.disk._used_bytes() + (128 << 10)
+        else:
+            machine.disk._power_at, machine.disk._off = None, False  # the machine goes on, the process does not
+        end_process(machine.disk)
+        with machine.open() as log:
+            if log.damaged_from is not None:
+                log.quarantine()
+            assert (log.log_end_offset, log.damaged_from) == (10, None), f"stopped at call {step} of {steps}"
+            machine.holds(log)
+        kept = [machine.bytes_of(name) for name in machine.disk.list(HOME) if ".cut" in name or ".corrupt" in name]
+        assert set(kept) == {wanted}, f"stopped at call {step} of {steps}"
+        assert not [name for name in machine.disk.list(HOME) if name.endswith(".moving")]
 
 
 def test_a_disk_that_turns_read_only_refuses_and_loses_nothing():
