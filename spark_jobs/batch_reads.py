@@ -12,16 +12,13 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from spark_jobs.frame_errors import FrameChanged
-from spark_jobs.micro_batch import running_query
+from spark_jobs.micro_batch import OUTPUT_ROWS, asked, running_query
 from spark_jobs.slices import Slice
 
 _LOG = logging.getLogger(__name__)
-_COUNTED: Final = "numOutputRows"
 _AS_MANY_ROWS: Final = frozenset(
     {
         "WholeStageCodegenExec",
@@ -42,11 +39,19 @@ class RowsRead:
         self._metric: Any = None
         # What lies in memory or on disk is not read of its plan again.
         if not (df.storageLevel.useMemory or df.storageLevel.useDisk):
-            self._metric = _asked(lambda: _counter(df))
+            self._metric = asked(lambda: _counter(df))
 
     def count(self) -> int | None:
         """All rows that the batch's plan has handed out, each time it was read; None where nobody knows."""
-        return None if self._metric is None else _asked(lambda: int(self._metric.value()))
+        return None if self._metric is None else asked(lambda: int(self._metric.value()))
+
+    def fewer_than(self, rows: int, *, since: int | None) -> bool:
+        """Whether it is known that fewer rows were read since the count was `since`."""
+        now = self.count()
+        if now is None or since is None or now - since >= rows:
+            return False
+        _LOG.info("%d rows of a batch of %d were read", now - since, rows)
+        return True
 
 
 def _counter(df: DataFrame) -> Any:
@@ -54,19 +59,11 @@ def _counter(df: DataFrame) -> Any:
     if query is None:
         return None
     node = query.lastExecution().executedPlan()
-    while not node.metrics().contains(_COUNTED):
+    while not node.metrics().contains(OUTPUT_ROWS):
         if node.getClass().getSimpleName() not in _AS_MANY_ROWS:
             return None
         node = node.children().head()
-    return node.metrics().apply(_COUNTED)
-
-
-def _asked(question: Any) -> Any:
-    try:
-        return question()
-    except (Py4JError, PySparkException, AttributeError, TypeError) as error:
-        _LOG.debug("this Spark names its plans otherwise: %s", error)
-        return None
+    return node.metrics().apply(OUTPUT_ROWS)
 
 
 def check_unchanged(first: Iterable[Slice], again: Iterable[Slice]) -> None:

@@ -7,7 +7,8 @@ and the very RDD that was handed over. Anything else, and any name that changed,
 """
 
 import logging
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -17,7 +18,12 @@ _LOG = logging.getLogger(__name__)
 _RELATION: Final = "LogicalRelation"
 _COLUMNAR: Final = frozenset({"ParquetFileFormat", "OrcFileFormat"})
 _LENIENT: Final = "ignoreCorruptFiles"
+_FORGETFUL: Final = "ignoreMissingFiles"
 _STATELESS: Final = frozenset({"Project", "Filter"})
+OUTPUT_ROWS: Final = "numOutputRows"
+"""Spark's count of the rows that an operator has handed out."""
+
+_Answer = TypeVar("_Answer")
 
 
 def column_pruned(df: DataFrame) -> DataFrame:
@@ -26,11 +32,25 @@ def column_pruned(df: DataFrame) -> DataFrame:
     Both give the same rows, but maybe in other Spark partitions. Reading the answer does not count as input in the
     query's progress.
     """
+    return asked(lambda: _replanned(df)) or df
+
+
+def input_counter(df: DataFrame, pruned: DataFrame) -> Callable[[int], Any] | None:
+    """Call it with a foreachBatch frame's rows where it was `pruned` that was read: its query's progress counts them.
+
+    None where `pruned`, what `column_pruned` made of it, does not serve for the frame itself: where it may have fewer
+    rows when it is read again, as files may be missing, or the frame has not all rows of its files.
+    """
+    return asked(lambda: _leaf_counter(df) if _gives_all(pruned) and _looks_like(pruned, df) else None)
+
+
+def asked(question: Callable[[], _Answer]) -> _Answer | None:
+    """What Spark's inner objects answer; None where they have other names."""
     try:
-        return _replanned(df) or df
+        return question()
     except (Py4JError, PySparkException, AttributeError, TypeError) as error:
         _LOG.debug("this Spark names its plans otherwise: %s", error)
-        return df
+        return None
 
 
 def running_query(session: Any) -> Any:
@@ -60,6 +80,29 @@ def _replanned(df: DataFrame) -> DataFrame | None:
         return None
     frame = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, batch)  # noqa: SLF001
     return DataFrame(frame, session)
+
+
+def _gives_all(pruned: DataFrame) -> bool:
+    if pruned.sparkSession.conf.get(f"spark.sql.files.{_FORGETFUL}") != "false":
+        return False
+    plan: Any = pruned._jdf.queryExecution().analyzed()  # noqa: SLF001 - the door to Spark's own objects
+    while _name(plan) != _RELATION:
+        if _name(plan) != "Project":
+            return False
+        plan = plan.child()
+    return _FORGETFUL.lower() not in plan.relation().options().mkString(",").lower()
+
+
+def _looks_like(one: DataFrame, other: DataFrame) -> bool:
+    return bool(one._jdf.schema().equals(other._jdf.schema()))  # noqa: SLF001 - one call, not a schema in text
+
+
+def _leaf_counter(df: DataFrame) -> Callable[[int], Any] | None:
+    leaves = running_query(df.sparkSession).lastExecution().executedPlan().collectLeaves()
+    if leaves.size() != 1:
+        return None
+    metric: Any = leaves.head().metrics().apply(OUTPUT_ROWS)
+    return lambda rows: asked(lambda: metric.add(rows))
 
 
 def _no_stream(plan: Any, jvm: Any) -> Any:

@@ -5,8 +5,9 @@
             marks N-1 from the store ─────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
                                                                                      then marks N ─▶ store
 
-The frame is read once for each pass, the first time only with the columns that decide, where the batch is of files
-(micro_batch.py); where the first tells which stretches are replays, no Python runs for a row.
+The frame is read once for each pass; where the batch is of files (micro_batch.py), each time by the columns that are
+asked for, which are those that decide the first time. Where the first tells which stretches are replays, no Python runs
+for a row.
 Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call
 with one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that,
 Spark runs N again, which reads marks N-1 again and hands over the same rows.
@@ -14,8 +15,8 @@ Spark runs N again, which reads marks N-1 again and hands over the same rows.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from pyspark.sql import DataFrame
 
@@ -29,7 +30,7 @@ from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs
 from spark_jobs.frame_errors import LogOrderBroken
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
-from spark_jobs.micro_batch import column_pruned
+from spark_jobs.micro_batch import column_pruned, input_counter
 from spark_jobs.slice_filter import FilterRule
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 from spark_jobs.slices import Slice, plan_batch, ranges_of
@@ -51,6 +52,26 @@ _WITHOUT_RUNS = 16
 """After a batch whose pairs alternate too often for runs to help, so many are taken without looking for them."""
 
 Handler = Callable[[DataFrame, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frames:
+    """A batch as it was handed over; that with its keys; and the same read by columns, where its plan lets it.
+
+    `count_input`: None where the handler may not have its rows from there.
+    """
+
+    df: DataFrame
+    keyed: DataFrame
+    lean: DataFrame
+    count_input: Callable[[int], Any] | None = None
+
+    @classmethod
+    def of(cls, df: DataFrame, rule: FilterRule) -> Self:
+        keyed, pruned = keyed_frame(df, rule), column_pruned(df)
+        if pruned is df:
+            return cls(df, keyed, keyed)
+        return cls(df, keyed, keyed_frame(pruned, rule), input_counter(df, pruned))
 
 
 class ReplayFilteredBatches:
@@ -98,30 +119,28 @@ class ReplayFilteredBatches:
         if query_id is None:
             raise NotInForeachBatch
         before = self._marks_before(query_id, batch_id)
-        keyed = keyed_frame(df, self._rule)
-        slices = self._scanned(df, keyed)
+        frames = _Frames.of(df, self._rule)
+        slices = self._scanned(frames)
         if self._is_stored(query_id, batch_id, ranges_of(slices)):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
             rows, unkeyed = sum(s.rows for s in slices), sum(s.unkeyed for s in slices)
             self._tell(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
             return
-        filtered = self._handle(df, keyed, slices, before, batch_id)
+        filtered = self._handle(frames, slices, before, batch_id)
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
         keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
         self._store.write(BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks), keep=keep)
         self._tell(filtered.counts(batch_id))
 
-    def _scanned(self, df: DataFrame, keyed: DataFrame) -> list[Slice]:
+    def _scanned(self, frames: _Frames) -> list[Slice]:
         """The first pass. Runs don't depend on how rows lie in tasks, so they are looked for where reading is cheap."""
         if self._without_runs or self._rule.window:
             self._without_runs = max(0, self._without_runs - 1)
-            return scan_slices(keyed, self._rule, runs=False)
-        pruned = column_pruned(df)
-        elsewhere = pruned is not df
-        slices = scan_slices(keyed_frame(pruned, self._rule) if elsewhere else keyed, self._rule)
+            return scan_slices(frames.keyed, self._rule, runs=False)
+        slices = scan_slices(frames.lean, self._rule)
         self._without_runs = any(s.runs is None for s in slices) * _WITHOUT_RUNS
-        return [replace(s, borrowed=True) for s in slices] if elsewhere else slices
+        return slices if frames.lean is frames.keyed else [replace(s, borrowed=True) for s in slices]
 
     def filter_frame(self, df: DataFrame, marks: Mapping[MarksKey, HighwaterMarks] | None = None) -> FilteredFrame:
         """A batch frame by this rule, for backfills: no store, no handler; see the function `filter_frame`."""
@@ -138,20 +157,16 @@ class ReplayFilteredBatches:
         )
 
     def _handle(
-        self,
-        df: DataFrame,
-        keyed: DataFrame,
-        slices: list[Slice],
-        before: Mapping[MarksKey, HighwaterMarks],
-        batch_id: int,
+        self, frames: _Frames, slices: list[Slice], before: Mapping[MarksKey, HighwaterMarks], batch_id: int
     ) -> FilteredFrame:
-        now_ms, rows_read = self._clock.wall_ms(), RowsRead(df)
+        now_ms, rows_read = self._clock.wall_ms(), RowsRead(frames.df)
         while True:
             plan = plan_batch(slices, before, rule=self._rule, now_ms=now_ms, sort=self._sort)
             if any(s.borrowed for s in slices) and not decided_by_runs(plan):
-                slices = scan_slices(keyed, self._rule, runs=False)
+                slices = scan_slices(frames.keyed, self._rule, runs=False)
                 continue
-            filtered = apply_plan(keyed, plan, self._rule)
+            count_input = frames.count_input if decided_by_runs(plan) else None
+            filtered = apply_plan(frames.keyed if count_input is None else frames.lean, plan, self._rule)
             read_before = rows_read.count()
             try:
                 self._handler(filtered.rows, batch_id)
@@ -162,12 +177,11 @@ class ReplayFilteredBatches:
                 _LOG.warning("batch %d is not in log order: from now on rows are sorted first", batch_id)
                 self._sort = True
             else:
-                read = rows_read.count()
-                if read is not None and read_before is not None and read - read_before < plan.rows:
-                    _LOG.info("batch %d: %d of its %d rows were read", batch_id, read - read_before, plan.rows)
+                if count_input is not None:
+                    count_input(plan.rows)
+                elif rows_read.fewer_than(plan.rows, since=read_before):
                     # The marks are those of all rows, so they have to be there still.
-                    found = scan_slices(keyed_frame(column_pruned(df), self._rule), self._rule, runs=False)
-                    check_unchanged(slices, found)
+                    check_unchanged(slices, scan_slices(frames.lean, self._rule, runs=False))
                 return filtered
 
     def _marks_before(self, query_id: str, batch_id: int) -> Mapping[MarksKey, HighwaterMarks]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
@@ -123,9 +124,9 @@ def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
         "if(ours, source_offset - `offset`, null) as run" if runs else "if(ours, source_offset, null) as mark",
     )
     # In quotes, as a session may keep SQL's own words to itself.
-    bounds = ["min(`offset`) `start`", "max(`offset`) `last`", "count(1) `rows`", "count(`offset`) `offsets`"]
+    bounds = ["min(`offset`) `start`", "max(`offset`) `last`", "count(1) `rows`"]
     summary = asked.groupBy(*of_slice, "pid", "source_partition", *(["run", "place"] if runs else [])).agg(
-        *(F.expr(bound) for bound in ([] if runs else ["max(mark) as mark"]) + bounds)
+        *(F.expr(bound) for bound in ([] if runs else ["max(mark) as mark", "count(`offset`) as offsets"]) + bounds)
     )
     # The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default,
     # since adaptive execution, which would join them, is off in a stream.
@@ -182,7 +183,8 @@ def _refuse_nulls(found: pa.Table) -> None:
     for column in ("topic", "partition"):
         if found[column].null_count:
             raise FrameUnusable(column, "a row has none; the filter needs to know where each record lies")
-    if found["rows"].to_numpy().sum() != found["offsets"].to_numpy().sum():
+    by_run = "place" in found.column_names  # of a row without an offset there is none either
+    if found["place"].null_count if by_run else pc.sum(found["rows"]) != pc.sum(found["offsets"]):
         raise FrameUnusable("offset", "a row has none; the filter needs to know where each record lies")
 
 

@@ -1,4 +1,4 @@
-"""The first pass over files reads only the columns that decide, and finds what a pass over whole rows finds."""
+"""Files are read by columns, by the first pass and by the handler, and give what reading whole rows gives."""
 
 import os
 
@@ -56,6 +56,11 @@ def read_columns(frame):
     return "ReadSchema: struct<offset:bigint>" in plan
 
 
+def reads_files(frame):
+    """Whether the frame takes its rows out of the files itself, not out of those that Spark has put together."""
+    return "FileScan parquet" in frame._jdf.queryExecution().executedPlan().toString()
+
+
 def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(logs, stream_of, tmp_path, monkeypatch):
     """The exact definition, over batches that runs decide and batches that only rows do; some cut by stretches."""
     topics = [row for seed in range(200, 206) for row in logs.random_topic(seed)]
@@ -63,19 +68,23 @@ def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(lo
         logs.Row("steady", 0, n, StreamMetadata(1, 0, n), None, f"s{n}") for n in range(40)
     ]  # runs decide it alone: the batch of nothing else
     batches = [[*steady[:20]], *logs.in_batches(topics, 2, seed=5), [*steady[20:], *again(steady[10:20], logs)]]
-    seen, passes = {}, []
+    seen, passes, by_column = {}, [], {}
     monkeypatch.setattr(replay_filter, "scan_slices", spied(replay_filter.scan_slices, passes))
 
+    def handle(rows, n):
+        seen[n], by_column[n] = logs.ids(rows), reads_files(rows)
+
     with LocalMarks(tmp_path / "marks") as marks:
-        once = ReplayFilteredBatches(lambda rows, n: seen.update({n: logs.ids(rows)}), marks)
+        once = ReplayFilteredBatches(handle, marks)
         progress = run(stream_of(batches), once, tmp_path / "c")
         assert len(marks.read(marks.owner(), 3).marks) == len({row.topic for row in [*topics, *steady]})
 
     assert set.union(*seen.values()) == logs.Model().kept([row for batch in batches for row in batch])
     assert sum(map(len, seen.values())) == len(set.union(*seen.values())), "no row passes in two batches"
     assert passes == ["narrow", "narrow", "whole", "narrow", "whole", "narrow"], "rows that cross are read whole"
-    first = next(p for p in progress if p["batchId"] == 0)
-    assert first["numInputRows"] == 20, "what the first pass read is not the query's input a second time"
+    assert by_column == {0: True, 1: False, 2: False, 3: True}, "the handler gets rows from where they were decided"
+    counted = {p["batchId"]: p["numInputRows"] for p in progress}
+    assert (counted[0], counted[3]) == (20, 30), "input is counted, and once"
 
 
 def again(rows, logs):
@@ -109,6 +118,22 @@ def test_only_the_batch_as_it_was_handed_over_is_read_narrowly(logs, stream_of, 
     assert found["rows"][0] == found["rows"][1] == {row.id for row in rows if row.offset % 3 < 2}
     assert found["kept in memory"], "a frame is kept because it can't be read twice"
     assert found["other"], "another frame than the batch's is left alone"
+
+
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [(lambda stream: stream.where("offset >= 0"), {}), (lambda stream: stream, {"ignoreMissingFiles": "true"})],
+    ids=["a filter before, whose input nobody has counted", "files that may be missing"],
+)
+def test_where_only_the_batch_itself_tells_what_was_read_the_handler_gets_it(
+    logs, stream_of, tmp_path, before, options
+):
+    rows, by_column = logs.rewound(15, back=5), []
+    with LocalMarks(tmp_path / "marks") as marks:
+        once = ReplayFilteredBatches(lambda found, _: by_column.append((reads_files(found), found.count())), marks)
+        progress = run(before(stream_of([rows], **options)), once, tmp_path / "c")
+    assert by_column == [(False, 10)]
+    assert [p["numInputRows"] for p in progress] == [15]
 
 
 @pytest.mark.parametrize(
