@@ -5,7 +5,9 @@ only while it reads. A topic that was deleted and made again under its name is a
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import chain
 from time import monotonic, sleep
 from typing import Any
 
@@ -70,13 +72,14 @@ class CommittedRecords:
         """What is behind the position, which moves along. `at_least`: wait until the end is there."""
         deadline_s = monotonic() + self._left_s()
         with _told():
-            if not at_least:
-                self._check_identity()
+            asked = None if at_least else self._ask_identity(self._left_s())  # on its way together with what follows
             while (end := self._end(deadline_s - monotonic())) < at_least:
                 if monotonic() > deadline_s:
                     why = f"the record before offset {at_least} of topic {self._topic} can't be read"
                     raise KafkaUnreachable(why)
                 sleep(_PAUSE_S)
+            if asked is not None:
+                self._check_identity(asked)
         if end < self.position:
             raise TopicReplaced(self._topic)  # in this very moment
         yield from self.between(self.position, end, deadline_s)
@@ -119,12 +122,16 @@ class CommittedRecords:
     def _end(self, left_s: float) -> int:
         return ask_bounds(self._consumer, self._topic, 0, max(0.001, left_s))[1]
 
-    def _check_identity(self) -> None:
-        def identity(left_s: float) -> Any:
-            asked = self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=left_s)
-            return asked[self._topic].result(left_s).topic_id
+    def _ask_identity(self, left_s: float) -> "Future[Any]":
+        topics = TopicCollection([self._topic])
+        asked: Future[Any] = self._admin.describe_topics(topics, request_timeout=left_s)[self._topic]
+        return asked
 
-        if uuid_of(ask_brokers(identity, self._left_s())) != self._topic_id:
+    def _check_identity(self, asked: "Future[Any]") -> None:
+        """By the answer to a question that is under way, or to another one if that fails for a moment."""
+        questions = chain([asked], iter(lambda: self._ask_identity(self._left_s()), None))
+        found = ask_brokers(lambda left_s: next(questions).result(left_s).topic_id, self._left_s())
+        if uuid_of(found) != self._topic_id:
             raise TopicReplaced(self._topic)
 
 

@@ -72,7 +72,7 @@ def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time():
     records = CommittedRecords(destination, facts, lambda: 10.0)
     records.close()
     log = records._consumer = _Log()
-    records._check_identity = lambda: None  # nobody makes the topic anew here
+    records._ask_identity = lambda _: None  # nobody makes the topic anew here
     reading = KeyedReading(records, facts, _FORMAT)
     log.append(FORMAT, json.dumps(_FORMAT).encode(), is_last=False)
     log.append("a", b"1")
