@@ -26,6 +26,7 @@ METADATA_HEADER = "stream-metadata"
 KEY_BYTES = 20
 PARTITION_MAX = 2**31 - 1
 OFFSET_MAX = 2**63 - 1
+_PID_MIN = -(2**63)
 
 _KEY = struct.Struct(">qiq")
 assert _KEY.size == KEY_BYTES, "docs/formats/stream-metadata-key.md promises 20 bytes"
@@ -34,7 +35,7 @@ assert _KEY_ROW.itemsize == KEY_BYTES, "the array form reads the same 20 bytes"
 
 _NO_KEY = b"\xff" * KEY_BYTES  # partition and offset -1: stands where a sequence holds no key
 _RANGES = (
-    ("pid", -(2**63), 2**63 - 1, "a signed 64-bit number"),
+    ("pid", _PID_MIN, 2**63 - 1, "a signed 64-bit number"),
     ("partition", 0, PARTITION_MAX, "in [0, 2^31)"),
     ("offset", 0, OFFSET_MAX, "in [0, 2^63)"),
 )
@@ -52,6 +53,13 @@ class StreamMetadata:
     offset: int
 
     def __post_init__(self) -> None:
+        # One is made for every record that is sent: numbers that fit take the short way.
+        if type(self.pid) is type(self.partition) is type(self.offset) is int and (
+            _PID_MIN <= self.pid <= OFFSET_MAX
+            and 0 <= self.partition <= PARTITION_MAX
+            and 0 <= self.offset <= OFFSET_MAX
+        ):
+            return
         for field, low, high, allowed in _RANGES:
             value = getattr(self, field)
             try:

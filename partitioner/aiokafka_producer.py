@@ -40,7 +40,7 @@ from partitioner.errors import (
     TopicCompacted,
     TopicShrunk,
 )
-from partitioner.prefix import Books, Pending
+from partitioner.prefix import Books
 from partitioner.source_partition import partition_for
 
 Header = tuple[str, bytes | None]
@@ -78,7 +78,9 @@ class _Connected(NamedTuple):
     gone: "asyncio.Future[None]"
 
 
-class _Record(NamedTuple):
+class _Taken(NamedTuple):
+    partition: int
+    metadata: StreamMetadata
     value: bytes | None
     key: bytes | None
     headers: list[Header]
@@ -110,7 +112,7 @@ class SourcePartitionProducer:
         self.topic, self._carrier = topic, carrier
         self._settings = _held(settings)
         self._partition_count = partition_count
-        self._books: Books[_Record] = Books()
+        self._books: Books[_Taken] = Books()
         self._senders: dict[int, asyncio.Task[None]] = {}
         self._news: dict[int, asyncio.Event] = {}
         self._changed = asyncio.Condition()
@@ -162,23 +164,29 @@ class SourcePartitionProducer:
             raise BadPartitionerSetting("key", key, 'the metadata\'s own; make the producer with carrier="header"')
         partition = partition_for(metadata.partition, self.partition_count)
         self._books.check(partition, metadata)
-        while len(self._books) >= _PENDING_MAX:
-            async with self._changed:
-                await self._changed.wait()
-        self._books.check(partition, metadata)
-        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        packed, kept = metadata.pack(), [header for header in headers if header[0] != METADATA_HEADER]
-        delivered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if len(self._books) >= _PENDING_MAX:
+            await self._room()
+            self._books.check(partition, metadata)
+        if timestamp_ms is None:
+            timestamp_ms = time.time_ns() // 1_000_000
+        packed = metadata.pack()
+        kept = [header for header in headers if header[0] != METADATA_HEADER] if headers else []
         if self._carrier == "header":
-            record = _Record(value, key, [*kept, (METADATA_HEADER, packed)], now_ms, delivered)
+            kept.append((METADATA_HEADER, packed))
         else:
-            record = _Record(value, packed, kept, now_ms, delivered)
-        self._books.note(Pending(partition, metadata, record))
-        if partition not in self._senders:
-            self._news[partition] = asyncio.Event()
+            key = packed
+        delivered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._books.note(_Taken(partition, metadata, value, key, kept, timestamp_ms, delivered))
+        news = self._news.get(partition)
+        if news is None:
+            news = self._news[partition] = asyncio.Event()
             self._senders[partition] = asyncio.create_task(self._send_all(partition))
-        self._news[partition].set()
+        news.set()
         return delivered
+
+    async def _room(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._books) < _PENDING_MAX)
 
     async def flush(self, timeout_s: float = 60) -> None:
         """Every record that was taken is in the log when this returns.
@@ -252,18 +260,16 @@ class SourcePartitionProducer:
                     raise
         for number, pending in enumerate(sent):
             self._books.acknowledge(pending)
-            if not pending.record.delivered.done():
-                pending.record.delivered.set_result(offset + number)
+            if not pending.delivered.done():
+                pending.delivered.set_result(offset + number)
         await self._tell()
 
-    async def _send_batch(self, client: _Connected, partition: int) -> tuple[list[Pending[_Record]], int]:
+    async def _send_batch(self, client: _Connected, partition: int) -> tuple[list[_Taken], int]:
         batch, sent = client.producer.create_batch(), []
+        append = batch.append
         for pending in self._books.outgoing(partition):
-            record = pending.record
-            taken = batch.append(
-                key=record.key, value=record.value, timestamp=record.timestamp_ms, headers=record.headers
-            )
-            if taken is None:
+            _, _, value, key, headers, timestamp_ms, _ = pending
+            if append(key=key, value=value, timestamp=timestamp_ms, headers=headers) is None:
                 break
             sent.append(pending)
         if not sent:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -27,44 +28,20 @@ from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
 from filtering.consumers.confluent_asking import ask_brokers
+from partitioner.confluent_settings import HELD, held_settings
 from partitioner.errors import (
     BadPartitionerSetting,
-    BreaksPrefixCondition,
     NoSuchTopic,
     NotDelivered,
     TopicCompacted,
     TopicShrunk,
 )
-from partitioner.prefix import Books, Pending
+from partitioner.prefix import Books
 from partitioner.source_partition import partition_for
 
 Header = tuple[str, str | bytes | None]
 OnDelivery = Callable[[StreamMetadata, Message], None]
 
-# What holds the prefix condition. The guarantee covers neither timeouts nor brokers that know nothing of the producer.
-_HELD: Mapping[str, tuple[object, frozenset[object]]] = {
-    "enable.idempotence": (True, frozenset({True, "true", "True"})),
-    "acks": ("all", frozenset({"all", "-1", -1})),
-    "enable.gapless.guarantee": (True, frozenset({True, "true", "True"})),
-    "message.timeout.ms": (0, frozenset({0, "0"})),
-    "max.in.flight.requests.per.connection": (1, frozenset({1, "1"})),
-    "queuing.strategy": ("fifo", frozenset({"fifo"})),
-    "delivery.report.only.error": (False, frozenset({False, "false", "False"})),
-}
-_ALIASES = {
-    "request.required.acks": "acks",
-    "delivery.timeout.ms": "message.timeout.ms",
-    "max.in.flight": "max.in.flight.requests.per.connection",
-}
-_OURS = {
-    "transactional.id": "not for this producer: an aborted transaction takes records back that were acknowledged",
-    "on_delivery": "given with each record: produce(..., on_delivery=...)",
-    "dr_cb": "given with each record: produce(..., on_delivery=...)",
-    "dr_msg_cb": "given with each record: produce(..., on_delivery=...)",
-    "partitioner": "not for this producer: it picks the partition itself",
-    "partitioner_cb": "not for this producer: it picks the partition itself",
-    "default.topic.config": "not for this producer: give its settings beside the others",
-}
 # Sent again, these fail again: somebody has to mend the record, the topic or the rights first.
 _FINAL = frozenset(
     {
@@ -86,22 +63,33 @@ _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TO
 _MAX_BLOCK_MS = 60_000  # as Kafka's own producer waits for room
 _DRAIN_S = 5.0
 _POLL_S = 0.05
+_SERVE_EVERY_S = 0.005
+"""Who produces without a pause serves deliveries so often: a call of the client for each record costs as much as it."""
 _PAUSE = wait_random_exponential(multiplier=0.05, max=5.0)
 
 
-class _Record(NamedTuple):
+class _Taken(NamedTuple):
+    """A record in the books, and what its client calls back when it is sent for the first time.
+
+    One object for all of it: a hundred thousand of them may wait, and the garbage collector walks over each.
+    """
+
+    partition: int
+    metadata: StreamMetadata
     value: bytes | None
     key: bytes | None
-    headers: list[Header]
+    headers: list[Header] | None
     timestamp_ms: int
     on_delivery: OnDelivery | None
-
-
-class _Report(NamedTuple):
     client: Producer
-    pending: Pending[_Record]
-    error: KafkaError | None
-    message: Message
+    reports: "deque[_Report]"
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        self.reports.append((self.client, self, error, message))
+
+
+_new = tuple.__new__
+_Report = tuple[Producer, _Taken, KafkaError | None, Message]
 
 
 class SourcePartitionProducer:
@@ -129,10 +117,11 @@ class SourcePartitionProducer:
             raise BadPartitionerSetting("carrier", carrier, '"key" or "header"')
         self.topic, self._carrier, self._max_block_s = topic, carrier, max_block_ms / 1000
         self._config = held_settings(config)
-        self._books: Books[_Record] = Books()
+        self._books: Books[_Taken] = Books()
         self._reports: deque[_Report] = deque()
         self._lock = threading.RLock()
         self._attempts = 0
+        self._serve_at_s = 0.0
         self._renew_at_s: float | None = None
         self._is_closed = False
         self._client = Producer(self._config)
@@ -168,31 +157,36 @@ class SourcePartitionProducer:
         """
         if key is not None and self._carrier == "key":
             raise BadPartitionerSetting("key", key, 'the metadata\'s own; make the producer with carrier="header"')
-        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        packed = metadata.pack()
-        kept = [header for header in headers if header[0] != METADATA_HEADER]
+        if timestamp_ms is None:
+            timestamp_ms = time.time_ns() // 1_000_000
+        packed, kept = metadata.pack(), None
+        if headers:
+            kept = [header for header in headers if header[0] != METADATA_HEADER]
         if self._carrier == "header":
-            record = _Record(value, key, [*kept, (METADATA_HEADER, packed)], now_ms, on_delivery)
+            kept = [*(kept or ()), (METADATA_HEADER, packed)]
         else:
-            record = _Record(value, packed, kept, now_ms, on_delivery)
+            key = packed
         partition = partition_for(metadata.partition, self.partition_count)
-        deadline_s = time.monotonic() + self._max_block_s
-        while not self._try(partition, metadata, record):
-            if time.monotonic() >= deadline_s:
-                raise NotDelivered(len(self), self._max_block_s)
-            self.poll(_POLL_S)
-        self.poll(0)
+        pending: _Taken = _new(
+            _Taken,
+            (partition, metadata, value, key, kept, timestamp_ms, on_delivery, self._client, self._reports),
+        )  # half of what the class takes
+        if not self._try(pending):
+            self._wait_for_room(pending)
+        if time.monotonic() >= self._serve_at_s:
+            self.poll(0)
 
     def poll(self, timeout_s: float = 0) -> int:
         """Serve deliveries, and send again what failed; how many were acknowledged. Never raises for a record."""
         _serve(self._client, timeout_s if self._renew_at_s is None else min(timeout_s, _POLL_S))
+        self._serve_at_s = time.monotonic() + _SERVE_EVERY_S
         with self._lock:
             done = self._settle()
             if self._renew_at_s is not None and time.monotonic() >= self._renew_at_s and not self._is_closed:
                 done += self._renew()
-        for report in done:
-            if report.pending.record.on_delivery is not None:
-                report.pending.record.on_delivery(report.pending.metadata, report.message)
+        for _, pending, _, message in done:
+            if pending.on_delivery is not None:
+                pending.on_delivery(pending.metadata, message)
         return len(done)
 
     def flush(self, timeout_s: float = 60) -> None:
@@ -243,15 +237,23 @@ class SourcePartitionProducer:
             self._is_closed = True
             self._let_go()
 
-    def _try(self, partition: int, metadata: StreamMetadata, record: _Record) -> bool:
+    def _wait_for_room(self, pending: _Taken) -> None:
+        deadline_s = time.monotonic() + self._max_block_s
+        while True:
+            self.poll(_POLL_S)
+            if self._try(pending):
+                return
+            if time.monotonic() >= deadline_s:
+                raise NotDelivered(len(self), self._max_block_s)
+
+    def _try(self, pending: _Taken) -> bool:
         """False while the client has no room."""
         with self._lock:
             if self._is_closed:
                 raise BadPartitionerSetting("producer", "closed", "open while records are produced")
-            self._books.check(partition, metadata)
+            self._books.check(pending.partition, pending.metadata)
             if self._renew_at_s is not None:
                 return False
-            pending = Pending(partition, metadata, record)
             try:
                 self._send(pending)
             except BufferError:
@@ -264,31 +266,30 @@ class SourcePartitionProducer:
             self._books.note(pending)
             return True
 
-    def _send(self, pending: Pending[_Record]) -> None:
-        client, record = self._client, pending.record
-        client.produce(
-            self.topic,
-            value=record.value,
-            key=record.key,
-            partition=pending.partition,
-            timestamp=record.timestamp_ms,
-            headers=record.headers,
-            on_delivery=lambda error, message: self._reports.append(_Report(client, pending, error, message)),
-        )
+    def _send(self, pending: _Taken) -> None:
+        client = self._client
+        partition, _, value, key, headers, timestamp_ms, _, first, reports = pending
+        told: Any = pending if client is first else partial(_tell, reports, client, pending)
+        if headers:
+            client.produce(self.topic, value, key, partition, told, timestamp=timestamp_ms, headers=headers)
+        else:  # an empty list of them costs as much as half a record
+            client.produce(self.topic, value, key, partition, told, timestamp=timestamp_ms)
 
     def _settle(self) -> list[_Report]:
         """Carry what the client reported into the books; what got into the log."""
         done = []
-        while self._reports:
-            report = self._reports.popleft()
-            if report.error is None:
-                if self._books.acknowledge(report.pending):
+        reports, acknowledge = self._reports, self._books.acknowledge
+        while reports:
+            report = reports.popleft()
+            client, pending, error, _ = report
+            if error is None:
+                if acknowledge(pending):
                     self._attempts = 0
                     done.append(report)
                 continue
-            if report.error.code() in _FINAL:
-                self._books.fail(report.pending, KafkaException(report.error))
-            if report.client is self._client:
+            if error.code() in _FINAL:
+                self._books.fail(pending, KafkaException(error))
+            if client is self._client:
                 self._plan_renewal()
         return done
 
@@ -342,6 +343,13 @@ class SourcePartitionProducer:
             raise
 
 
+def _tell(
+    reports: deque[_Report], client: Producer, pending: _Taken, error: KafkaError | None, message: Message
+) -> None:
+    """What became of it the second time, or a later one."""
+    reports.append((client, pending, error, message))
+
+
 def _serve(client: Producer, timeout_s: float) -> None:
     """Let the client call back. A fatal error comes as an exception, once; what it did to each record is reported."""
     try:
@@ -351,21 +359,9 @@ def _serve(client: Producer, timeout_s: float) -> None:
             raise
 
 
-def held_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's settings and those that hold the prefix condition. Raises BreaksPrefixCondition."""
-    for name, value in config.items():
-        if name in _OURS:
-            raise BreaksPrefixCondition(name, value, _OURS[name])
-        needed = _HELD.get(_ALIASES.get(name, name))
-        if needed is not None and value not in needed[1]:
-            raise BreaksPrefixCondition(name, value, f"{needed[0]} in this producer")
-    kept = {name: value for name, value in config.items() if name not in _ALIASES}
-    return {**kept, **{name: value for name, (value, _) in _HELD.items()}}
-
-
 def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
     """Ask the broker for the topic's cleanup.policy. Raises TopicCompacted, KafkaException."""
-    names = {name: value for name, value in config.items() if name not in _HELD}
+    names = {name: value for name, value in config.items() if name not in HELD}
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(names)  # held until it has answered
     described = ask_brokers(

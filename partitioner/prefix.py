@@ -8,37 +8,38 @@ order and without holes. A second attempt that begins at the first record that i
 written twice so is a replay, which readers drop. Pure.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from filtering import StreamMetadata
 from partitioner.errors import OffsetNotAbove, PartitionStopped
 
-Record = TypeVar("Record")
+
+class Pending(Protocol):
+    """One record that was taken: where it goes, and where it came from. Clients add what goes out."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def metadata(self) -> StreamMetadata: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pending(Generic[Record]):
-    """One record that was taken: where it goes, where it came from, and what goes out."""
-
-    partition: int
-    metadata: StreamMetadata
-    record: Record
+Taken = TypeVar("Taken", bound=Pending)
 
 
-class Books(Generic[Record]):
+class Books(Generic[Taken]):
     """See the file's map. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, deque[Pending[Record]]] = {}
+        self._pending: defaultdict[int, deque[Taken]] = defaultdict(deque)
         self._stopped: dict[int, Exception] = {}
         self._highest: dict[tuple[int, int], int] = {}
+        self._count = 0
 
     def __len__(self) -> int:
         """Records that are not acknowledged."""
-        return sum(map(len, self._pending.values()))
+        return self._count
 
     @property
     def stopped(self) -> dict[int, Exception]:
@@ -47,7 +48,7 @@ class Books(Generic[Record]):
 
     def check(self, partition: int, metadata: StreamMetadata) -> None:
         """Whether a record may be taken. Raises OffsetNotAbove, PartitionStopped."""
-        if partition in self._stopped:
+        if self._stopped and partition in self._stopped:
             raise self.refusal(partition)
         highest = self._highest.get((metadata.pid, metadata.partition))
         if highest is not None and metadata.offset <= highest:
@@ -57,21 +58,23 @@ class Books(Generic[Record]):
         """What a stopped partition answers."""
         return PartitionStopped(partition, self._pending[partition][0].metadata, self._stopped[partition])
 
-    def note(self, pending: Pending[Record]) -> None:
+    def note(self, pending: Taken) -> None:
         """A record that `check` let through is on its way, behind all others of its partition."""
         metadata = pending.metadata
         self._highest[metadata.pid, metadata.partition] = metadata.offset
-        self._pending.setdefault(pending.partition, deque()).append(pending)
+        self._pending[pending.partition].append(pending)
+        self._count += 1
 
-    def acknowledge(self, pending: Pending[Record]) -> bool:
+    def acknowledge(self, pending: Taken) -> bool:
         """It is in the log. False if one before it is not known to be: it stays, and goes out again behind that."""
         waiting = self._pending[pending.partition]
         if not waiting or waiting[0] is not pending:
             return False
         waiting.popleft()
+        self._count -= 1
         return True
 
-    def fail(self, pending: Pending[Record], error: Exception) -> None:
+    def fail(self, pending: Taken, error: Exception) -> None:
         """It will not get through by being sent again: nothing more is taken for its partition until `resume`.
 
         A failure of one that waits behind another says nothing: it comes again, or does not, once it is the first.
@@ -84,7 +87,7 @@ class Books(Generic[Record]):
         """What it failed of is mended."""
         self._stopped.pop(partition, None)
 
-    def outgoing(self, partition: int | None = None) -> Iterator[Pending[Record]]:
+    def outgoing(self, partition: int | None = None) -> Iterator[Taken]:
         """What is not acknowledged, each partition in order; None: of all partitions that are not stopped."""
         partitions = self._pending if partition is None else (partition,)
         for each in partitions:

@@ -17,6 +17,8 @@ _MASK: Final = 2**32 - 1
 
 def partition_for(source_partition: SupportsIndex, partition_count: SupportsIndex) -> int:
     """The destination partition of a source partition. Raises BadPartitionerSetting for s < 0 or n < 1."""
+    if type(source_partition) is type(partition_count) is int and source_partition >= 0 < partition_count:
+        return source_partition % partition_count  # as a rule, for every record
     source, count = _whole(source_partition), _whole(partition_count)
     if source is None or source < 0:
         raise BadPartitionerSetting("source_partition", source_partition, "a whole number from 0 on")

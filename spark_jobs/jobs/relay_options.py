@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from partitioner.confluent_settings import held_settings
 from partitioner.errors import BreaksPrefixCondition
 from spark_jobs.jobs.options import BadOption, JobOptions
 
@@ -75,8 +76,6 @@ class RelayOptions(JobOptions):
         return self.to_servers in {None, self.source_servers()}
 
     def _check_client(self) -> None:
-        from partitioner.confluent import held_settings  # noqa: PLC0415 - --help needs no librdkafka
-
         try:
             held_settings(self.client())
         except BreaksPrefixCondition as error:

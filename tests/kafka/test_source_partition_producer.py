@@ -80,6 +80,34 @@ def test_every_record_arrives_once_in_its_partition(broker, topic):
         assert raw == 1000
 
 
+def test_a_full_queue_is_waited_for_and_nothing_is_lost_or_told_twice(broker, topic):
+    told = []
+    with confluent(broker, topic, {"queue.buffering.max.messages": 20}) as producer:
+        for offset in range(300):
+            for source in range(4):
+                metadata = StreamMetadata(PID, source, offset)
+                producer.produce(metadata, b"%d" % offset, on_delivery=lambda metadata, _: told.append(metadata))
+        producer.flush(WAIT_S)
+    assert sorted(told) == [StreamMetadata(PID, source, offset) for source in range(4) for offset in range(300)]
+    for partition in (0, 1):
+        assert filtered(broker, topic, partition)[0] == {partition: list(range(300)), partition + 2: list(range(300))}
+
+
+def test_who_only_produces_is_told_of_deliveries(broker, topic):
+    told = []
+    with confluent(broker, topic) as producer:
+        deadline_s = time.monotonic() + WAIT_S
+        for offset in itertools.count():
+            producer.produce(StreamMetadata(PID, 0, offset), b"%d" % offset, on_delivery=lambda *one: told.append(one))
+            if told:
+                break
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        metadata, message = told[0]
+        assert (metadata, message.offset(), message.key()) == (StreamMetadata(PID, 0, 0), 0, metadata.pack())
+        producer.flush(WAIT_S)
+
+
 def test_the_header_carrier_leaves_the_key_to_the_business(broker, topic):
     with confluent(broker, topic, carrier="header") as producer:
         old = [("stream-metadata", b"of the hop before"), ("trace", b"1")]

@@ -1,16 +1,24 @@
 """The books of a gapless producer: whatever fails, and whenever, what goes out again is a suffix in order."""
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering import StreamMetadata
 from partitioner import BadPartitionerSetting, BreaksPrefixCondition, OffsetNotAbove, PartitionStopped
-from partitioner.prefix import Books, Pending
+from partitioner.confluent_settings import held_settings
+from partitioner.prefix import Books
+
+
+class Pending(NamedTuple):
+    partition: int
+    metadata: StreamMetadata
 
 
 def pending(partition, offset, pid=7):
-    return Pending(partition, StreamMetadata(pid, partition, offset), b"")
+    return Pending(partition, StreamMetadata(pid, partition, offset))
 
 
 def taken(books, partition, offset):
@@ -113,8 +121,6 @@ def test_confluents_settings_that_break_the_prefix_condition_are_refused_by_name
 
 
 def test_confluents_settings_are_held_also_where_the_user_says_the_same_by_another_name():
-    from partitioner.confluent import held_settings
-
     held = held_settings({"max.in.flight": "1", "request.required.acks": -1, "linger.ms": 5})
     assert {name: held[name] for name in ("max.in.flight.requests.per.connection", "acks", "linger.ms")} == {
         "max.in.flight.requests.per.connection": 1, "acks": "all", "linger.ms": 5,
