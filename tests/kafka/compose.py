@@ -158,7 +158,7 @@ class Machine:
         for attempt in Retrying(
             stop=stop_after_delay(HEALTHY_TIMEOUT_S),
             wait=wait_fixed(0.2),
-            retry=retry_if_exception_type(NotHealthy),
+            retry=retry_if_exception_type((NotHealthy, subprocess.TimeoutExpired)),
             reraise=True,
         ):
             with attempt:
