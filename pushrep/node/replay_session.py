@@ -174,8 +174,15 @@ class ServedSession:
                 pass  # Started and Refuse: whoever asked for the session answers
 
     def _read(self, wanted: e.ReadBlock) -> None:
+        assert self._facts is not None, "a turn has looked"
         try:
-            found = self._slices.read(wanted.position, wanted.limit, wanted.max_bytes, want_offsets=wanted.want_offsets)
+            found = self._slices.read(
+                wanted.position,
+                wanted.limit,
+                wanted.max_bytes,
+                want_offsets=wanted.want_offsets,
+                written=self._facts.written,
+            )
         except NoBatchThere as error:
             self._look_again(wanted, error)
             return

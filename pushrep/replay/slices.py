@@ -2,8 +2,10 @@
 
     position ─ segment, sparse index ─▶ header ─ length ─▶ header ─ length ─▶ ...     until the limit, or enough bytes
 
-Nothing is checked here but that a header follows another: the reader of the bytes checks their CRC. Who sends from a
-log that others cut meanwhile calls `forget`, and looks again where `read` finds none of what should be there.
+Nothing is checked here but that a header follows another, in its segment: the reader of the bytes checks their CRC.
+Offsets and length lie outside of it as far as they say where the next one stands, so a damaged one must not pass for a
+hole. Who sends from a log that others cut meanwhile calls `forget`, and looks again where `read` finds none of what
+should be there.
 """
 
 from bisect import bisect_right
@@ -17,6 +19,7 @@ from pushrep.log.header_walk import position_near, walk, why_not
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.protocol.values import FileSlice
 from pushrep.records import RecordBatch
+from pushrep.records.header import OFFSET_MAX
 from pushrep.replay.limits import Span
 from pushrep.seams import File, Filesystem
 
@@ -98,6 +101,21 @@ class Found(NamedTuple):
     position: int
     leader_epoch: int
 
+    @property
+    def end(self) -> int:
+        """The byte behind it."""
+        return self.position + self.span.size_bytes
+
+
+class _Wanted(NamedTuple):
+    """What `SliceReader.read` is asked for."""
+
+    position: int
+    limit: int
+    max_bytes: int
+    want_offsets: bool
+    written: int
+
 
 class SliceReader:
     """The batches of one log, in order, by their headers. Not thread-safe."""
@@ -112,41 +130,60 @@ class SliceReader:
         self._next, self._bases = None, []
         self._files.forget(self._directory)
 
-    def read(self, position: int, limit: int, max_bytes: int, *, want_offsets: bool) -> list[Found]:
+    def read(
+        self, position: int, limit: int, max_bytes: int, *, want_offsets: bool, written: int = OFFSET_MAX
+    ) -> list[Found]:
         """The batches that hold offsets in [position, limit), about `max_bytes` of them, one at least.
 
-        Empty if compaction left none. Raises NoBatchThere, OSError, CorruptRecordBatch for offsets that can't be read.
+        written: where the log ended when `limit` was taken: no batch of then ends behind it. Empty if compaction left
+        none. Raises NoBatchThere, OSError, CorruptRecordBatch for offsets that can't be read.
         """
+        if position >= limit:
+            return []
         segment, at = self._next[1:] if self._next is not None and self._next[0] == position else self.place(position)
-        found: list[Found] = []
-        size, expected = 0, position
-        while size < max_bytes and expected < limit:
+        wanted, found = _Wanted(position, limit, max_bytes, want_offsets, written), list[Found]()
+        while True:
             file = self._files.get(self._directory, segment).file
-            for byte, base, next_offset, size_bytes, epoch, records in walk(file, at, _FIRST_BYTES):
-                if base >= limit:
-                    break
-                at = byte + size_bytes
-                if next_offset <= position:
-                    continue
-                if next_offset <= expected:
-                    raise NoBatchThere(expected, segment, f"the batch at byte {byte} ends before it")
-                offsets = None
-                if want_offsets and 0 < records < next_offset - base:
-                    offsets = _offsets(file, byte, size_bytes)
-                found.append(Found(Span(base, next_offset, size_bytes, records, offsets), segment, byte, epoch))
-                size, expected = size + size_bytes, next_offset
-                if size >= max_bytes or expected >= limit:
-                    break
-            else:
-                following = self._following(segment, expected)
-                if following is not None:
-                    segment, at = following, 0
-                    continue
-                if not found:  # else what stands before it goes out first
+            at, is_all = self._take(wanted, found, file, segment, at)
+            if found and found[-1].segment == segment and found[-1].end > file.size():
+                at, is_all = found.pop().position, True
+                if not found:
+                    raise NoBatchThere(position, segment, f"the file ends inside of the batch at byte {at}")
+            expected = found[-1].span.next_offset if found else position
+            following = None if is_all else self._following(segment, expected)
+            if following is None:
+                if not is_all and not found:
                     raise NoBatchThere(expected, segment, why_not(file, at))
-            break
-        self._next = (expected, segment, at)
-        return found
+                self._next = (expected, segment, at)
+                return found
+            segment, at = following, 0
+
+    def _take(self, wanted: _Wanted, found: list[Found], file: File, segment: int, at: int) -> tuple[int, bool]:
+        """Add what is wanted of the segment from byte `at` on; the byte behind it, and whether that is all of it."""
+        position, limit, max_bytes, want_offsets, written = wanted
+        size, expected = sum([one.span.size_bytes for one in found]), found[-1].span.next_offset if found else position
+        for byte, base, next_offset, size_bytes, epoch, records in walk(file, at, _FIRST_BYTES):
+            if (base > expected or next_offset > written) and self._is_misplaced(
+                segment, expected, base, next_offset, written
+            ):
+                if found:  # what stands before it goes out first
+                    return at, True
+                raise NoBatchThere(expected, segment, f"a batch there says that it holds [{base}, {next_offset})")
+            if base >= limit:
+                return at, True
+            at = byte + size_bytes
+            if next_offset <= position:
+                continue
+            if next_offset <= expected:
+                raise NoBatchThere(expected, segment, f"the batch at byte {byte} ends before it")
+            offsets = None
+            if want_offsets and 0 < records < next_offset - base:
+                offsets = _offsets(file, byte, size_bytes)
+            found.append(Found(Span(base, next_offset, size_bytes, records, offsets), segment, byte, epoch))
+            size, expected = size + size_bytes, next_offset
+            if size >= max_bytes or expected >= limit:
+                return at, True
+        return at, False
 
     def slices(self, found: list[Found], held: list[OpenSegment]) -> tuple[FileSlice, ...]:
         """Their bytes; neighbours in one piece. Files that are used are added to `held`, each to be released."""
@@ -183,13 +220,24 @@ class SliceReader:
 
     def _following(self, segment: int, expected: int) -> int | None:
         """The segment behind this one, if it begins with that offset, or behind a hole that compaction made."""
+        base = self._behind(segment)
+        return base if base == expected or (base is not None and expected < base <= self._cleaned_offset()) else None
+
+    def _behind(self, segment: int) -> int | None:
+        """The base offset of the segment behind this one."""
         if not self._bases or self._bases[-1] <= segment:
             self._bases = list_segments(self._filesystem, self._directory)
         at = bisect_right(self._bases, segment)
-        if at == len(self._bases):
-            return None
-        base = self._bases[at]
-        return base if base == expected or expected < base <= self._cleaned_offset() else None
+        return self._bases[at] if at < len(self._bases) else None
+
+    def _is_misplaced(self, segment: int, expected: int, base: int, next_offset: int, written: int) -> bool:
+        """Whether a batch reaches out of its segment, or behind what was written."""
+        following = self._behind(segment)
+        if following is not None:
+            return next_offset > following
+        # What was compacted away up to the log's end may have newer batches behind it by now.
+        is_behind_a_hole = base > expected and base >= written and expected < self._cleaned_offset()
+        return next_offset > written and not is_behind_a_hole
 
     def _cleaned_offset(self) -> int:
         """Below it Kafka's cleaner may have left holes between segments."""
