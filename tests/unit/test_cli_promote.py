@@ -10,7 +10,7 @@ from pushrep.outbox.letting_go import LetGoDoor
 from pushrep.push.sockets import Address
 from pushrep.seams import REAL_FILESYSTEM
 
-WAIT_S = 30
+WAIT_S = 60
 HERE = NodeSettings(
     address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=LogConfig(preallocate_bytes=0)
 )
@@ -27,6 +27,7 @@ def pair(tmp_path):
             "billing",
             replicas=[str(node.address)],
             acks=Acks.ALL,
+            open_timeout_s=WAIT_S,
             log_config=HERE.log_config,
         ) as outbox:
             for number in range(3):
@@ -36,7 +37,7 @@ def pair(tmp_path):
 
 def test_a_promotion_prints_where_to_go_on_and_the_running_node_lets_go(pair, capsys, tmp_path):
     _, directory = pair
-    assert run(["promote", str(directory)]) == 0
+    assert run(["promote", str(directory), "--timeout-s", str(WAIT_S)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("member 1 leads outbox")
     assert told[0].endswith("(orders) under epoch 257")
@@ -47,7 +48,13 @@ def test_a_promotion_prints_where_to_go_on_and_the_running_node_lets_go(pair, ca
     with (
         ReplicaNode(tmp_path / "data-0", HERE) as old,
         Outbox.open(
-            directory, "orders", 1, "billing", replicas=[str(old.address)], log_config=HERE.log_config
+            directory,
+            "orders",
+            1,
+            "billing",
+            replicas=[str(old.address)],
+            open_timeout_s=WAIT_S,
+            log_config=HERE.log_config,
         ) as outbox,
     ):
         assert outbox.append(0, b"3").result(WAIT_S) == 3
