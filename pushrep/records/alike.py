@@ -7,8 +7,8 @@
 
 The offset's width changes with the 64th and the 8,192nd record, so a batch is a few runs. A run takes a handful of
 numpy operations where the columns of any records take a hundred: that decides up to some thousand records. Whatever is
-not plainly so (headers, holes, ragged records, damage) is left to columns.py and decoder.py, refusals included: tests
-hold the three against each other.
+not plainly so (headers, holes, ragged records, damage) is left to few_rows.py, columns.py and decoder.py, refusals
+included: tests hold them against each other.
 """
 
 from functools import lru_cache

@@ -7,12 +7,13 @@ from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX, decompress
 from pushrep.records.columns import RecordColumns, decode_columns
 from pushrep.records.decoder import scan, scanned_rows
 from pushrep.records.errors import CorruptRecordBatch
+from pushrep.records.few_rows import read_few
 from pushrep.records.header import BatchHeader
 from pushrep.records.model import Buffer, Record
 from pushrep.records.record_rows import RecordRows
 from pushrep.records.rows import rows
 
-_COLUMNS_WORTHWHILE = 128  # records; below, the hundred numpy calls cost more than decoding one by one
+_COLUMNS_WORTHWHILE = 160  # records; below, the hundred numpy calls cost more than decoding one by one
 
 
 class RecordBatch:
@@ -65,7 +66,8 @@ class RecordBatch:
             return alike
         if header.record_count < _COLUMNS_WORTHWHILE:
             data = payload.tobytes()
-            return scanned_rows(scan(header, data), data, header.timestamp_type)
+            few = read_few(header, data)
+            return few if few is not None else scanned_rows(scan(header, data), data, header.timestamp_type)
         return rows(decode_columns(header, payload), header.timestamp_type)
 
     def columns(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordColumns:
