@@ -38,6 +38,10 @@ class SlicedFile:
         """As a File's."""
         return self._file.read_at(size, position)
 
+    def size(self) -> int:
+        """In bytes, now."""
+        return self._file.size()
+
     def fileno(self) -> int:
         """For sendfile; it holds as long as this object does."""
         return self._file.fileno()
@@ -88,6 +92,8 @@ class LogSlices:
         except FileNotFoundError:  # retention was here
             return None
         found = _slice(file, self._position(file, segment, offset), offset, limit, max_bytes)
+        if found is not None and found.position + found.size_bytes > file.size():
+            return None  # a length that is damaged: who sent it as it stands would never come to its end
         if found is not None:
             self._next = _Place(found.end_offset, segment, found.position + found.size_bytes)
         return found

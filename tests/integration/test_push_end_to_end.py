@@ -9,6 +9,7 @@ from pushrep.protocol.frames import FrameLimits
 from pushrep.push.errors import MayStillBeDelivered
 from pushrep.push.settings import Replica
 from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import BatchHeader
 from pushrep.replication.errors import NotLeader
 from pushrep.replication.outcome import Outcome
 from pushrep.seams import REAL_NETWORK
@@ -181,6 +182,22 @@ def test_a_newer_leader_ends_the_old_ones_sessions(world):
     assert isinstance(led.resigned, NotLeader)
     assert isinstance(failures[0], NotLeader)
     assert not led.takes_all
+
+
+def test_a_length_that_the_leaders_disk_changed_ends_the_session(world):
+    """The file has fewer bytes than the header says: a request with all of them would be begun again for ever."""
+    service = world.service([world.node(1)])
+    good = service.append(b"whole")
+    path = world.root / "leader" / "orders-0" / f"{0:020}.log"
+    position = BatchHeader.parse(path.read_bytes()).size_bytes
+    service.append(b"x" * 10_000)
+    with path.open("r+b") as file:
+        file.seek(position + 8)
+        file.write((1 << 20).to_bytes(4))
+    service.start()
+    ends = service.leading.manager.session_ends
+    service.wait_for(lambda _: ends[PushSessionEndReason.LEADER_LOG_ERROR] > 0)
+    assert world.replica(1).log.log_end_offset in {0, good}
 
 
 def test_a_batch_that_the_leaders_disk_changed_reaches_no_replica(world):
