@@ -150,7 +150,8 @@ class World:
     ):  # fmt: skip
         if port == 0:
             port = self.opened.enter_context(reserve()).getsockname()[1]
-        replay = ReplaySettings(**{"heartbeat_ms": 20, **(replay or {})})
+        patient = {"connect_timeout_ms": 60_000, "liveness_timeout_ms": 60_000}  # as in PATIENT
+        replay = ReplaySettings(**{"heartbeat_ms": 20, **patient, **(replay or {})})
         settings = NodeSettings(
             **{
                 "address": Address("127.0.0.1", port), "allow": frozenset({"any"}), "replay": replay,

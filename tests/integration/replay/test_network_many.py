@@ -69,6 +69,7 @@ def test_200_sessions_at_once_share_fairly_and_cost_no_memory_however_slow_some_
         return state["gate"]
 
     limits = {"max_sessions": SESSIONS + 20, "block_bytes": BLOCK_BYTES, "heartbeat_ms": 60_000}
+    limits["liveness_timeout_ms"] = 600_000  # those that are asleep are not given up meanwhile
     node = world.node(replay=limits, replay_counters={"gate": gate}, config=LogConfig(preallocate_bytes=0))
     leader = world.leader(node)
     leader.fill(300, per_batch=4, size=1000)
