@@ -107,7 +107,7 @@ class KeptOutbox:
                 self.close()
             yield self.directory
         finally:
-            with self._lock:
+            with self._lock, self._keeper.lock:  # no grant is judged between the two by what was promised before
                 self._borrowers -= 1
                 self._is_unread = True
             with suppress(Refusal):  # it is logged; the next call tries again
