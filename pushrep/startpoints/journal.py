@@ -66,14 +66,12 @@ class Journal:
         """As `load`, without a copy. Only what was appended since the last look is read and parsed."""
         with self._view_lock:
             try:
-                file = self._filesystem.open(self.path, writable=False)
+                with closing(self._filesystem.open(self.path, writable=False)) as file:
+                    self._known = self._followed(file)
             except FileNotFoundError:
                 self._known, self._last_line = View([], 0, 0), b""
-                return self._known
-            except OSError as error:
+            except OSError as error:  # a lost disk may let a file be opened and fail at its bytes
                 raise self._lost(error) from error
-            with closing(file):
-                self._known = self._followed(file)
             return self._known
 
     def size_bytes(self) -> int:

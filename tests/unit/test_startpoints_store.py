@@ -1,7 +1,9 @@
 """The directory store: what is pending for whom, one resolution, commits that carry the sequence, fencing, expiry."""
 
+import errno
 import itertools
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from pushrep.errors import BadArgument
 from pushrep.seams import REAL_FILESYSTEM
+from pushrep.seams.filesystem import RealFile, RealFilesystem
 from pushrep.startpoints import (
     TTL_S,
     Applied,
@@ -424,6 +427,43 @@ def test_places_that_can_be_no_store(tmp_path):
         StartpointStore.open(tmp_path / "file").write("billing", "orders", 0, Startpoint.earliest(), "go")
     assert StartpointStore.open(tmp_path / "none").history() == []
     assert not (tmp_path / "none").exists(), "looking makes nothing"
+
+
+class LostBytes(RealFilesystem):
+    """A disk that still opens files and can't read them: a share that went, a bad block."""
+
+    is_lost = False
+
+    def open(self, path, *, create=False, writable=True):
+        with closing(super().open(path, create=create, writable=writable)) as file:
+            return LosingFile(self, file, path)
+
+
+class LosingFile(RealFile):
+    def __init__(self, disk, file, path):
+        super().__init__(os.dup(file.fileno()), path)
+        self.disk = disk
+
+    def read_at(self, size, position):
+        if self.disk.is_lost:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return super().read_at(size, position)
+
+
+def test_a_disk_that_can_not_be_read_is_a_store_that_is_away(tmp_path):
+    """Not an error of another kind: who follows the store goes on while it is away."""
+    disk = LostBytes()
+    with StartpointStore.open(tmp_path, filesystem=disk) as store:
+        store.write("billing", "orders", 0, Startpoint.earliest(), "go")
+        reader = StartpointStore.open(tmp_path, filesystem=disk)
+        assert len(reader.history()) == 1
+        store.write("billing", "orders", 0, Startpoint.earliest(), "again")
+        disk.is_lost = True
+        for use in (reader.history, lambda: store.write("billing", "orders", 0, Startpoint.earliest(), "more")):
+            with pytest.raises(StoreUnavailable, match="Stale file handle"):
+                use()
+        disk.is_lost = False
+        assert len(reader.history()) == 2
 
 
 def test_a_held_lock_is_waited_for_and_then_named(tmp_path):
