@@ -95,7 +95,7 @@ def epoch_columns(keyed: DataFrame) -> list[Column]:
 
 
 def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
-    """An Arrow table of (slice, topic, partition[, epochs], pair[, run]), each with its bounds; at most RUNS_MAX + 1.
+    """An Arrow table of (slice, topic, partition[, epochs], pair[, run, place]) with bounds; cut behind RUNS_MAX + 1.
 
     Groups are numbers but for the topic, and so are their bounds: Spark has a quick table for such groups, and sorts to
     aggregate binary values.
