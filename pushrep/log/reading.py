@@ -181,7 +181,7 @@ class BatchReader:
         if start >= end:
             return
         looks, revision = 0, self._log.revision()
-        place = self._locate(start)
+        look_from, place = start, self._locate(start)
         while True:
             step: ScanEnd | None = None
             for found in self._scan(place, start, window_bytes):
@@ -189,10 +189,12 @@ class BatchReader:
                     step = found
                     break
                 header = found.batch.header
-                if header.base_offset > start and not self._is_hole(start) and not self._settled(looks, revision):
+                is_odd = header.base_offset > start and not self._is_hole(start)
+                if is_odd and not self._settled(looks, revision):
                     break
                 yield _Place(place.base, found.position, header.base_offset), found.batch
-                start, looks = header.next_offset, 0
+                # Damaged, its base offset lies: what it hides may only be seen from before it.
+                look_from, start, looks = start if is_odd else header.next_offset, header.next_offset, 0
                 if start >= end:
                     return
             following = self._following(place.base, step, start, end)
@@ -204,7 +206,7 @@ class BatchReader:
                 raise following
             else:
                 looks, revision = looks + 1, self._log.revision()
-                place = self._look_up(start, fresh=True)
+                place = self._look_up(look_from, fresh=True)
 
     def _settled(self, looks: int, revision: int) -> bool:
         """Whether a second look at `revision` was undisturbed, so that what it found is so."""

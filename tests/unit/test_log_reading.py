@@ -11,6 +11,7 @@ import pytest
 
 from pushrep.log import (
     BelowHighWatermark,
+    CorruptBatch,
     Durability,
     LogClosed,
     LogConfig,
@@ -22,8 +23,9 @@ from pushrep.log import (
 from pushrep.log import flusher as log_flusher
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.segment import Segment
-from pushrep.records import RecordBatch, encode_batch
-from pushrep.seams import RealFilesystem
+from pushrep.log.segment_files import list_segments, segment_path
+from pushrep.records import BatchHeader, RecordBatch, encode_batch
+from pushrep.seams import REAL_FILESYSTEM, RealFilesystem
 
 BUFFERED = Durability.BUFFERED
 CONFIG = LogConfig(segment_bytes=3000, batch_bytes=400, index_interval_bytes=500, flush_ms=600_000)
@@ -349,3 +351,24 @@ def test_a_time_index_that_is_lost_is_made_anew_from_the_first_record_on(tmp_pat
     with SegmentLog.open(log.path, config) as log:
         assert log.offset_for_timestamp(5000) == 0
     assert {path.name: path.read_bytes() for path in log.path.iterdir()} == before
+
+
+def test_a_base_offset_that_lies_hides_no_records_behind_it(tmp_path):
+    """It is outside of the CRC. The batch passes for one behind a hole, and those that follow then begin too low."""
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=20_000, preallocate_bytes=0)) as log:
+        for number in range(60):
+            log.append([b"%d " % number + b"x" * 1000])
+    base = list_segments(REAL_FILESYSTEM, log.path)[1]
+    path, position = segment_path(log.path, base), 0
+    data = bytearray(path.read_bytes())
+    for _ in range(base, 30):
+        position += BatchHeader.parse(data, position).size_bytes
+    assert BatchHeader.parse(data, position).base_offset == 30
+    data[position : position + 8] = (33).to_bytes(8)
+    path.write_bytes(data)
+    with SegmentLog.open_reader(log.path) as reader:
+        got, records = [], reader.records(0)
+        with pytest.raises(CorruptBatch, match="base offset 31 where at least 34 is expected") as damage:
+            got.extend(record.offset for record in records)
+        assert got[:30] == list(range(30))
+        assert (damage.value.segment, len(got)) == (path, 31)
