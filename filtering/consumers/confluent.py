@@ -240,9 +240,11 @@ class ReplayFilteredConsumer:
 
     def close(self) -> None:
         """Leave the group; commits nothing. A second call does nothing."""
-        self._client.close()
-        if self._marks_topic is not None:
-            self._marks_topic.close()
+        try:
+            self._client.close()  # raises what `on_revoke` raises
+        finally:
+            if self._marks_topic is not None:
+                self._marks_topic.close()
 
     def __enter__(self) -> Self:
         return self

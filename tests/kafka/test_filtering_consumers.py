@@ -145,9 +145,15 @@ def test_partitions_move_between_consumers_with_their_marks(broker, topic, setti
     fill(broker, topic, 0, range(50))
     fill(broker, topic, 1, range(50))
 
+    are_moving = True
+
+    def hand_over(one, _):
+        if are_moving:  # at the end nobody reads on, and a group that has forgotten its member takes no commit
+            one.commit()
+
     def open_(**more):
         made = consumer(broker, topic, settings=settings, **more)
-        made.subscribe([topic], on_revoke=lambda one, _: one.commit())
+        made.subscribe([topic], on_revoke=hand_over)
         return made
 
     first = open_()
@@ -173,8 +179,10 @@ def test_partitions_move_between_consumers_with_their_marks(broker, topic, setti
             assert got == {0: list(range(50, 75)), 1: list(range(50, 75))}
             assert {len(first.counts), len(second.counts)} == {1}
         finally:
+            are_moving = False
             second.close()
     finally:
+        are_moving = False
         first.close()
 
 

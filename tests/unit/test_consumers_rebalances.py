@@ -365,3 +365,23 @@ def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit(
         assert ("orders", 0) not in consumer._reading
         assert client.is_unassigned
         consumer._client = real
+
+
+def test_confluent_a_callback_that_fails_at_the_end_leaves_no_client_of_the_marks_topic_open():
+    class Closing:
+        is_closed = False
+
+        def close(self):
+            self.is_closed = True
+
+    class Failing:
+        def close(self):
+            raise OSError("no commit")
+
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
+    with confluent.ReplayFilteredConsumer(config) as consumer:
+        real, consumer._client, consumer._marks_topic = consumer._client, Failing(), Closing()
+        with pytest.raises(OSError, match="no commit"):
+            consumer.close()
+        assert consumer._marks_topic.is_closed
+        consumer._client = real
