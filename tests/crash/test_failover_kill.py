@@ -37,6 +37,14 @@ threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).sta
 def say(*words):
     print(*words, "over", flush=True)  # a line that a kill cut off has no end
 
+def settle():
+    while pending:
+        value, receipt = pending.popleft()
+        try:
+            say("acked", receipt.result(), value)
+        except DeliveryFailed as error:
+            say("failed", value, type(error.__cause__).__name__)
+
 pending, number = deque(), int(first)
 try:
     outbox = Outbox.open(
@@ -57,22 +65,12 @@ with outbox:
             value, receipt = pending.popleft()
             say("acked", receipt.result(), value)
         except (NotEnoughReplicas, DeliveryFailed):
-            while pending:
-                value, receipt = pending.popleft()
-                try:
-                    say("acked", receipt.result(), value)
-                except DeliveryFailed as error:
-                    say("failed", value, type(error.__cause__).__name__)
+            settle()
             stop.wait(0.01)
         except PushrepError as error:
             say("refused", type(error).__name__, error)
             sys.exit(3)
-    while pending:
-        value, receipt = pending.popleft()
-        try:
-            say("acked", receipt.result(), value)
-        except DeliveryFailed as error:
-            say("failed", value, type(error.__cause__).__name__)
+    settle()
     while any(lag.records or not lag.in_sync for lag in outbox.lag().values()):
         threading.Event().wait(0.02)
     say("even", outbox.log(0).log_end_offset)

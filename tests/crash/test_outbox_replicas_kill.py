@@ -28,6 +28,14 @@ threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).sta
 def say(*words):
     print(*words, flush=True)
 
+def settle():
+    while pending:
+        value, receipt = pending.popleft()
+        try:
+            say("acked", receipt.result(), value)
+        except DeliveryFailed as error:
+            say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
+
 pending, refused = deque(), False
 with Outbox.open(
     directory, "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, min_insync_replicas=int(least),
@@ -47,22 +55,12 @@ with Outbox.open(
             if not refused:
                 refused = True
                 say("refused")
-            while pending:
-                value, receipt = pending.popleft()
-                try:
-                    say("acked", receipt.result(), value)
-                except DeliveryFailed as error:
-                    say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
+            settle()
             if outbox.log(0).high_watermark < outbox.log(0).log_end_offset or stop.wait(0.01):
                 continue
         except DeliveryFailed as error:
             say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
-    while pending:
-        value, receipt = pending.popleft()
-        try:
-            say("acked", receipt.result(), value)
-        except DeliveryFailed as error:
-            say("failed", value, error.may_be_delivered, type(error.__cause__).__name__)
+    settle()
 """
 
 
