@@ -1,5 +1,5 @@
 # pushrep with Spark, Kafka's clients and Java: what replicas, Spark's master and workers, and the jobs run in.
-# Build it from the project's top: docker build -t pushrep:0.1.0 .
+# Build it from the project's top: docker build -t pushrep:0.2.0 .
 FROM maven:3.9.11-eclipse-temurin-17 AS connector
 COPY tests/spark/pom.xml .
 RUN mvn -q -B -f pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=/jars
@@ -9,7 +9,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/pushrep
-COPY constraints.txt pyproject.toml README.md CHANGELOG.md ./
+COPY constraints.txt pyproject.toml README.md CHANGELOG.md LICENSE NOTICE ./
 COPY filtering filtering
 COPY partitioner partitioner
 COPY pushrep pushrep

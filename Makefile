@@ -7,15 +7,17 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Spark's tests and the brokers' wait more than they work: two processes share two cores well.
-WORKERS ?= 2
+# Spark's tests and the brokers' wait more than they work: three processes share two cores well.
+WORKERS ?= 3
+# pip reads dependency groups since 25.1.
+EXTRAS := kafka,spark,sql,metrics,certs,demo,demo-kafka,testing
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
 HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: it fetches the jars of Kafka and of Spark's connector"; exit 1; }
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 
-.PHONY: help demo demo-kafka test torture quick lint format bench jars judge clean
+.PHONY: help demo demo-kafka test torture newest quick lint format bench jars judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,13 +37,15 @@ $(VENV)/.demo-kafka: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing pushrep[dev] into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@echo "installing pushrep, all extras and the tools of the tests into $(VENV) ..."
+	@$(PIP) install 'pip>=25.1'
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]' --group dev
 	@touch $@ $(VENV)/.demo $(VENV)/.demo-kafka
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing pushrep[bench] into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e '.[bench]'
+	@echo "installing what the benchmarks compare with into $(VENV) ..."
+	@$(PIP) install 'pip>=25.1'
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]' --group bench
 	@touch $@ $(VENV)/.dev $(VENV)/.demo $(VENV)/.demo-kafka
 
 # Sums of what Maven gave when the versions were chosen: a file that is short, or another, is told by its name.
@@ -95,6 +99,17 @@ torture: $(VENV)/.dev jars judge $(ARCHIVE)/.done  ## The long forms: up to an h
 		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \
 		tests/properties tests/crash tests/simulation tests/integration tests/kafka tests/spark $(PYTEST_ARGS)
 
+NEWEST := .venv-newest
+# Beside the pinned versions: the newest of the clients and of Arrow that our own bounds allow.
+newest: jars  ## The clients' tests with the newest aiokafka, confluent-kafka and pyarrow, in .venv-newest/
+	@test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip --disable-pip-version-check --quiet install 'pip>=25.1'
+	@grep -viE '^(aiokafka|confluent-kafka|pyarrow)==' constraints.txt > $(NEWEST)/constraints.txt
+	@$(NEWEST)/bin/python -m pip --quiet install -c $(NEWEST)/constraints.txt --upgrade -e '.[$(EXTRAS)]' --group dev \
+		aiokafka confluent-kafka pyarrow
+	@$(NEWEST)/bin/python -m pip list | grep -iE '^(aiokafka|confluent-kafka|pyarrow) '
+	$(NEWEST)/bin/python -m pytest tests/unit tests/kafka tests/spark -k 'kafka or confluent or arrow or ship or consumer' $(PYTEST_ARGS)
+
 quick: $(VENV)/.dev  ## The tests without Spark and Java
 	$(BIN)/python -m pytest -m 'not spark and not java and not slow' $(PYTEST_ARGS)
 
@@ -112,4 +127,4 @@ bench: $(VENV)/.bench  ## Benchmarks beside their peers, half an hour or more; o
 	$(BIN)/python -m benchmarks all
 
 clean:  ## Remove what the targets above made
-	rm -rf $(VENV) .cache demo-out demo-kafka-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) .cache demo-out demo-kafka-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

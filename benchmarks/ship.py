@@ -142,6 +142,7 @@ def shipping(root: Path, cluster: KafkaCluster, outbox: Outbox, records: int) ->
     logs: list[ShippedLog] = [log]
     shipped = Shipped(
         directory=root / name,
+        outbox_id=name,
         topic=topic(cluster, name, 1),
         logs=logs,
         origin=Origin(carrier="key", pids={0: outbox.pid}, pid_epoch=0),

@@ -12,7 +12,7 @@
 
 The receipt is waited for in the thread that serves the request; requests that wait at the same time share one fdatasync
 and one round to the replicas, so more threads are more throughput. One process: an Outbox has one writer, and refuses a
-fork of it (gunicorn would need a service per worker, each with its own outbox).
+fork of it (for many worker processes: worker_api.py).
 """
 
 import argparse

@@ -75,6 +75,18 @@ class PairSplit(FilteringError):
         self.pid, self.partition, self.first, self.second = pid, partition, first, second
 
 
+class MissingRight(FilteringError):
+    """Kafka's authorizer refuses: give this principal the right, by an ACL that allows `operation` on the resource.
+
+    operation: by its name in `kafka-acls` ("READ", "WRITE", "DESCRIBE_CONFIGS"); resource: "topic", "group",
+    "transactional-id" or "cluster".
+    """
+
+    def __init__(self, operation: str, resource: str, name: str, why: object) -> None:
+        super().__init__(f"the right {operation} on {resource} {name!r} is missing: allow it by an ACL ({why})")
+        self.operation, self.resource, self.name, self.why = operation, resource, name, str(why)
+
+
 class BadFilterSetting(FilteringError, ValueError):
     """A setting or argument of the filter or of marks is outside its range."""
 

@@ -1,7 +1,16 @@
 """Partitioners that keep each source partition together: one destination partition for each (PID, source partition)."""
 
-from partitioner.aiokafka import SourcePartitionPartitioner
-from partitioner.errors import (
+from pathlib import Path
+
+import filtering
+
+# Somebody's own package of that name would fail somewhere inside, with advice that leads nowhere.
+_FOUND, _OURS = Path(filtering.__path__[0]), Path(__file__).parent.parent / "filtering"
+if _OURS.is_dir() and _FOUND.resolve() != _OURS.resolve():
+    raise ImportError(f"{_FOUND} hides the package 'filtering' of pushrep, {_OURS}: rename yours", name="filtering")
+
+from partitioner.aiokafka import SourcePartitionPartitioner  # noqa: E402 - as above
+from partitioner.errors import (  # noqa: E402 - as above
     BadPartitionerSetting,
     BreaksPrefixCondition,
     KeyNotStreamMetadata,
@@ -13,7 +22,7 @@ from partitioner.errors import (
     TopicCompacted,
     TopicShrunk,
 )
-from partitioner.source_partition import partition_for
+from partitioner.source_partition import partition_for  # noqa: E402 - as above
 
 __all__ = [
     "BadPartitionerSetting",

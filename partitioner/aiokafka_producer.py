@@ -13,6 +13,11 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
+from filtering.extras import needed_by
+
+with needed_by("partitioner.aiokafka_producer"):
+    import aiokafka  # noqa: F401 - the message says how to get it
+
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -30,7 +35,7 @@ from aiokafka.errors import (
 from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
-from filtering.consumers.aiokafka_asking import failure_of
+from filtering.consumers.aiokafka_asking import failure_of, missing_right, naming_rights
 from filtering.consumers.asking import ask_async
 from partitioner.errors import (
     BadPartitionerSetting,
@@ -139,7 +144,8 @@ class SourcePartitionProducer:
 
     async def start(self) -> None:
         """Connect, and pin the number of partitions. Raises what the class says."""
-        self._client = await self._connected()
+        with naming_rights("", self.topic, "WRITE"):
+            self._client = await self._connected()
         try:
             await self._pin(self._client.producer)
         except BaseException:
@@ -238,7 +244,7 @@ class SourcePartitionProducer:
                 try:
                     await self._send_first(partition)
                 except _FINAL as error:
-                    self._books.fail(first, error)
+                    self._books.fail(first, missing_right(error, "", self.topic, "WRITE") or error)
                     await self._tell()
 
     async def _send_first(self, partition: int) -> None:
@@ -324,7 +330,8 @@ class SourcePartitionProducer:
         admin = AIOKafkaAdminClient(**shared)
         await admin.start()
         try:
-            policy = await ask_async(lambda: _cleanup_policy(admin, self.topic), failure_of)
+            with naming_rights("", self.topic, "DESCRIBE_CONFIGS"):
+                policy = await ask_async(lambda: _cleanup_policy(admin, self.topic), failure_of)
         except UnknownTopicOrPartitionError:
             raise NoSuchTopic(self.topic) from None
         finally:

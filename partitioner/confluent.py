@@ -14,6 +14,7 @@ client, of one that was silent for `producer.id.expiration.ms`, and after its ow
 than that, since it tells the silence by their timestamps. librdkafka can't send just those batches alone.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -22,12 +23,17 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
+from filtering.extras import needed_by
+
+with needed_by("partitioner.confluent"):
+    import confluent_kafka  # noqa: F401 - the message says how to get it
+
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
-from filtering.consumers.confluent_asking import ask_brokers
+from filtering.consumers.confluent_asking import ask_brokers, fatal_errors, missing_right, naming_rights
 from partitioner.confluent_settings import HELD, held_settings
 from partitioner.errors import (
     BadPartitionerSetting,
@@ -39,6 +45,7 @@ from partitioner.errors import (
 from partitioner.prefix import Books
 from partitioner.source_partition import partition_for
 
+_LOG = logging.getLogger(__name__)
 Header = tuple[str, str | bytes | None]
 OnDelivery = Callable[[StreamMetadata, Message], None]
 
@@ -119,6 +126,8 @@ class SourcePartitionProducer:
         self._config = held_settings(config)
         self._books: Books[_Taken] = Books()
         self._reports: deque[_Report] = deque()
+        self._delivered: deque[_Report] = deque()
+        self._callback_error: Exception | None = None
         self._lock = threading.RLock()
         self._attempts = 0
         self._serve_at_s = 0.0
@@ -151,7 +160,8 @@ class SourcePartitionProducer:
     ) -> None:
         """Take a record; it goes out behind all others of its partition. Waits while the client's queue is full.
 
-        on_delivery(metadata, message) is called by `poll`, `flush` or a later `produce`, once it is in the log.
+        on_delivery(metadata, message) is called by `poll`, `flush` or a later `produce`, once it is in the log. What it
+        raises loses no other callback, and comes out of the next `poll`, `flush` or `close`, never out of `produce`.
         Raises OffsetNotAbove, PartitionStopped, BadPartitionerSetting for a key beside the key carrier, NotDelivered
         after `max_block_ms`, and KafkaException for a record that the client does not take: then it was not taken.
         """
@@ -174,37 +184,68 @@ class SourcePartitionProducer:
         if not self._try(pending):
             self._wait_for_room(pending)
         if time.monotonic() >= self._serve_at_s:
-            self.poll(0)
+            self._poll(0)
 
     def poll(self, timeout_s: float = 0) -> int:
-        """Serve deliveries, and send again what failed; how many were acknowledged. Never raises for a record."""
+        """Serve deliveries, and send again what failed; how many were acknowledged. Never raises for a record.
+
+        Raises what an `on_delivery` raised, the first one, once all were called; further ones are logged.
+        """
+        count = self._poll(timeout_s)
+        self._raise_for_callback()
+        return count
+
+    def _poll(self, timeout_s: float) -> int:
         _serve(self._client, timeout_s if self._renew_at_s is None else min(timeout_s, _POLL_S))
         self._serve_at_s = time.monotonic() + _SERVE_EVERY_S
         with self._lock:
             done = self._settle()
             if self._renew_at_s is not None and time.monotonic() >= self._renew_at_s and not self._is_closed:
                 done += self._renew()
-        for _, pending, _, message in done:
-            if pending.on_delivery is not None:
-                pending.on_delivery(pending.metadata, message)
+        self._delivered.extend(report for report in done if report[1].on_delivery is not None)
+        self._call_back()
         return len(done)
+
+    def _call_back(self) -> None:
+        """Call every `on_delivery` that is due, whatever one of them raises; the first error waits to be raised."""
+        while self._delivered:
+            try:
+                _, pending, _, message = self._delivered.popleft()
+            except IndexError:  # another thread has called it
+                return
+            assert pending.on_delivery is not None, "only records with a callback wait here"
+            try:
+                pending.on_delivery(pending.metadata, message)
+            except Exception as error:  # noqa: BLE001 - raised by the next call that may say so
+                if self._callback_error is None:
+                    self._callback_error = error
+                else:
+                    _LOG.exception("on_delivery of %s failed, after another that is raised", pending.metadata)
+
+    def _raise_for_callback(self) -> None:
+        error, self._callback_error = self._callback_error, None
+        if error is not None:
+            raise error
 
     def flush(self, timeout_s: float = 60) -> None:
         """Every record that was taken is in the log when this returns.
 
-        Raises PartitionStopped as soon as only records of stopped partitions are left, NotDelivered after the time.
+        Raises PartitionStopped as soon as only records of stopped partitions are left, NotDelivered after the time;
+        when all are in the log, what an `on_delivery` raised, as `poll`.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._lock:
                 left, stopped = len(self._books), self._books.stopped
                 if left == 0:
-                    return
+                    break
                 if stopped and next(self._books.outgoing(), None) is None:
                     raise self._books.refusal(min(stopped))
             if time.monotonic() >= deadline_s:
                 raise NotDelivered(left, timeout_s)
-            self.poll(_POLL_S)
+            self._poll(_POLL_S)
+        self._call_back()
+        self._raise_for_callback()
 
     def retry(self, partition: int) -> None:
         """What its first record failed of is mended: send the partition's records again, from that one on."""
@@ -240,7 +281,7 @@ class SourcePartitionProducer:
     def _wait_for_room(self, pending: _Taken) -> None:
         deadline_s = time.monotonic() + self._max_block_s
         while True:
-            self.poll(_POLL_S)
+            self._poll(_POLL_S)
             if self._try(pending):
                 return
             if time.monotonic() >= deadline_s:
@@ -288,7 +329,7 @@ class SourcePartitionProducer:
                     done.append(report)
                 continue
             if error.code() in _FINAL:
-                self._books.fail(pending, KafkaException(error))
+                self._books.fail(pending, missing_right(error, "", self.topic, "WRITE") or KafkaException(error))
             if client is self._client:
                 self._plan_renewal()
         return done
@@ -336,7 +377,8 @@ class SourcePartitionProducer:
             return len(found.partitions)
 
         try:
-            return ask_brokers(question)
+            with naming_rights("", self.topic, "WRITE"):
+                return ask_brokers(question)
         except KafkaException as error:
             if error.args[0].code() in _NOT_THERE:
                 raise NoSuchTopic(self.topic) from None
@@ -353,20 +395,22 @@ def _tell(
 def _serve(client: Producer, timeout_s: float) -> None:
     """Let the client call back. A fatal error comes as an exception, once; what it did to each record is reported."""
     try:
-        client.poll(timeout_s)
+        with fatal_errors():
+            client.poll(timeout_s)
     except KafkaException as error:
         if not error.args[0].fatal():
             raise
 
 
 def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
-    """Ask the broker for the topic's cleanup.policy. Raises TopicCompacted, KafkaException."""
+    """Ask the broker for the topic's cleanup.policy. Raises TopicCompacted, MissingRight, KafkaException."""
     names = {name: value for name, value in config.items() if name not in HELD}
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(names)  # held until it has answered
-    described = ask_brokers(
-        lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
-    )
+    with naming_rights("", topic, "DESCRIBE_CONFIGS"):
+        described = ask_brokers(
+            lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
+        )
     policy = described["cleanup.policy"].value
     if "compact" in policy:
         raise TopicCompacted(topic, policy)

@@ -3,29 +3,37 @@
 Names resolve when first used, so that `import pushrep.log` loads no Kafka client and `import pushrep` loads nothing.
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from pushrep.shadowed import refuse_hidden
 
 if TYPE_CHECKING:
     from pushrep.errors import ForkedProcess, PushrepError
     from pushrep.kafka import KafkaDestination
     from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
     from pushrep.node import ReplicaNode
-    from pushrep.outbox import Acks, Outbox, Receipt
+    from pushrep.outbox import Acks, OnDiverged, Outbox, Receipt
+    from pushrep.outbox.async_outbox import AsyncOutbox
     from pushrep.push import PushManager, PushSession, PushSessionEndReason
     from pushrep.records import Codec, Record
     from pushrep.replay import ReplayClient, ReplayRequest
     from pushrep.startpoints import Startpoint, StartpointStore
     from pushrep.topic_id_partition import TopicIdPartition
 
+refuse_hidden("filtering")  # every room needs it; the others are looked for when a command wants them
+
 _HOME = {
     "Acks": "pushrep.outbox",
     "AppendResult": "pushrep.log",
+    "AsyncOutbox": "pushrep.outbox.async_outbox",
     "Codec": "pushrep.records",
     "Durability": "pushrep.log",
     "ForkedProcess": "pushrep.errors",
     "KafkaDestination": "pushrep.kafka",
     "LogConfig": "pushrep.log",
+    "OnDiverged": "pushrep.outbox",
     "Outbox": "pushrep.outbox",
     "PushManager": "pushrep.push",
     "PushSession": "pushrep.push",
@@ -45,11 +53,13 @@ _HOME = {
 __all__ = [
     "Acks",
     "AppendResult",
+    "AsyncOutbox",
     "Codec",
     "Durability",
     "ForkedProcess",
     "KafkaDestination",
     "LogConfig",
+    "OnDiverged",
     "Outbox",
     "PushManager",
     "PushSession",
@@ -69,7 +79,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'pushrep' has no attribute {name!r}")
+        near = get_close_matches(name, _HOME, 1)
+        hint = f". Did you mean: {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'pushrep' has no attribute {name!r}{hint}", name=name)
     return getattr(import_module(_HOME[name]), name)
 
 

@@ -1,5 +1,8 @@
 """The root of every error that pushrep raises; each room names its own below it, for what the caller does next."""
 
+import os
+from pathlib import Path
+
 
 class PushrepError(Exception):
     """Anything pushrep refuses or fails at. The message is for people, the fields of the sub-classes for code."""
@@ -20,5 +23,15 @@ class ForkedProcess(PushrepError):
     """
 
     def __init__(self, what: str, *, owner_pid: int, pid: int) -> None:
-        super().__init__(f"{what} was opened by process {owner_pid} and can't be used in its fork {pid}: open it here")
+        super().__init__(
+            f"{what} was opened by process {owner_pid} and can't be used in its fork {pid}: open one of its own here, "
+            "behind the fork; many workers share a directory by Outbox.open_slot"
+        )
         self.what, self.owner_pid, self.pid = what, owner_pid, pid
+
+
+def checked_path(argument: str, value: object) -> Path:
+    """The path that a caller gave. Raises BadArgument for what is none, as None."""
+    if not isinstance(value, str | os.PathLike) or value == "":
+        raise BadArgument(argument, f"give a path, not {value!r}")
+    return Path(value)

@@ -7,10 +7,16 @@ Needs the extra `metrics` (prometheus-client); nothing else in pushrep imports i
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
+from filtering.extras import needed_by
+
+with needed_by("the collector for Prometheus"):
+    import prometheus_client  # noqa: F401 - the message says how to get it
+
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from pushrep.log.disk_watch import SYNC_BOUNDS_S, DiskWatch
+from pushrep.log.scrub import ScrubStatus
 
 
 class Families:
@@ -41,6 +47,16 @@ class Families:
         family = self._made.setdefault(name, HistogramMetricFamily(name, "Syncs of segments.", labels=list(labels)))
         assert isinstance(family, HistogramMetricFamily), f"{name} is a histogram everywhere"
         family.add_metric(list(labels.values()), list(_buckets(counts)), seconds)
+
+    def scrub(self, labels: dict[str, str], status: ScrubStatus) -> None:
+        """What the background reading of sealed segments has found."""
+        self.gauge("pushrep_scrub_findings", "Sealed segments that are damaged.", labels, len(status.findings))
+        for name, help_, value in (
+            ("pushrep_scrub_passes", "Times that all sealed segments were read.", status.passes),
+            ("pushrep_scrub_read_bytes", "Read by the scrub.", status.bytes_read),
+            ("pushrep_scrub_seals_made", "Segments that had no seal and got one.", status.seals_made),
+        ):
+            self.counter(name, help_, labels, value)
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(self._made.values())

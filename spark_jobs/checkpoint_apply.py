@@ -5,12 +5,13 @@
     append   a copy of the checkpoint, then the pair (checkpoint_pair.py); the query goes on behind it at that offset
     record   the startpoint is consumed
 
-Killed anywhere, the same call finishes it: a pair that is noted is completed, one that is whole is only recorded.
+Killed anywhere, the same call finishes it: a pair that is noted is completed, one that is whole is only recorded. A
+request of the call itself is written behind the watch, so what is refused leaves nothing pending.
 """
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +25,8 @@ from spark_jobs.errors import SparkJobError
 from spark_jobs.marks_stores import Brokers
 
 __all__ = [
-    "WATCH_S", "Brokers", "MarksPlace", "Move", "NothingPending", "Pair", "Place", "SparkJobError", "apply",
-    "is_interrupted", "preview", "query_id_of", "source_at",
+    "WATCH_S", "Brokers", "MarksPlace", "Move", "NothingPending", "Pair", "Place", "PlanChanged", "Request",
+    "SparkJobError", "apply", "did", "finish", "is_interrupted", "preview", "query_id_of", "source_at",
 ]  # fmt: skip
 
 WATCH_S = 30.0
@@ -41,6 +42,26 @@ class NothingPending(SparkJobError):
             "startpoint set and name its store and consumer"
         )
         self.consumer, self.topic = consumer, topic
+
+
+class PlanChanged(SparkJobError):
+    """What would move is not what was shown: somebody wrote a startpoint, or the logs moved on. Look again."""
+
+    def __init__(self, shown: Sequence[Move], now: Sequence[Move]) -> None:
+        super().__init__(
+            f"shown were moves of {_partitions(shown)}, now there would be moves of {_partitions(now)}: nothing was "
+            "written, call again and look at the new preview"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A startpoint that the call itself asks for: for one partition, or for each (None); who asks, and why."""
+
+    startpoint: Startpoint
+    partition: int | None
+    reason: str
+    author: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +90,16 @@ def is_interrupted(place: Place, store: StartpointStore) -> bool:
     return _unfinished(place, store) is not None
 
 
+def did(store: StartpointStore, pair: Pair, request: Request) -> bool:
+    """Whether the pair was made by a call that asked for the same: who calls it again gets what it asked for."""
+    move = pair.moves[0]
+    standing = store.standing(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
+    if standing is None:
+        return False
+    written = standing.written
+    return written.startpoint == request.startpoint and written.target.partition == request.partition
+
+
 def source_at(place: Place) -> tuple[Checkpoint, str, MovableSource]:
     """The checkpoint, the name of the one source that is meant, and that.
 
@@ -84,20 +115,24 @@ def source_at(place: Place) -> tuple[Checkpoint, str, MovableSource]:
     return found, name, movable_source(place.checkpoint, name, offsets[name], topic=place.topic, logs=place.logs)
 
 
-def preview(
-    place: Place, store: StartpointStore, *, wish: Startpoint | None, partition: int | None, now_ms: int
-) -> list[Move]:
-    """What `apply` would move now, if `wish` were written for `partition` (None: each); without it, what is pending.
+def preview(place: Place, store: StartpointStore, *, request: Request | None, now_ms: int) -> list[Move]:
+    """What `apply` would move now: by the request if there is one, and nothing else; without it, what is pending.
 
-    Writes nothing. Raises as `source_at` does, MarksMissing and MarksUnreachable.
+    Writes nothing. Raises as `source_at` does, NothingPending, MarksMissing and MarksUnreachable.
     """
-    found, _, source = source_at(place)
+    found, name, source = source_at(place)
     free_backup(place.checkpoint, found.batch + 1)
+    if request is not None and request.partition not in {None, *source.positions}:
+        known = ", ".join(map(str, sorted(source.positions)))
+        raise SourceNotMovable(
+            name, f"the query has read partitions {known} of {source.topic}, not {request.partition}"
+        )
     moves = []
     for number, before in sorted(source.positions.items()):
-        if wish is not None:
-            if partition in (None, number):
-                moves.append(_resolved(source, wish, 0, Move(number, before, None, 0, wish.reset_marks), now_ms))
+        if request is not None:
+            if request.partition in (None, number):
+                at = Move(number, before, None, 0, request.startpoint.reset_marks)
+                moves.append(_resolved(source, request.startpoint, 0, at, now_ms))
             continue
         standing = store.read(place.consumer, source.topic, number)
         if standing is None:
@@ -109,31 +144,65 @@ def preview(
         elif standing.state is not State.FAILED:
             move = _resolved(source, wanted, standing.sequence, move, standing.written.created_ms)
         moves.append(move)
+    if not moves:
+        raise NothingPending(place.consumer, source.topic)
     check_marks(place.marks, found.query_id, found.batch, resets=any(move.reset_marks for move in moves))
     return moves
 
 
-def apply(
+def finish(
     place: Place, store: StartpointStore, *, watch_s: float = WATCH_S, sleep: Callable[[float], None] = time.sleep
-) -> Pair:
-    """Append what is pending to the checkpoint of a stopped, stateless query, and say in the store that it is used.
+) -> Pair | None:
+    """Complete what a killed `apply` left half done; None if there is nothing.
 
-    `watch_s`: longer than the query's trigger interval; so long nothing in the checkpoint may change. Raises as
-    `preview` does, QueryRunning, NothingPending, and StartpointFailed where one does not fit.
+    Raises QueryRunning, MarksMissing, MarksUnreachable.
     """
     noted = _unfinished(place, store)
     if noted is None:
-        source_at(place)  # what is refused is refused before anybody waits
-    before = snapshot(place.checkpoint)
-    sleep(watch_s)
-    if snapshot(place.checkpoint) != before:
-        raise QueryRunning(place.checkpoint, "files changed")
-    if noted is not None:
-        if not is_purged(place.checkpoint, noted):
-            append(place.checkpoint, noted, place.marks)
-        _record(store, noted)
-        return noted
-    pair = _resolved_pair(place, store)
+        return None
+    _watch(place.checkpoint, watch_s, sleep)
+    if not is_purged(place.checkpoint, noted):
+        append(place.checkpoint, noted, place.marks)
+    _record(store, noted)
+    return noted
+
+
+def apply(  # noqa: PLR0913 - what to move, and how to watch
+    place: Place,
+    store: StartpointStore,
+    *,
+    request: Request | None = None,
+    shown: Sequence[Move] | None = None,
+    now_ms: int = 0,
+    watch_s: float = WATCH_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Pair:
+    """Append the request, or what is pending, to the checkpoint of a stopped, stateless query, and record its use.
+
+    `shown`: the answer of `preview` that the operator saw, at `now_ms`; no other partition moves. `watch_s`: longer
+    than the query's trigger interval; so long nothing in the checkpoint may change. Raises as `preview` does,
+    QueryRunning, PlanChanged, and StartpointFailed where one does not fit: then a request is cancelled again.
+    """
+    if request is None and (finished := finish(place, store, watch_s=watch_s, sleep=sleep)) is not None:
+        return finished
+    expected = preview(place, store, request=request, now_ms=now_ms) if shown is None else shown
+    _watch(place.checkpoint, watch_s, sleep)
+    planned = preview(place, store, request=request, now_ms=now_ms)
+    if [_identity(move) for move in planned] != [_identity(move) for move in expected]:
+        raise PlanChanged(expected, planned)
+    sequences = {move.partition: move.sequence for move in planned}
+    if request is None:
+        pair = _resolved_pair(place, store, sequences)
+    else:
+        topic = source_at(place)[2].topic
+        sequence = store.write(
+            place.consumer, topic, request.partition, request.startpoint, request.reason, author=request.author
+        )
+        try:
+            pair = _resolved_pair(place, store, dict.fromkeys(sequences, sequence))
+        except Exception:
+            store.cancel(sequence, "apply-checkpoint could not carry it out", author=request.author)
+            raise
     resets = any(move.reset_marks for move in pair.moves)
     pair = replace(pair, marks=check_marks(place.marks, pair.query_id, pair.first - 1, resets=resets))
     note(place.checkpoint, pair)
@@ -142,12 +211,31 @@ def apply(
     return pair
 
 
-def _resolved_pair(place: Place, store: StartpointStore) -> Pair:
+def _watch(checkpoint: Path, watch_s: float, sleep: Callable[[float], None]) -> None:
+    """Raises QueryRunning if anything changes within `watch_s`."""
+    before = snapshot(checkpoint)
+    sleep(watch_s)
+    if snapshot(checkpoint) != before:
+        raise QueryRunning(checkpoint, "files changed")
+
+
+def _identity(move: Move) -> tuple[int, int, int, bool]:
+    """What has to be as it was shown. Where a time leads to may move on with the log."""
+    return (move.partition, move.before, move.sequence, move.after is None)
+
+
+def _partitions(moves: Sequence[Move]) -> str:
+    named = ", ".join(f"{move.partition} (at {move.before}, startpoint {move.sequence})" for move in moves)
+    return f"partitions {named}" if named else "no partition"
+
+
+def _resolved_pair(place: Place, store: StartpointStore, sequences: Mapping[int, int]) -> Pair:
+    """Apply, in the store, the startpoint of this sequence for each of these partitions; the pair that moves them."""
     found, name, source = source_at(place)
     moves = []
     for number, before in sorted(source.positions.items()):
         standing = store.read(place.consumer, source.topic, number)
-        if standing is None:
+        if standing is None or standing.sequence != sequences.get(number):
             continue
         wish = standing.written.startpoint
         facts = source.facts(number, wish)

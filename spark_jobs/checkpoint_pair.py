@@ -100,6 +100,7 @@ def note(checkpoint: Path, pair: Pair) -> Path:
     making = backup.with_name(f"{backup.name}.tmp")
     shutil.rmtree(making, ignore_errors=True)
     back_up(checkpoint, making)
+    (making / NOTES_NAME).unlink(missing_ok=True)  # of a copy that was put back under the checkpoint's name
     create(making / NOTES_NAME, pair.to_json(), making)
     making.rename(backup)
     return backup

@@ -121,7 +121,10 @@ class _Kafka:
             )
             raise SourceNotMovable(self._name, why)
         # The broker alone knows the range; where the offset is not in it Spark says so at its start.
-        return LogFacts(start=0, end=max(self.positions[partition], wish.value or 0), first_at=lambda _ms: None)
+        forward = wish.value or 0
+        if wish.kind is Kind.RELATIVE_RECORDS:
+            forward += self.positions[partition]
+        return LogFacts(start=0, end=max(self.positions[partition], forward), first_at=lambda _ms: None)
 
     def moved(self, offsets: Mapping[int, int]) -> str:
         own = self._logged[self.topic] | {str(partition): offset for partition, offset in offsets.items()}

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from filtering.extras import MissingExtra, needed_by
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import LocalMarks, MarksStore
 
@@ -70,10 +71,10 @@ def topic_marks(place: str, brokers: Brokers) -> "TopicMarks":
     if brokers.servers is None:
         raise NoSuchMarks(place, f"say where the brokers are: {brokers.servers_option} HOST:PORT")
     try:
-        from spark_jobs.topic_marks import TopicMarks  # noqa: PLC0415 - needs a Kafka client, which is an extra
-    except ModuleNotFoundError as error:
-        why = f"it needs the Python package {error.name!r}: pip install 'pushrep[kafka]'"
-        raise NoSuchMarks(place, why) from error
+        with needed_by("it"):
+            from spark_jobs.topic_marks import TopicMarks  # noqa: PLC0415 - needs a Kafka client, which is an extra
+    except MissingExtra as error:
+        raise NoSuchMarks(place, str(error)) from error
     from pushrep.kafka.properties import destination_of  # noqa: PLC0415
 
     return TopicMarks(destination_of(brokers.servers, place.removeprefix(KAFKA), brokers.config))

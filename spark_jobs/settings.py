@@ -1,5 +1,7 @@
-"""A setting of Spark for the length of one statement."""
+"""Settings of Spark: one for the length of a statement; the Python of its workers."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,3 +20,17 @@ def setting(spark: SparkSession, name: str, value: str | int) -> Iterator[None]:
             spark.conf.unset(name)
         else:
             spark.conf.set(name, before)
+
+
+def use_driver_python(spark: SparkSession) -> None:
+    """Let the workers of a local master run the driver's own interpreter, unless another one is configured.
+
+    Spark starts the `python3` of PATH. Where the virtual environment is not activated, that one lacks this package, and
+    the first batch ends in a long Java trace. A cluster keeps its own settings: the driver's path means nothing there.
+    """
+    configured = "PYSPARK_PYTHON" in os.environ or any(
+        spark.conf.get(name, None) for name in ("spark.pyspark.python", "spark.pyspark.driver.python")
+    )
+    context = spark.sparkContext
+    if not configured and (context.master or "").startswith("local"):
+        context.pythonExec = sys.executable

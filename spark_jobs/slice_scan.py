@@ -25,7 +25,7 @@ from spark_jobs.errors import SparkJobError
 from spark_jobs.key_numbers import key_numbers
 from spark_jobs.mark_epochs import EPOCH_COLUMNS
 from spark_jobs.runs import Runs
-from spark_jobs.settings import setting
+from spark_jobs.settings import setting, use_driver_python
 from spark_jobs.slice_filter import FilterRule, scan_batches
 from spark_jobs.slices import Slice
 
@@ -61,6 +61,7 @@ def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
     if len(missing) == 1:
         why = f"marks are kept by {' and '.join(EPOCH_COLUMNS)}: keep both of the source's columns, or neither"
         raise FrameUnusable(missing[0], why)
+    use_driver_python(df.sparkSession)
     return df.withColumn(KEY, carrier_key(rule.carrier, df))
 
 

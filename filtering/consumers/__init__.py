@@ -4,6 +4,7 @@ positions.py and reading.py decide, and know no client; import the shell of the 
 """
 
 from filtering.consumers.errors import (
+    CommitFailed,
     ConsumerError,
     CorruptPosition,
     MarksLost,
@@ -13,6 +14,7 @@ from filtering.consumers.errors import (
 )
 
 __all__ = [
+    "CommitFailed",
     "ConsumerError",
     "CorruptPosition",
     "MarksLost",

@@ -16,12 +16,20 @@ from itertools import compress
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
+from filtering.extras import needed_by
+
+with needed_by("filtering.consumers.aiokafka"):
+    import aiokafka  # noqa: F401 - the message says how to get it
+
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import CommitFailedError, IllegalStateError
 from aiokafka.structs import ConsumerRecord
 
+from filtering.consumers.aiokafka_asking import failure_of, naming_rights
 from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
-from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
+from filtering.consumers.asking import Failure
+from filtering.consumers.errors import CommitFailed, MarksTooLarge, PositionUnknown, SettingOverwritesMarks
 from filtering.consumers.following import Following
 from filtering.consumers.positions import END, METADATA_CHARACTERS_MAX, Position, encode
 from filtering.consumers.reading import FilterSettings, Reading
@@ -31,6 +39,7 @@ from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import METADATA_HEADER
 
 _LOG = logging.getLogger(__name__)
+_LOAD_AGAIN_S = 1.0
 _SHARED = frozenset({"bootstrap_servers", "security_protocol", "ssl_context", "client_id", "request_timeout_ms"})
 
 OnPartitions = Callable[["ReplayFilteredConsumer", set[TopicPartition]], Awaitable[None]]
@@ -74,6 +83,8 @@ class ReplayFilteredConsumer:
         self._untaken: dict[tuple[str, int], int] = {}  # what the client handed over to a call that was cancelled
         self._failure: Exception | None = None
         self._unloaded: list[TopicPartition] = []
+        self._paused: set[TopicPartition] = set()
+        self._committing = asyncio.Lock()
         self._following = Following(self._reading, None if startpoints is None else startpoints.look_every_s)
         self._startpoints, self._starts = startpoints, cast("AiokafkaStarts | None", None)
         self._client: AIOKafkaConsumer | None = None
@@ -104,10 +115,11 @@ class ReplayFilteredConsumer:
         self._client = AIOKafkaConsumer(**self._settings, group_id=self._group, enable_auto_commit=False)
         to_earliest = self._settings.get("auto_offset_reset", "latest") == "earliest"
         member = Member(self._client, self._admin, self._group, to_earliest)
-        self._starts = AiokafkaStarts(member, self._reading, self._following, self._startpoints)
+        self._starts = AiokafkaStarts(member, self._reading, self._following, self._startpoints, self._paused)
         self._client.subscribe(list(self._topics), listener=_Listener(self))
         try:
-            await self._client.start()
+            with naming_rights(self._group, ", ".join(self._topics)):
+                await self._client.start()
         except BaseException:
             await self.close()
             raise
@@ -137,9 +149,10 @@ class ReplayFilteredConsumer:
         while True:
             await self._follow()
             moves, left_s = self._joined().moves, max(0.0, deadline_s - time.monotonic())
-            wait_s = self._following.wait_s(left_s)
-            found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=max_records)
-            if found or wait_s == left_s:
+            wait_s = self._wait_s(left_s)
+            with naming_rights(self._group, ", ".join(self._topics)):
+                found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=max_records)
+            if found or wait_s >= left_s:
                 break
         await self._turn({(one.topic, one.partition): records[0].offset for one, records in found.items() if records})
         try:
@@ -154,19 +167,53 @@ class ReplayFilteredConsumer:
     async def commit(self) -> None:
         """Store, for every partition, the position behind what was yielded, with its marks.
 
-        Raises MarksTooLarge, CommitFailedError: then nothing of it counts, what follows the last commit comes again.
+        Other tasks may read on meanwhile, and commits go one after the other: to commit without waiting, make a task of
+        it. Raises CommitFailed while partitions move between members: read on and commit again. Raises MarksTooLarge,
+        and the client's KafkaError. After any of them nothing of it counts, what follows the last commit comes again.
         """
-        due = self._reading.due(time.time_ns() // 1_000_000)
-        offsets = {}
-        for one in due:
-            metadata = encode(Position(one.marks, None, one.startpoint))
-            if len(metadata) > METADATA_CHARACTERS_MAX:
-                raise MarksTooLarge(one.topic, one.partition, len(metadata), METADATA_CHARACTERS_MAX, len(one.marks))
-            offsets[TopicPartition(one.topic, one.partition)] = (one.offset, metadata + END)
-        if offsets:
-            await self.client.commit(offsets)
-            self._reading.committed(due)
-            await self._joined().consumed(due)
+        async with self._committing:
+            due = self._reading.due(time.time_ns() // 1_000_000)
+            offsets = {}
+            for one in due:
+                metadata = encode(Position(one.marks, None, one.startpoint))
+                if len(metadata) > METADATA_CHARACTERS_MAX:
+                    allowed = METADATA_CHARACTERS_MAX
+                    raise MarksTooLarge(one.topic, one.partition, len(metadata), allowed, len(one.marks))
+                offsets[TopicPartition(one.topic, one.partition)] = (one.offset, metadata + END)
+            if offsets:
+                try:
+                    with naming_rights(self._group, due[0].topic):
+                        await self.client.commit(offsets)
+                except (CommitFailedError, IllegalStateError) as error:  # the second: a partition has just gone
+                    raise CommitFailed(self._group, error) from error
+                self._reading.committed(due)
+                await self._joined().consumed(due)
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Read nothing of these until `resume`, or until partitions come anew. Raises PositionUnknown."""
+        self._check_here(partitions)
+        self._paused.update(partitions)
+        self.client.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Read these again. Raises PositionUnknown."""
+        self._check_here(partitions)
+        self._paused.difference_update(partitions)
+        stopped = self.stopped
+        held = [one for one in partitions if one in self._unloaded or (one.topic, one.partition) in stopped]
+        self.client.resume(*(one for one in partitions if one not in held))
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """Where it is read next, which is what `commit` stores; None while `auto_offset_reset` decides.
+
+        Raises PositionUnknown for one that is not read here.
+        """
+        return self._reading.position((partition.topic, partition.partition))
+
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """What the group committed of it, None for nothing; asks for 30 s. Raises the client's KafkaError."""
+        found = (await self._joined().committed([partition]))[partition].offset
+        return found if found >= 0 else None
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on at `offset`. The committed position brings its marks; any other begins with none.
@@ -190,7 +237,8 @@ class ReplayFilteredConsumer:
             if partition in self._unloaded:
                 self._unloaded.remove(partition)
                 self._reading.assign((partition.topic, partition.partition), offset)
-                self.client.resume(partition)
+                if partition not in self._paused:
+                    self.client.resume(partition)
             else:
                 self._reading.seek((partition.topic, partition.partition), offset)
             self.client.seek(partition, offset)
@@ -220,11 +268,25 @@ class ReplayFilteredConsumer:
 
     async def _next(self) -> list[ConsumerRecord]:
         """The client's next record; none, now and then, where startpoints are to be asked for."""
-        wait_s = self._following.wait_s(-1)
-        if wait_s < 0:
-            return [await self.client.getone()]
-        found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=1)
+        wait_s = self._wait_s(-1)
+        with naming_rights(self._group, ", ".join(self._topics)):
+            if wait_s < 0:
+                return [await self.client.getone()]
+            found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=1)
         return [record for records in found.values() for record in records]
+
+    def _wait_s(self, left_s: float) -> float:
+        """So long of `left_s` (below 0: for ever) the client may wait."""
+        wait_s = self._following.wait_s(left_s)
+        if self._unloaded and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
+            return _LOAD_AGAIN_S
+        return wait_s
+
+    def _check_here(self, partitions: Iterable[TopicPartition]) -> None:
+        for one in partitions:
+            name = (one.topic, one.partition)
+            if name not in self._reading and one not in self._unloaded and name not in self.stopped:
+                raise PositionUnknown(*name)
 
     def _is_read(self, partition: tuple[str, int], moves: int) -> bool:
         """Whether what was fetched when so many moves were made is of the partition's run, so far as anyone can tell.
@@ -278,22 +340,35 @@ class ReplayFilteredConsumer:
             self._following.forget([(one.topic, one.partition) for one in partitions])
             self._untaken.clear()
             self._failure = None  # the client begins again at the committed positions
+            self._paused.clear()
             self._unloaded = sorted(partitions)
-            await self._load()
+            if await self._load_unless_it_passes() is None:
+                return
         if self._on_assign is not None:
             await self._on_assign(self, partitions)
 
     async def _load(self) -> dict[TopicPartition, int | None]:
         """Partitions that came are read from now on: where each begins. Raises what loading raises: then none is."""
         starts = await self._joined().load(self._unloaded)
-        self.client.resume(*(one for one in starts if (one.topic, one.partition) in self._reading))
+        read = [one for one in starts if (one.topic, one.partition) in self._reading and one not in self._paused]
+        self.client.resume(*read)
         self._unloaded = []
         return starts
+
+    async def _load_unless_it_passes(self) -> dict[TopicPartition, int | None] | None:
+        """As `_load`; None, and a warning, where it fails of what a later read may find mended."""
+        try:
+            return await self._load()
+        except Exception as error:
+            if failure_of(error) is not Failure.PASSES:
+                raise
+            _LOG.warning("group %r: brokers do not answer now, a later read asks again: %s", self._group, error)
+            return None
 
     async def _load_again(self) -> None:
         """What came and could not be loaded; the client has not moved in it since, unless it is told to."""
         async with self._moving:
-            loaded = await self._load() if self._unloaded else {}
+            loaded = (await self._load_unless_it_passes() or {}) if self._unloaded else {}
             for partition, start in loaded.items():
                 if start is not None and (partition.topic, partition.partition) in self._reading:
                     self.client.seek(partition, start)
@@ -306,7 +381,9 @@ class ReplayFilteredConsumer:
             if self._on_revoke is not None and partitions:
                 await self._on_revoke(self, partitions)
         finally:  # a commit that fails there must not leave us committing for who reads them next
-            async with self._moving:
+            # Until these are given up the client does not join anew, under which membership a commit on its way, which
+            # the client sends again by itself, would count.
+            async with self._committing, self._moving:
                 self._following.forget([(one.topic, one.partition) for one in partitions])
                 self._unloaded = [one for one in self._unloaded if one not in partitions]
 

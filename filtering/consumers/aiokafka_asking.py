@@ -1,16 +1,26 @@
 """Which of aiokafka's failures pass; what a group's coordinator tells: every committed position, who holds what."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocol
-from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError, NoError, UnknownTopicOrPartitionError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    GroupCoordinatorNotAvailableError,
+    KafkaError,
+    NoError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 from aiokafka.structs import OffsetAndMetadata
 
 from filtering.consumers.asking import TIMEOUT_S, Failure, ask_async
 from filtering.consumers.holding import ASK_WITHIN_S, Held
+from filtering.errors import MissingRight
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -21,6 +31,31 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, NoError | TimeoutError) or (isinstance(error, KafkaError) and error.retriable):
         return Failure.PASSES
     return Failure.STAYS
+
+
+def missing_right(error: BaseException, group: str, topic: str, on_topic: str = "READ") -> MissingRight | None:
+    """The right that the brokers say is missing, if that is what they say. on_topic: what was done with the topic."""
+    if isinstance(error, GroupAuthorizationFailedError):
+        return MissingRight("READ", "group", group, repr(error))
+    if isinstance(error, TopicAuthorizationFailedError):
+        named = error.args[0] if error.args else None
+        names = sorted(named) if isinstance(named, set | frozenset | list | tuple) else []
+        return MissingRight(on_topic, "topic", str(names[0]) if names else topic, repr(error))
+    if isinstance(error, ClusterAuthorizationFailedError):  # an idempotent producer without WRITE on any topic
+        return MissingRight("WRITE", "topic", topic, repr(error))
+    return None
+
+
+@contextmanager
+def naming_rights(group: str, topic: str, on_topic: str = "READ") -> Iterator[None]:
+    """An error of a missing right becomes MissingRight inside of this block."""
+    try:
+        yield
+    except KafkaError as error:
+        missing = missing_right(error, group, topic, on_topic)
+        if missing is None:
+            raise
+        raise missing from error
 
 
 async def ask_committed(
@@ -42,7 +77,8 @@ async def ask_committed(
             raise GroupCoordinatorNotAvailableError(f"the committed positions of {missing} are not in the answer")
         return found
 
-    return await ask_async(question, failure_of, timeout_s)
+    with naming_rights(group, partitions[0].topic):
+        return await ask_async(question, failure_of, timeout_s)
 
 
 async def ask_held(admin: AIOKafkaAdminClient, group: str, member: str) -> Held:

@@ -8,7 +8,7 @@ Startpoints block, so they are asked in a thread; what they want to know of the 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
@@ -41,7 +41,16 @@ class Member(NamedTuple):
 class AiokafkaStarts:
     """For one event loop; its calls are made one at a time."""
 
-    def __init__(self, member: Member, reading: Reading, following: Following, startpoints: Startpoints | None) -> None:
+    def __init__(
+        self,
+        member: Member,
+        reading: Reading,
+        following: Following,
+        startpoints: Startpoints | None,
+        paused: Collection[TopicPartition] = (),
+    ) -> None:
+        """paused: those that the caller paused, which are not resumed here."""
+        self._paused = paused
         self._member, self._client, self._group = member, member.client, member.group
         self._reading, self._following, self._startpoints = reading, following, startpoints
         self._loop = asyncio.get_running_loop()
@@ -126,7 +135,8 @@ class AiokafkaStarts:
         start = (await self.load([partition]))[partition]
         if (partition.topic, partition.partition) in self._reading:
             await self._go(partition, start)
-            self._client.resume(partition)
+            if partition not in self._paused:
+                self._client.resume(partition)
 
     async def back_to_committed(self) -> None:
         """Every partition that is read begins again; where nothing is committed, where its run began."""

@@ -9,7 +9,9 @@ For both clients; each says with its own errors what passes: `confluent_asking`,
 
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from enum import Enum, auto
+from threading import Thread
 from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
@@ -58,6 +60,20 @@ async def ask_async(question: Callable[[], Awaitable[_Answer]], judge: Judge, ti
         return await question()
 
     return await retrying(called)
+
+
+def ask_aside(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
+    """What `question` returns or raises, in a thread of that name, which holds up no exit."""
+    answer: Future[_Answer] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the answer raises it
+            answer.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return answer
 
 
 class _Enough:

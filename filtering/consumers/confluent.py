@@ -10,33 +10,55 @@ cooperative and `group.protocol=consumer`.
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
-from confluent_kafka import (
-    Consumer,
-    Message,
-    TopicPartition,
+from filtering.extras import needed_by
+
+with needed_by("filtering.consumers.confluent"):
+    import confluent_kafka  # noqa: F401 - the message says how to get it
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, Message, TopicPartition
+
+from filtering.consumers.asking import Failure, ask, ask_aside
+from filtering.consumers.confluent_asking import (
+    REBALANCED,
+    ask_partitions,
+    failure_of,
+    failure_of_transaction,
+    missing_right,
+    naming_rights,
 )
-
-from filtering.consumers.asking import ask
-from filtering.consumers.confluent_asking import ask_partitions, failure_of_transaction
 from filtering.consumers.confluent_batches import carried_in_header, columns_of, passing
 from filtering.consumers.confluent_marks import ConfluentMarksTopic
 from filtering.consumers.confluent_member import Member
 from filtering.consumers.confluent_starts import ConfluentStarts
 from filtering.consumers.confluent_unloaded import Unloaded
-from filtering.consumers.errors import MarksTooLarge, SettingOverwritesMarks
+from filtering.consumers.errors import CommitFailed, MarksTooLarge, PositionUnknown, SettingOverwritesMarks
+from filtering.consumers.pauses import Pauses, Reason
 from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, Stored, encode
 from filtering.consumers.reading import Due, FilterSettings, Reading
 from filtering.consumers.startpoints import Startpoints
-from filtering.errors import BadFilterSetting
+from filtering.errors import BadFilterSetting, MissingRight
 from filtering.highwater import HighwaterMarks
 from filtering.replay_filter import FilterCounts
 
 _LOG = logging.getLogger(__name__)
 
+_LOAD_AGAIN_S = 1.0
+_Result = TypeVar("_Result")
 OnPartitions = Callable[["ReplayFilteredConsumer", list[TopicPartition]], None]
+OnCommit = Callable[[Exception | None], None]
+
+
+class _Commit(NamedTuple):
+    """What is being committed in another thread."""
+
+    due: Sequence[Due]
+    written: Mapping[tuple[str, int], Stored]
+    on_commit: OnCommit | None
+    answer: "Future[object]"
 
 
 class ReplayFilteredConsumer:
@@ -69,10 +91,16 @@ class ReplayFilteredConsumer:
         self._reading = Reading(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
         self._stored: dict[tuple[str, int], Stored] = {}
         self._failure: Exception | None = None
+        self._missing: MissingRight | None = None
         self._client = Consumer(self._config)
         member = Member(self._client, config, self._group)
-        self._starts = ConfluentStarts(member, self._reading, startpoints, self._marks_at)
-        self._unloaded = Unloaded(self._client, self._starts.load)
+        self._pauses = Pauses(
+            lambda names: self._client.pause([TopicPartition(*one) for one in names]),
+            lambda names: self._client.resume([TopicPartition(*one) for one in names]),
+        )
+        self._starts = ConfluentStarts(member, self._reading, startpoints, self._marks_at, self._pauses)
+        self._unloaded = Unloaded(self._client, self._starts.load, self._pauses)
+        self._commit: _Commit | None = None
         self._on_assign: OnPartitions | None = None
         self._marks_topic = None if marks_topic is None else ConfluentMarksTopic(config, marks_topic)
 
@@ -101,8 +129,9 @@ class ReplayFilteredConsumer:
     ) -> None:
         """Join the group. The callbacks get this consumer; in `on_revoke` a commit still counts, in `on_lost` not.
 
-        Partitions whose position or marks can't be loaded are not read: the read says why, and the next one loads them
-        again. `on_assign` hears of them once they are.
+        Partitions whose position or marks can't be loaded are not read, and the next read loads them again. What only
+        passes, such as a coordinator that does not answer, is logged; anything else the read raises. `on_assign` is
+        called once they are loaded.
         """
         self._on_assign = on_assign
 
@@ -111,10 +140,10 @@ class ReplayFilteredConsumer:
                 if on_revoke is not None:
                     on_revoke(self, partitions)
             finally:  # a commit that fails there must not leave us committing for who reads them next
-                self._let_go(partitions)
+                self._end_commit_and_let_go(partitions)
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
-            self._let_go(partitions)
+            self._end_commit_and_let_go(partitions)
             if on_lost is not None:
                 on_lost(self, partitions)
 
@@ -122,20 +151,28 @@ class ReplayFilteredConsumer:
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read these, without a group's help; each from its committed position, with the marks as of it."""
+        self._end_commit()
         self._forget([TopicPartition(*one) for one in [*self._reading, *self.stopped]])
         self._client.assign(self._starts.load(partitions))
         self._starts.pause_stopped()
 
     def poll(self, timeout_s: float = -1) -> Message | None:
-        """The next record that is no replay, or an event of the client (`.error()` is set), or None after the time."""
+        """The next record that is no replay, or an event of the client (`.error()` is set), or None after the time.
+
+        Raises MissingRight where the brokers refuse, PairSplit, and what loading positions and startpoints raises.
+        """
         deadline_s = None if timeout_s < 0 else time.monotonic() + timeout_s
         while True:
             self._check()
             left_s = -1 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            message = self._client.poll(wait_s := self._starts.following.wait_s(left_s))
+            message = self._client.poll(wait_s := self._wait_s(left_s))
             if message is None and wait_s != left_s:
-                continue  # there may be a new startpoint
-            if message is None or message.error() is not None:
+                continue  # there may be a new startpoint, or partitions to load again
+            if message is None:
+                return message
+            if (event := message.error()) is not None:
+                if (missing := missing_right(event, self._group, message.topic() or "")) is not None:
+                    raise missing
                 return message
             partition = (str(message.topic()), int(message.partition() or 0))
             if partition not in self._reading:
@@ -152,7 +189,7 @@ class ReplayFilteredConsumer:
     def consume(self, num_messages: int = 500, timeout_s: float = -1) -> list[Message]:
         """As many records as the client hands over at once, without the replays, and its events; the fast road.
 
-        It may be empty although there was something to read: all of it were replays.
+        It may be empty although there was something to read: all of it were replays. Raises as `poll`.
         """
         messages = self._consumed(num_messages, timeout_s)
         if not messages:
@@ -169,15 +206,61 @@ class ReplayFilteredConsumer:
     def commit(self) -> None:
         """Store, for every partition, the position behind what was yielded, with its marks.
 
-        Raises MarksTooLarge, KafkaException: then nothing of it counts, what follows the last commit comes again.
-        A coordinator that moves, or isn't there yet, is asked again for 30 s.
+        Raises CommitFailed while partitions move between members, or a coordinator does not answer for 30 s: read on
+        and commit again. Raises MarksTooLarge, MissingRight, KafkaException for what does not pass. After any of them
+        nothing of it counts, what follows the last commit comes again.
         """
+        self._end_commit()
         due = self._reading.due(_now_ms())
         if not due:
             return
         positions, written = self._positions(due)
-        ask_partitions(lambda _: self._client.commit(offsets=positions, asynchronous=False))
+        self._store(positions)
         self._settle(due, written)
+
+    def commit_async(self, on_commit: OnCommit | None = None) -> bool:
+        """Begin to commit as `commit` does, and return; False, and nothing is begun, while one is under way.
+
+        A later read, commit or `close` of this consumer calls `on_commit(None)`, or with what `commit` would raise;
+        without `on_commit` that is logged. Partitions do not go before it is over. Raises MarksTooLarge; marks that do
+        not fit beside an offset are written before this returns.
+        """
+        self._end_commit(wait=False)
+        if self._commit is not None:
+            return False
+        due = self._reading.due(_now_ms())
+        positions, written = self._positions(due)
+        answer: Future[object]
+        if due:
+            answer = ask_aside(lambda: self._store(positions), f"pushrep commits of {self._group}")
+        else:
+            answer = Future()
+            answer.set_result(None)
+        self._commit = _Commit(due, written, on_commit, answer)
+        return True
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read nothing of these until `resume`, or until they go. Raises PositionUnknown for one that is not here."""
+        self._pauses.add(Reason.CALLER, self._names(partitions))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these again. Raises PositionUnknown for one that is not here."""
+        self._pauses.remove(Reason.CALLER, self._names(partitions))
+
+    def position(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Where each is read next, which is what `commit` stores; OFFSET_INVALID where `auto.offset.reset` decides.
+
+        Raises PositionUnknown for one that is not read here.
+        """
+        found = [(one, self._reading.position((one.topic, one.partition))) for one in partitions]
+        return [
+            TopicPartition(one.topic, one.partition, OFFSET_INVALID if offset is None else offset)
+            for one, offset in found
+        ]
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """What the group committed of each, OFFSET_INVALID for nothing; asks for 30 s. Raises KafkaException."""
+        return self._starts.committed(partitions)
 
     def send_to_transaction(self, producer: Any) -> None:
         """Let a transactional producer commit the positions, so that what it wrote and they are one transaction.
@@ -185,6 +268,7 @@ class ReplayFilteredConsumer:
         Call it before `producer.commit_transaction()`, then `transaction_committed()`; after an aborted one call
         `transaction_aborted()`: every partition goes back to its committed position.
         """
+        self._end_commit()
         due = self._reading.due(_now_ms())
         positions, written = self._positions(due)
         self._in_transaction = (due, written)
@@ -203,6 +287,7 @@ class ReplayFilteredConsumer:
 
     def _back_to_committed(self) -> None:
         """Every partition begins again, where nothing is committed at the first record that the client handed over."""
+        self._end_commit()
         began = {one: self._reading.began(one) for one in self._reading}
         for start in self._starts.load([TopicPartition(*one) for one in began]):
             first = began[start.topic, start.partition]
@@ -220,6 +305,7 @@ class ReplayFilteredConsumer:
         if self._failure is not None:
             self._back_to_committed()
             self._failure = None
+        self._end_commit()
         [committed] = self._starts.committed([partition])
         if committed.offset == partition.offset:
             [start] = self._starts.load([partition])
@@ -241,6 +327,12 @@ class ReplayFilteredConsumer:
     def close(self) -> None:
         """Leave the group; commits nothing. A second call does nothing."""
         try:
+            self._end_commit()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
             self._client.close()  # raises what `on_revoke` raises
         finally:
             if self._marks_topic is not None:
@@ -258,21 +350,38 @@ class ReplayFilteredConsumer:
 
     def _check(self) -> None:
         """After a refused batch its records are gone from the client: going on would lose them."""
+        self._end_commit(wait=False)
         if self._failure is not None:
             raise self._failure
-        if loaded := self._unloaded.load_again():
+        self._raise_missing()
+        if loaded := self._unless_it_passes(self._unloaded.load_again):
             self._began(loaded)
         if not self._in_transaction[0]:  # what that commits is of the run before
-            self._starts.follow()
+            self._unless_it_passes(self._starts.follow)
+
+    def _unless_it_passes(self, step: Callable[[], _Result]) -> _Result | None:
+        """What `step` returns; None, and a warning, where it fails of what a later read may find mended."""
+        try:
+            return step()
+        except Exception as error:
+            if failure_of(error) is not Failure.PASSES:
+                raise
+            _LOG.warning("group %r: brokers do not answer now, a later read asks again: %s", self._group, error)
+            return None
+
+    def _wait_s(self, left_s: float) -> float:
+        """So long of `left_s` (below 0: for ever) the client may wait."""
+        wait_s = self._starts.following.wait_s(left_s)
+        if len(self._unloaded) and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
+            return _LOAD_AGAIN_S
+        return wait_s
 
     def _consumed(self, num_messages: int, timeout_s: float) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._check()
             left_s = -1 if timeout_s < 0 else max(0.0, deadline_s - time.monotonic())
-            messages: list[Message] = self._client.consume(
-                num_messages, wait_s := self._starts.following.wait_s(left_s)
-            )
+            messages: list[Message] = self._client.consume(num_messages, wait_s := self._wait_s(left_s))
             if messages or wait_s == left_s:
                 return messages
 
@@ -283,8 +392,12 @@ class ReplayFilteredConsumer:
         """
         kept = []
         for message in messages:
-            if message.error() is not None:
-                kept.append(message)
+            if (event := message.error()) is not None:
+                missing = missing_right(event, self._group, message.topic() or "")
+                if missing is None:
+                    kept.append(message)
+                else:
+                    self._missing = missing
                 continue
             partition, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
             if partition not in self._reading:
@@ -297,15 +410,26 @@ class ReplayFilteredConsumer:
                 self._failure = error
         if self._failure is not None and not kept:
             raise self._failure
+        if not kept:
+            self._raise_missing()
         return kept
+
+    def _raise_missing(self) -> None:
+        """Once: the client says it again."""
+        missing, self._missing = self._missing, None
+        if missing is not None:
+            raise missing
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         try:
             starts = self._starts.load(partitions)
-        except Exception:
+        except Exception as error:
             self._take(partitions)
             self._unloaded.hold(partitions)
-            raise
+            if failure_of(error) is not Failure.PASSES:
+                raise
+            _LOG.warning("group %r: partitions came and can't be loaded now, reads try again: %s", self._group, error)
+            return
         self._take(starts)
         self._began(partitions)
 
@@ -314,6 +438,13 @@ class ReplayFilteredConsumer:
             self._client.incremental_assign(starts)
         else:
             self._client.assign(starts)
+
+    def _end_commit_and_let_go(self, partitions: list[TopicPartition]) -> None:
+        try:
+            # Until these are given up the client does not join anew, under which membership the commit would count.
+            self._end_commit()
+        finally:
+            self._let_go(partitions)
 
     def _let_go(self, partitions: list[TopicPartition]) -> None:
         self._forget(partitions)
@@ -360,6 +491,39 @@ class ReplayFilteredConsumer:
             positions.append(TopicPartition(*partition, one.offset, metadata))
         return positions, written
 
+    def _store(self, positions: list[TopicPartition]) -> None:
+        """Commit these. Raises CommitFailed, KafkaException."""
+        try:
+            with naming_rights(self._group, positions[0].topic):
+                ask_partitions(lambda _: self._client.commit(offsets=positions, asynchronous=False))
+        except KafkaException as error:
+            if error.args[0].code() in REBALANCED or failure_of(error) is not Failure.STAYS:
+                raise CommitFailed(self._group, error.args[0]) from error
+            raise
+
+    def _end_commit(self, *, wait: bool = True) -> None:
+        """What an asynchronous commit came to, if it is over or is waited for; the caller is told."""
+        commit = self._commit
+        if commit is None or not (wait or commit.answer.done()):
+            return
+        error = commit.answer.exception()
+        self._commit = None
+        if error is None:
+            self._settle(commit.due, commit.written)
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        if commit.on_commit is not None:
+            commit.on_commit(error)
+        elif error is not None:
+            _LOG.warning("an asynchronous commit failed: %s", error)
+
+    def _names(self, partitions: Iterable[TopicPartition]) -> list[tuple[str, int]]:
+        names = [(one.topic, one.partition) for one in partitions]
+        for name in names:
+            if name not in self._reading and name not in self._unloaded and name not in self.stopped:
+                raise PositionUnknown(*name)
+        return names
+
     def _settle(self, due: Sequence[Due], written: Mapping[tuple[str, int], Stored]) -> None:
         """The commit is stored: what it replaced goes, and startpoints are consumed."""
         self._reading.committed(due)
@@ -375,7 +539,7 @@ class ReplayFilteredConsumer:
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         gone = list(partitions)
         self._starts.forget(gone)
-        self._unloaded.forget(gone)
+        self._pauses.forget((one.topic, one.partition) for one in gone)  # the client remembers what is paused
         for one in gone:
             self._stored.pop((one.topic, one.partition), None)
         if not list(self._reading):  # of a refused batch nothing is read any more: what comes, begins anew

@@ -1,11 +1,13 @@
 """Which of confluent-kafka's failures pass. `KafkaError.retriable()` speaks of transactions only."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from filtering.consumers.asking import TIMEOUT_S, Failure, ask
+from filtering.errors import MissingRight
 
 _Answer = TypeVar("_Answer")
 
@@ -60,6 +62,43 @@ _NOT_THERE = frozenset(
 )
 
 
+REBALANCED = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001
+    }
+)
+"""What a commit says while partitions move between members, or of a member that the group has given up."""
+
+
+def missing_right(error: KafkaError, group: str, topic: str, on_topic: str = "READ") -> MissingRight | None:
+    """The right that the brokers say is missing, if that is what they say. on_topic: what was done with the topic."""
+    rights = {
+        KafkaError.GROUP_AUTHORIZATION_FAILED: ("READ", "group", group),
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: (on_topic, "topic", topic),
+        # An idempotent producer without WRITE on any topic.
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: ("WRITE", "topic", topic),
+    }
+    found = rights.get(error.code())
+    return None if found is None else MissingRight(*found, error)
+
+
+@contextmanager
+def naming_rights(group: str, topic: str, on_topic: str = "READ") -> Iterator[None]:
+    """A KafkaException of a missing right becomes MissingRight inside of this block."""
+    try:
+        yield
+    except KafkaException as error:
+        missing = missing_right(error.args[0], group, topic, on_topic)
+        if missing is None:
+            raise
+        raise missing from error
+
+
 def connection_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """What another client needs of a consumer's settings to reach the same brokers; secrets are among it."""
     return {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
@@ -87,6 +126,23 @@ def failure_of_transaction(error: BaseException) -> Failure:
     """The same for a step of a transaction, which may be called again only where the client says so."""
     again = isinstance(error, KafkaException) and error.args[0].retriable()
     return Failure.PASSES if again else Failure.STAYS
+
+
+def flush(producer: Producer, timeout_s: float) -> None:
+    """The client's `flush`. Raises KafkaException for a fatal error, also where a delivery is reported behind it."""
+    with fatal_errors():
+        producer.flush(timeout_s)
+
+
+@contextmanager
+def fatal_errors() -> Iterator[None]:
+    """A fatal error that the client raises into a delivery callback comes out as SystemError: here as itself."""
+    try:
+        yield
+    except SystemError as raised:
+        if isinstance(raised.__cause__, KafkaException):
+            raise raised.__cause__ from raised
+        raise
 
 
 def ask_brokers(question: Callable[[float], _Answer], timeout_s: float = TIMEOUT_S) -> _Answer:

@@ -4,6 +4,7 @@ write: key = group/topic/partition/version, value = the marks' bytes ─▶ (par
 read:  the record at that very offset; its key must be the one        delete: a tombstone, once another is committed
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -13,12 +14,20 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import ask_brokers, connection_of, failure_of_code
+from filtering.consumers.confluent_asking import (
+    ask_brokers,
+    connection_of,
+    failure_of_code,
+    flush,
+    missing_right,
+    naming_rights,
+)
 from filtering.consumers.errors import MarksLost
 from filtering.consumers.positions import Stored, pack_marks, unpack_marks
 from filtering.errors import BadFilterSetting
 from filtering.highwater import HighwaterMarks
 
+_LOG = logging.getLogger(__name__)
 _TIMEOUT_S = 30.0
 
 _LATE = KafkaError(KafkaError._TIMED_OUT, "the marks topic does not answer")  # noqa: SLF001 - the client's own names
@@ -32,7 +41,8 @@ class ConfluentMarksTopic:
         shared = connection_of(config)
         self._topic = topic
         _refuse_uncompacted(shared, topic)
-        self._producer = Producer({**shared, "enable.idempotence": True, "acks": "all"})
+        self._settings = {**shared, "enable.idempotence": True, "acks": "all"}
+        self._producer = Producer(self._settings)
         reader = {"group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True}
         self._reader = Consumer({**shared, **reader, "auto.offset.reset": "error"})
 
@@ -65,8 +75,10 @@ class ConfluentMarksTopic:
                 return message
             if error.code() in _BEYOND:
                 return None
+            if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                continue  # the client looks for its group's coordinator, and no group is used here
             if failure_of_code(error) is not Failure.PASSES:
-                raise KafkaException(error)
+                raise missing_right(error, "", self._topic) or KafkaException(error)
         raise KafkaException(_LATE)
 
     def delete(self, stored: Stored) -> None:
@@ -75,17 +87,25 @@ class ConfluentMarksTopic:
         self._producer.poll(0)
 
     def close(self) -> None:
-        """What was sent is on the brokers."""
-        self._producer.flush(_TIMEOUT_S)
-        self._reader.close()
+        """Marks were confirmed when they were sent; a deletion that fails leaves a version that no commit names."""
+        try:
+            self._producer.flush(_TIMEOUT_S)
+        except KafkaException as error:  # raised, it would hide what ended the caller's block
+            _LOG.warning("marks topic %s: not all old versions were deleted: %s", self._topic, error)
+        finally:
+            self._reader.close()
 
     def _send(self, key: str, value: bytes) -> Message:
         reports: list[tuple[KafkaError | None, Message]] = []
         self._producer.produce(self._topic, value, key, on_delivery=lambda *report: reports.append(report))
-        self._producer.flush(_TIMEOUT_S)
+        try:
+            flush(self._producer, _TIMEOUT_S)
+        except KafkaException as fatal:  # this client sends nothing more
+            self._producer = Producer(self._settings)
+            raise (missing_right(fatal.args[0], "", self._topic, "WRITE") or fatal) from fatal
         for error, message in reports:
             if error is not None:
-                raise KafkaException(error)
+                raise missing_right(error, "", self._topic, "WRITE") or KafkaException(error)
             return message
         raise KafkaException(_LATE)
 
@@ -93,8 +113,9 @@ class ConfluentMarksTopic:
 def _refuse_uncompacted(config: Mapping[str, Any], topic: str) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(dict(config))  # held until it has answered
-    described = ask_brokers(
-        lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
-    )
+    with naming_rights("", topic, "DESCRIBE_CONFIGS"):
+        described = ask_brokers(
+            lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
+        )
     if (policy := described["cleanup.policy"].value) != "compact":
         raise BadFilterSetting("marks_topic", topic, f"a topic with cleanup.policy=compact, this has {policy}")

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from threading import Thread
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from filtering.consumers.asking import ask_aside
 from filtering.consumers.confluent_asking import connection_of
 from filtering.consumers.holding import ASK_WITHIN_S, Held, Holding
 
@@ -30,16 +30,9 @@ class Member:
 
     def _ask(self, member: str) -> "Future[Held]":
         """In a thread that nobody waits for: a client is made in it, which first has to have its `oauth_cb`'s token."""
-        answer: Future[Held] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(held_by(self._connection, self.group, member))
-            except BaseException as error:  # noqa: BLE001 - whoever asks for the answer raises it
-                answer.set_exception(error)
-
-        Thread(target=ask, name=f"pushrep who holds what in {self.group}", daemon=True).start()
-        return answer
+        return ask_aside(
+            lambda: held_by(self._connection, self.group, member), f"pushrep who holds what in {self.group}"
+        )
 
 
 def held_by(connection: Mapping[str, Any], group: str, member: str) -> Held:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
-from filtering.consumers.confluent_asking import ask_bounds, ask_partitions
+from filtering.consumers.confluent_asking import ask_bounds, ask_partitions, naming_rights
 from filtering.consumers.confluent_member import Member
 from filtering.consumers.following import Following
+from filtering.consumers.pauses import Pauses, Reason
 from filtering.consumers.positions import Position, decode
 from filtering.consumers.reading import NO_MARKS, Due, Reading
 from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, Wish
@@ -40,11 +41,18 @@ def metadata_of(committed: TopicPartition) -> str | None:
 class ConfluentStarts:
     """marks_of: the marks that a committed position names. Not thread-safe; asks brokers for 30 s at most."""
 
-    def __init__(self, member: Member, reading: Reading, startpoints: Startpoints | None, marks_of: MarksOf) -> None:
+    def __init__(
+        self,
+        member: Member,
+        reading: Reading,
+        startpoints: Startpoints | None,
+        marks_of: MarksOf,
+        pauses: Pauses,
+    ) -> None:
+        self._pauses = pauses
         self._member, self._client, self._group, self._reading = member, member.client, member.group, reading
         self._startpoints, self._marks_of = startpoints, marks_of
         self.following = Following(reading, None if startpoints is None else startpoints.look_every_s)
-        self._paused: set[tuple[str, int]] = set()
 
     def load(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Where the client is to begin; OFFSET_INVALID: its reset policy decides. All of them, or it raises."""
@@ -69,7 +77,8 @@ class ConfluentStarts:
     def committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """What the group committed. Raises KafkaException."""
         plain = [TopicPartition(one.topic, one.partition) for one in partitions]
-        return ask_partitions(lambda left_s: self._client.committed(plain, left_s))
+        with naming_rights(self._group, plain[0].topic if plain else ""):
+            return ask_partitions(lambda left_s: self._client.committed(plain, left_s))
 
     def follow(self) -> None:
         """Obey what is new, if it is time to ask. Raises why a partition was stopped, once for each."""
@@ -82,18 +91,11 @@ class ConfluentStarts:
 
     def pause_stopped(self) -> None:
         """Those that may not be read, once the client has them."""
-        new = set(self.following.stopped) - self._paused
-        if new:
-            self._client.pause([TopicPartition(*partition) for partition in new])
-            self._paused |= new
+        self._pauses.add(Reason.STOPPED, set(self.following.stopped) - self._pauses.of(Reason.STOPPED))
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are going; a client keeps in mind what is paused, even when it comes again."""
-        gone = {(one.topic, one.partition) for one in partitions}
-        if paused := gone & self._paused:
-            self._client.resume([TopicPartition(*partition) for partition in paused])
-            self._paused -= paused
-        self.following.forget(gone)
+        """These are going."""
+        self.following.forget({(one.topic, one.partition) for one in partitions})
 
     def consumed(self, due: Sequence[Due]) -> None:
         """A commit of these is stored."""
@@ -104,9 +106,10 @@ class ConfluentStarts:
     def _obeyed(self, startpoints: Startpoints) -> bool:
         """Whether all is done; a partition that has just come can't be moved yet, and is at the next call."""
         try:
-            for partition in set(self._reading) - self._paused:
+            stopped = self._pauses.of(Reason.STOPPED)
+            for partition in set(self._reading) - stopped:
                 self._move(partition, startpoints)
-            for partition in list(self._paused):
+            for partition in stopped:
                 self._begin_again(partition)
         except KafkaException as error:
             if error.args[0].code() != KafkaError._STATE:  # noqa: SLF001 - its only name
@@ -135,8 +138,7 @@ class ConfluentStarts:
         [start] = self.load([TopicPartition(*partition)])
         if partition in self._reading:
             self._client.seek(start)
-            self._client.resume([TopicPartition(*partition)])
-            self._paused.discard(partition)
+            self._pauses.remove(Reason.STOPPED, [partition])
 
     def _facts(self, partition: tuple[str, int], position: int | None) -> PartitionFacts:
         return PartitionFacts(*partition, self._bounds, self._first_at, position, self._member.is_held)

@@ -10,41 +10,42 @@ from collections.abc import Callable, Iterable, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from filtering.consumers.pauses import Pauses, Reason
+
 Load = Callable[[Sequence[TopicPartition]], list[TopicPartition]]
 
 
 class Unloaded:
     """load: where the client is to begin, all of these or it raises. Not thread-safe."""
 
-    def __init__(self, client: Consumer, load: Load) -> None:
-        self._client, self._load = client, load
-        self._held: set[tuple[str, int]] = set()
+    def __init__(self, client: Consumer, load: Load, pauses: Pauses) -> None:
+        self._client, self._load, self._pauses = client, load, pauses
+
+    def __len__(self) -> int:
+        return len(self._pauses.of(Reason.UNLOADED))
 
     def __contains__(self, partition: tuple[str, int]) -> bool:
-        return partition in self._held
+        return partition in self._pauses.of(Reason.UNLOADED)
 
     def hold(self, partitions: Sequence[TopicPartition]) -> None:
         """They were assigned just now, and are not to be read."""
-        self._client.pause(list(partitions))
-        self._held |= {(one.topic, one.partition) for one in partitions}
+        self._pauses.add(Reason.UNLOADED, [(one.topic, one.partition) for one in partitions])
 
     def load_again(self) -> list[TopicPartition]:
         """Those that are read from now on. Raises what loading raises: then all are held until the next call."""
-        if not self._held:
+        held = sorted(self._pauses.of(Reason.UNLOADED))
+        if not held:
             return []
         loaded = []
-        for start in self._load([TopicPartition(*one) for one in sorted(self._held)]):
+        for start in self._load([TopicPartition(*one) for one in held]):
             if not self._begun(start):
                 break
             loaded.append(TopicPartition(start.topic, start.partition))
         return loaded
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are gone, or begin elsewhere; a client keeps in mind what is paused, even when it comes again."""
-        gone = self._held & {(one.topic, one.partition) for one in partitions}
-        if gone:
-            self._client.resume([TopicPartition(*one) for one in gone])
-            self._held -= gone
+        """These are read now, or begin elsewhere."""
+        self._pauses.remove(Reason.UNLOADED, [(one.topic, one.partition) for one in partitions])
 
     def _begun(self, start: TopicPartition) -> bool:
         """False if the client can't seek yet in a partition that has only just come."""

@@ -18,6 +18,18 @@ class SettingOverwritesMarks(ConsumerError, ValueError):
         self.setting, self.value = setting, value
 
 
+class CommitFailed(ConsumerError):
+    """Positions are not committed, and nothing is lost: read on and commit again.
+
+    Partitions move between the group's members, or its coordinator does not answer. The next commit stores what this
+    one was to store, of the partitions that this consumer still has; the records of others come to who has them now.
+    """
+
+    def __init__(self, group: str, why: object) -> None:
+        super().__init__(f"the positions of group {group!r} are not committed ({why}): read on and commit again")
+        self.group, self.why = group, str(why)
+
+
 class MarksTooLarge(ConsumerError):
     """The marks of one partition do not fit beside its offset: give the consumer a `marks_topic`."""
 

@@ -8,14 +8,20 @@ A distribution adds a command by an entry point of the group `pushrep.commands` 
 
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from filtering import FilteringError
+from pushrep.cli.logging_options import log_format_option, log_level_option, log_to_stderr
+from pushrep.cli.missing import why_missing
 from pushrep.errors import PushrepError
+from pushrep.shadowed import why_hidden
 
 GROUP = "pushrep.commands"
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
@@ -23,6 +29,7 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 # Our own commands' lines in `pushrep --help`, so that showing them loads none (demo would bring Spark's parts with it).
 _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
+    "certs": "Make a certificate authority and certificates for a trial of mutual TLS.",
     "demo": "Watch real records go through crashes and replays and come out once each.",
     "demo-kafka": "The same through Kafka, two Spark jobs and PostgreSQL, with each of them killed.",
     "log": "Look into the files of logs, check and mend them.",
@@ -34,7 +41,7 @@ _SUMMARIES = {
     "replay": "Any part of a log again, to its end or following, for people and pipes.",
     "replica": "Keep copies of other services' logs, pushed here as they are written.",
     "ship": "Deliver to Kafka what a service that is gone has left in its outbox.",
-    "startpoint": "Say where a consumer starts next; see who wished what.",
+    "startpoint": "Say where a consumer starts next; see who asked for what.",
 }
 
 
@@ -50,14 +57,27 @@ class Commands(click.Group):
             return None
         try:
             command = entry.load()
-        except ModuleNotFoundError as error:
-            raise click.ClickException(
-                f"pushrep {cmd_name} needs the Python package {error.name!r}, which is not installed; "
-                "install pushrep with its extras: pip install '.[demo]' in its repository"
-            ) from error
+        except (ImportError, AttributeError) as error:  # AttributeError: from somebody else's package of our name
+            package = entry.module.partition(".")[0]
+            why = why_missing(f"pushrep {cmd_name}", error) if isinstance(error, ImportError) else None
+            if (why := why_hidden(package) or why) is None:
+                raise
+            raise click.ClickException(why) from error
         if not isinstance(command, click.Command):
             raise click.ClickException(f"entry point {entry.value!r} of pushrep {cmd_name} is no click command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with a suggestion for a typing error."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            if not near or "Did you mean" in error.format_message():
+                raise
+            raise click.UsageError(f"{error.format_message()} Did you mean {near[0]!r}?", ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -88,15 +108,71 @@ def _installed() -> dict[str, EntryPoint]:
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "auto_envvar_prefix": "PUSHREP",  # each option has a variable: docs/settings.md
+    },
     epilog="Each command explains itself with examples: pushrep append --help",
 )
 @click.version_option(version("pushrep"), prog_name="pushrep")
-def cli() -> None:
+@click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Options of the commands, in TOML."
+)
+@log_format_option
+@log_level_option
+@click.pass_context
+def cli(ctx: click.Context, config: Path | None, log_format: str, log_level: str) -> None:
     """A crash-safe local log in Kafka's own format: append to it, read it, replay it."""
+    log_to_stderr(log_format, log_level)
+    if config is not None:
+        ctx.default_map = _options_in(config)
+        for table in ctx.default_map:
+            if table not in _installed() and (near := get_close_matches(table, _installed(), 1, 0.8)):
+                why = f"{config} has a table [{table}], and there is no such command; did you mean [{near[0]}]?"
+                raise click.BadParameter(why, param_hint="--config")
+        name = ctx.invoked_subcommand
+        command = None if name is None else cli.get_command(ctx, name)
+        if name is not None and command is not None:
+            _refuse_misspelt(command, ctx.default_map.get(name, {}), name)
 
 
-def run(arguments: Sequence[str]) -> int:
+def _options_in(config: Path) -> dict[str, Any]:
+    """Tables by the names of commands, options by theirs, `-` or `_` between words."""
+    try:
+        return _with_underscores(tomllib.loads(config.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{config} is no TOML: {error}", param_hint="--config") from error
+
+
+def _refuse_misspelt(command: click.Command, table: dict[str, Any], place: str) -> None:
+    """Raises BadParameter for a name in the file's table that is no option. Of a group only its commands' tables count:
+    a service keeps its own settings in [log] and [outbox].
+    """
+    if isinstance(command, click.Group):
+        for name, below in table.items():
+            found = command.commands.get(name)
+            if found is not None and isinstance(below, dict):
+                _refuse_misspelt(found, below, f"{place}.{name}")
+        return
+    known = [option.name for option in command.params if option.name is not None]
+    for name, value in table.items():
+        if name not in known and not isinstance(value, dict):
+            near = get_close_matches(name, known, 1)
+            why = f"[{place}] has {name!r}, which is no option{f'; did you mean {near[0]!r}?' if near else ''}"
+            raise click.BadParameter(why, param_hint="--config")
+
+
+def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name if isinstance(value, dict) else name.replace("-", "_"): _with_underscores(value)
+        if isinstance(value, dict)
+        else value
+        for name, value in table.items()
+    }
+
+
+def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - an exit code for each way to end
     """Run one command line and return the exit code; what went wrong is on standard error."""
     try:
         answer = cli.main(args=list(arguments), prog_name="pushrep", standalone_mode=False)
@@ -110,6 +186,10 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(error.format_message())
     except (PushrepError, FilteringError) as error:
         return _fail(str(error))
+    except ImportError as error:
+        if (why := why_missing(f"pushrep {' '.join(arguments[:1])}", error)) is None:
+            raise
+        return _fail(why)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     return answer if isinstance(answer, int) else 0

@@ -1,6 +1,5 @@
 """`pushrep promote`: a replica becomes the leader of its outbox. pushrep.outbox.promotion does the work."""
 
-import logging
 from pathlib import Path
 
 import click
@@ -8,6 +7,7 @@ import click
 from pushrep.cli.replica.certificates import client_tls, tls_options
 from pushrep.outbox.promotion import Promotion, promote
 from pushrep.push.settings import PushSettings
+from pushrep.replication.errors import TooFewMembers
 
 
 @click.command("promote")
@@ -15,6 +15,19 @@ from pushrep.push.settings import PushSettings
 @click.option("--catch-up", is_flag=True, help="Another member holds more: fetch that first, instead of refusing.")
 @click.option(
     "--accept-loss", is_flag=True, help="Too few members answer: lead all the same; what only they hold is lost."
+)
+@click.option(
+    "--lost",
+    type=click.IntRange(0, 255),
+    multiple=True,
+    metavar="INDEX",
+    help="With --accept-loss: this member's directory is destroyed; it leaves the list. Can be given again.",
+)
+@click.option(
+    "--new",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="With --accept-loss: a node that comes into the list, to be given everything. Can be given again.",
 )
 @click.option("--member", type=click.IntRange(0, 255), help="Its index, if the node listens under another address.")
 @click.option("--timeout-s", type=click.FloatRange(0), default=5.0, show_default=True, help="For the others to answer.")
@@ -26,6 +39,8 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
     cert: Path | None,
     key: Path | None,
     ca: Path | None,
+    lost: tuple[int, ...],
+    new: tuple[str, ...],
     *,
     catch_up: bool,
     accept_loss: bool,
@@ -38,12 +53,29 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
 
     DIRECTORY is <data>/<outbox id> of a node, which may be running: it lets go of it. Enough other members have to
     answer, so that nothing acknowledged with ALL is lost. Then open the service's Outbox on DIRECTORY, with the
-    replicas that are printed. The old leader is refused from now on; `pushrep replica adopt` puts its directory under
-    a node, where it follows (docs/replication.md).
+    replicas that are printed. Members that are lost for good, with what they promised, are said to be so by --lost,
+    and nodes that take their places by --new; then the outbox goes on with ALL (docs/replication.md). The old leader
+    is refused from now on; `pushrep replica adopt` puts its directory under a node, where it follows.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     push = PushSettings(tls=client_tls(cert, key, ca))
-    _tell(promote(directory, catch_up=catch_up, accept_loss=accept_loss, member=member, push=push, timeout_s=timeout_s))
+    try:
+        done = promote(
+            directory,
+            catch_up=catch_up,
+            accept_loss=accept_loss,
+            member=member,
+            lost=lost,
+            new=new,
+            push=push,
+            timeout_s=timeout_s,
+        )
+    except TooFewMembers as error:
+        known = " ".join(f"--lost {index}" for index in sorted({*lost, *error.silent}))
+        raise click.ClickException(
+            f"{error}. Nothing was changed. If their directories are destroyed: pushrep promote {directory} "
+            f"--accept-loss {known} --new HOST:PORT"
+        ) from error
+    _tell(done)
 
 
 def _tell(done: Promotion) -> None:

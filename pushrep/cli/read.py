@@ -17,6 +17,7 @@ from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.errors import PushrepError
 from pushrep.log import Isolation, LogReader, SegmentLog, list_logs
+from pushrep.outbox.slots import outboxes_at
 from pushrep.records import Record
 
 _TABLE_ROWS = 20
@@ -89,15 +90,16 @@ def read(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if as_json:
         format_ = "json"
-    names = _chosen(directory, topic, partition)
-    carrier = carrier or carrier_of(directory, names[0][0])
+    places = outboxes_at(directory)  # all slots as one
+    names = [(place, *log) for place in places for log in _chosen(place, topic, partition)]
+    carrier = carrier or carrier_of(places[0], names[0][1])
     limit = count if count is not None else _LATEST_RECORDS if from_ == "latest" else None
     if format_ == "table" and limit is None:
         limit = _TABLE_ROWS
     with ExitStack() as readers:
         opened = [
-            readers.enter_context(SegmentLog.open_reader(directory / f"{name}-{number}", isolation=isolation))
-            for name, number in names
+            readers.enter_context(SegmentLog.open_reader(place / f"{name}-{number}", isolation=isolation))
+            for place, name, number in names
         ]
         ranges = [_range(reader, from_, limit) for reader in opened]
         rows = chain.from_iterable(one.records(limit) for one in ranges)

@@ -3,17 +3,22 @@
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 from rich import progress as bars
 from rich.console import Console
 
 from pushrep.cli.log.showing import show_json
-from pushrep.kafka import ShippingTimeout
+from pushrep.errors import BadArgument
+from pushrep.kafka import KafkaDestination, ShippingTimeout
 from pushrep.kafka.progress import Progress, read_progress
 from pushrep.kafka.properties import destination_of
 from pushrep.kafka.shipment import DestinationLag
+from pushrep.log import LogLocked
 from pushrep.outbox import Acks, NoOutbox, Outbox, read_identity
+from pushrep.outbox.destinations import ship_again
+from pushrep.outbox.slots import outboxes_at
 from pushrep.seams import REAL_FILESYSTEM
 
 _LOOK_S = 0.25
@@ -29,27 +34,56 @@ _LOOK_S = 0.25
     help="Properties of the client, as kcat and librdkafka spell them: security.protocol, sasl.username ...",
 )
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0), help="Seconds; without it, until all is delivered.")
+@click.option(
+    "--again",
+    multiple=True,
+    metavar="[PARTITION:]OFFSET",
+    help="Send again what the topic has lost: look for it from this offset of the log on. Without a partition: of all.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
 def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None, timeout_s: float | None,
-    as_json: bool,  # noqa: FBT001 - click's
+    again: tuple[str, ...], as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
     """Ship what the outbox in DIRECTORY holds to its Kafka topic, until the topic acknowledged everything.
 
     \b
       pushrep ship outbox --bootstrap-servers broker-1:9092,broker-2:9092
       pushrep ship outbox --bootstrap-servers broker:9093 --config client.properties --json
+      pushrep ship outbox --bootstrap-servers broker:9092 --again 3:1042      behind TopicLostRecords
 
     For an outbox that no service has open. It goes on where the last shipping ended; interrupted, it goes on again.
     Exit code 1 if a record is refused (its offset is named), or the time is over.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     destination = destination_of(bootstrap_servers, topic, config)
+    places = outboxes_at(directory)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    for place in places:
+        try:
+            found = _ship_one(place, destination, topic, again, deadline)
+        except LogLocked as error:
+            if place == directory:
+                raise
+            click.echo(f"{place.name}: process {error.pid} has it open, and ships it", err=True)
+            continue
+        name = "" if place == directory else f"{place.name}: "
+        if as_json:
+            show_json(found if place == directory else {"slot": place.name, **found})
+        else:
+            click.echo(f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s")
+
+
+def _ship_one(
+    directory: Path, destination: KafkaDestination, topic: str | None, again: tuple[str, ...], deadline: float | None
+) -> dict[str, Any]:
     identity = read_identity(REAL_FILESYSTEM, directory)
     if identity is None:
         raise NoOutbox(directory)
+    if again:
+        ship_again(directory, _offsets(again, identity.partitions), topic=topic or identity.topic)
     known = read_progress(REAL_FILESYSTEM, directory).get(topic or identity.topic, Progress()).partitions
     started = time.monotonic()
-    deadline = None if timeout_s is None else started + timeout_s
+    timeout_s = None if deadline is None else max(0.0, deadline - started)
     with Outbox.open(
         directory, identity.topic, identity.partitions, identity.producer,
         carrier=identity.carrier, create=False, kafka=destination, batch_bytes=1,
@@ -64,12 +98,19 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
         )
         _wait(outbox, name, shipped, timeout_s, deadline)
         ends = [log.log_end_offset for log in logs]
-    seconds = time.monotonic() - started
-    if as_json:
-        show_json({"topic": name.removeprefix("kafka:"), "shipped": shipped, "log_end_offsets": ends,
-                   "seconds": round(seconds, 3)})  # fmt: skip
-    else:
-        click.echo(f"{shipped:,} records shipped to {name.removeprefix('kafka:')} in {seconds:.1f} s")
+    seconds = round(time.monotonic() - started, 3)
+    return {"topic": name.removeprefix("kafka:"), "shipped": shipped, "log_end_offsets": ends, "seconds": seconds}
+
+
+def _offsets(again: tuple[str, ...], partitions: int) -> dict[int, int]:
+    """By partition of the log. Raises BadArgument."""
+    found: dict[int, int] = {}
+    for one in again:
+        partition, colon, offset = one.rpartition(":")
+        if not (offset.isdecimal() and partition.isdecimal() == bool(colon)):
+            raise BadArgument("again", f"{one!r} is neither OFFSET nor PARTITION:OFFSET")
+        found |= dict.fromkeys([int(partition)] if colon else range(partitions), int(offset))
+    return found
 
 
 def _wait(outbox: Outbox, name: str, records: int, timeout_s: float | None, deadline: float | None) -> None:

@@ -52,7 +52,8 @@ def key_rows(servers: str, topic: str, partitions: int) -> Iterator[tuple[int, i
     with closing(Ends(servers, {topic: partitions})) as asking:
         ends = asking.ask()[topic]
     settings = {"bootstrap.servers": servers, "group.id": "pushrep-demo-check", "enable.auto.commit": False}
-    with closing(Consumer({**settings, "check.crcs": True, "log_level": 0})) as consumer:
+    # A partition may end with a marker, which is no record.
+    with closing(Consumer({**settings, "check.crcs": True, "log_level": 0, "enable.partition.eof": True})) as consumer:
         left = {n: end for n, end in enumerate(ends) if end > 0}
         consumer.assign([TopicPartition(topic, n, 0) for n in left])
         read_at_s = time.monotonic()
@@ -64,7 +65,9 @@ def key_rows(servers: str, topic: str, partitions: int) -> Iterator[tuple[int, i
                 raise TopicNotRead(f"topic {topic}: nothing came for {READ_WITHIN_S:.0f} s, {left} is not read")
             for message in messages:
                 if (error := message.error()) is not None:
-                    if error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
+                        left.pop(message.partition() or 0, None)
+                    elif error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                         raise KafkaException(error)
                     continue
                 partition, offset = message.partition(), message.offset()
@@ -73,8 +76,8 @@ def key_rows(servers: str, topic: str, partitions: int) -> Iterator[tuple[int, i
                 if metadata is None:
                     raise TopicNotRead(f"record {offset} of {topic}-{partition} has a key that is none of ours")
                 yield partition, offset, message.timestamp()[1], metadata.pid, metadata.partition, metadata.offset
-                if offset + 1 >= left[partition]:
-                    del left[partition]
+                if offset + 1 >= left.get(partition, 0):
+                    left.pop(partition, None)
 
 
 def load_original(connection: Any, original: Path) -> None:
@@ -229,7 +232,10 @@ def rows_by_batch(connection: Any, relay_ends: dict[str, dict[str, int]]) -> tup
 def event_time(connection: Any, table: str, partition: str, offset: str, reached: Sequence[int]) -> int | None:
     """The latest event time (ms) of the records before the `reached` offsets, one a partition."""
     places = " OR ".join(
-        f'({partition} = {int(n)} AND "{offset}" = {int(end) - 1})' for n, end in enumerate(reached) if end > 0
+        f'({partition} = {int(n)} AND "{offset}" = (SELECT max("{offset}") FROM {table} '
+        f'WHERE {partition} = {int(n)} AND "{offset}" < {int(end)}))'  # markers take offsets, too
+        for n, end in enumerate(reached)
+        if end > 0
     )
     if not places:
         return None

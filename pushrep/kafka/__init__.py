@@ -11,9 +11,14 @@ from pushrep.kafka.errors import (
     DestinationAhead,
     DestinationRefused,
     KafkaUnreachable,
+    OutboxDiverged,
+    OutboxTakenOver,
+    RebaseRefused,
+    RebaseUnfinished,
     ShippingError,
     ShippingStopped,
     ShippingTimeout,
+    TopicLostRecords,
     TopicMissing,
 )
 
@@ -23,8 +28,13 @@ __all__ = [
     "DestinationRefused",
     "KafkaDestination",
     "KafkaUnreachable",
+    "OutboxDiverged",
+    "OutboxTakenOver",
+    "RebaseRefused",
+    "RebaseUnfinished",
     "ShippingError",
     "ShippingStopped",
     "ShippingTimeout",
+    "TopicLostRecords",
     "TopicMissing",
 ]

@@ -7,23 +7,27 @@ All of it runs in one event loop.
 
 import asyncio
 import random
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import CloseReason
 from aiokafka.errors import KafkaError
+from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
+from filtering import MissingRight
 from pushrep.kafka.answers import Code
 from pushrep.kafka.connection import Connection
 from pushrep.kafka.destination import KafkaDestination, Token
-from pushrep.kafka.errors import KafkaUnreachable, ShippingError, TopicMissing
+from pushrep.kafka.errors import KafkaRightMissing, KafkaUnreachable, ShippingError, TopicMissing
 
 _EARLIEST, _LATEST = -2, -1
 _READ_UNCOMMITTED = 0
+_TRANSACTIONS = 1
 _FETCH_BYTES = 4 << 20
 _FETCH_WAIT_MS = 500
 _CLOSE_S = 1.0
@@ -37,6 +41,11 @@ class BrokerError(ShippingError):
     def __init__(self, what: str, error_code: int) -> None:
         super().__init__(f"{what}: {Code.name_of(error_code)}")
         self.error_code = error_code
+
+
+def right_missing(operation: str, resource: str, name: str, error_code: int) -> KafkaRightMissing:
+    """As `MissingRight` names it."""
+    return KafkaRightMissing(str(MissingRight(operation, resource, name, Code.name_of(error_code))))
 
 
 class Bounds(NamedTuple):
@@ -105,15 +114,67 @@ class Cluster:
         """What can be read of a partition now. Raises BrokerError and what UNREACHABLE names."""
         return Bounds(await self._offset(partition, _EARLIEST), await self._offset(partition, _LATEST))
 
+    async def ends(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Of many partitions, the first offset that is not given yet; one request a broker. Raises as `bounds`."""
+
+        async def ask(node: int, of_node: Iterable[int]) -> dict[int, int]:
+            asked = [(partition, _LATEST) for partition in of_node]
+            response = await self.ask(node, OffsetRequest(-1, _READ_UNCOMMITTED, [(self._topic, asked)]))
+            found = {}
+            for partition, error_code, _, offset in response.topics[0][1]:
+                if error_code:
+                    raise BrokerError(f"the end of {self._topic}-{partition}", error_code)
+                found[partition] = int(offset)
+            return found
+
+        answers = await asyncio.gather(*(ask(node, some) for node, some in self._by_leader(partitions).items()))
+        return {partition: offset for answer in answers for partition, offset in answer.items()}
+
     async def fetch(self, partition: int, offset: int) -> bytes:
         """Batches from the one that holds `offset` on, the last one perhaps cut off. Raises as `bounds`."""
-        partitions = [(partition, offset, _FETCH_BYTES)]
-        request = FetchRequest(_FETCH_WAIT_MS, 1, _FETCH_BYTES, _READ_UNCOMMITTED, [(self._topic, partitions)])
-        response = await self._ask_leader(partition, request)
-        one = response.topics[0][1][0]
-        if one[1]:
-            raise BrokerError(f"reading {self._topic}-{partition} from offset {offset}", one[1])
-        return bytes(one[-1] or b"")
+        return (await self.fetch_many({partition: offset}))[partition]
+
+    async def fetch_many(self, offsets: Mapping[int, int]) -> dict[int, bytes]:
+        """The same of many partitions, by their offsets; one request a broker. One at least gives something, if there
+        is anything to give. Raises as `bounds`.
+        """
+
+        async def ask(node: int, of_node: Iterable[int]) -> dict[int, bytes]:
+            asked = [(partition, offsets[partition], _FETCH_BYTES) for partition in of_node]
+            request = FetchRequest(_FETCH_WAIT_MS, 1, _FETCH_BYTES, _READ_UNCOMMITTED, [(self._topic, asked)])
+            found = {}
+            for one in (await self.ask(node, request)).topics[0][1]:
+                if one[1] == Code.TOPIC_AUTHORIZATION_FAILED:
+                    raise right_missing("READ", "topic", self._topic, one[1])
+                if one[1]:
+                    raise BrokerError(f"reading {self._topic}-{one[0]} from offset {offsets[one[0]]}", one[1])
+                found[one[0]] = bytes(one[-1] or b"")
+            return found
+
+        answers = await asyncio.gather(*(ask(node, some) for node, some in self._by_leader(offsets).items()))
+        return {partition: data for answer in answers for partition, data in answer.items()}
+
+    async def find_coordinator(self, transactional_id: str) -> int:
+        """The broker that keeps this transactional id. Raises as `refresh`, BrokerError."""
+        response = await self._ask_any(FindCoordinatorRequest(transactional_id, _TRANSACTIONS))
+        if response.error_code:
+            raise BrokerError(f"the coordinator of transactional id {transactional_id}", response.error_code)
+        self._addresses[response.coordinator_id] = (response.host, response.port)
+        return int(response.coordinator_id)
+
+    async def has_topic(self, topic: str) -> bool:
+        """Whether the brokers know it; also where nobody says so for want of a right. Raises as `refresh`."""
+        response = await self._ask_any(MetadataRequest([topic], allow_auto_topic_creation=False))
+        return all(one[0] != Code.UNKNOWN_TOPIC_OR_PARTITION for one in response.topics if one[1] == topic)
+
+    async def ask(self, node: int, request: Any) -> Any:
+        """A broker's answer. Raises what UNREACHABLE names."""
+        connection = await self.connection(node)
+        try:
+            return await connection.send(request)
+        except TimeoutError:
+            self.drop(node)
+            raise
 
     async def close(self) -> None:
         """Close every connection, and wait a moment until they are."""
@@ -138,15 +199,18 @@ class Cluster:
         return int(offset)
 
     async def _ask_leader(self, partition: int, request: Any) -> Any:
-        node = self.leaders.get(partition)
-        if node is None:
-            raise BrokerError(f"{self._topic}-{partition}", Code.LEADER_NOT_AVAILABLE)
-        connection = await self.connection(node)
-        try:
-            return await connection.send(request)
-        except TimeoutError:
-            self.drop(node)
-            raise
+        (node,) = self._by_leader([partition])
+        return await self.ask(node, request)
+
+    def _by_leader(self, partitions: Iterable[int]) -> dict[int, list[int]]:
+        """The partitions of each broker that leads one. Raises BrokerError where it is not known who does."""
+        found: dict[int, list[int]] = {}
+        for partition in partitions:
+            node = self.leaders.get(partition)
+            if node is None:
+                raise BrokerError(f"{self._topic}-{partition}", Code.LEADER_NOT_AVAILABLE)
+            found.setdefault(node, []).append(partition)
+        return found
 
     async def _ask_any(self, request: Any) -> Any:
         """The answer of the first broker that gives one."""

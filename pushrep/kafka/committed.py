@@ -26,7 +26,7 @@ from filtering.consumers.asking import Failure
 from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of_code
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicReplaced
-from pushrep.kafka.topic import TopicFacts, uuid_of
+from pushrep.kafka.topic import TopicFacts, kafka_failure, uuid_of
 
 _PAUSE_S = 0.005  # a commit is seen by readers some ms after its answer
 
@@ -50,7 +50,7 @@ class CommittedRecords:
 
     def end(self) -> int:
         """Behind the last record that is committed."""
-        with _told():
+        with _told(self._topic):
             return self._end(self._left_s())
 
     def has_open_change(self) -> bool:
@@ -65,13 +65,13 @@ class CommittedRecords:
             )
             return int(asked[place].result(max(1.0, left_s)).offset)
 
-        with _told():
+        with _told(self._topic):
             return ask_brokers(end, self._left_s()) > self._end(self._left_s())
 
     def new(self, at_least: int = 0) -> Iterator[Message]:
         """What is behind the position, which moves along. `at_least`: wait until the end is there."""
         deadline_s = monotonic() + self._left_s()
-        with _told():
+        with _told(self._topic):
             asked = None if at_least else self._ask_identity(self._left_s())  # on its way together with what follows
             while (end := self._end(deadline_s - monotonic())) < at_least:
                 if monotonic() > deadline_s:
@@ -93,7 +93,7 @@ class CommittedRecords:
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
         try:
             while self.position < end:
-                with _told():
+                with _told(self._topic):
                     message = self._next(end, deadline_s)
                 if message is not None:
                     yield message
@@ -113,6 +113,8 @@ class CommittedRecords:
         if error is None:
             self.position = min(offset + 1, end)  # what came in behind the end belongs to the next reading
             return message if offset < end else None
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return None  # the client looks for its group's coordinator, and no group is used here
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
             self.position = max(self.position, offset)  # behind the mark that ends a transaction
         elif failure_of_code(error) is not Failure.PASSES:
@@ -136,10 +138,10 @@ class CommittedRecords:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _told(topic: str) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        raise KafkaUnreachable(error.args[0].str()) from error
+        raise kafka_failure(error.args[0], topic, "READ") from error
     except TimeoutError as error:
         raise KafkaUnreachable("no answer in time") from error

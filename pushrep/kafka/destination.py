@@ -14,6 +14,7 @@ from pushrep.topic_id_partition import topic_fault
 
 _TOKENS = "OAUTHBEARER"
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _TOKENS)
+_FENCES = ("preferred", "required", "off")
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _DURATION_MAX_MS = 1 << 31  # both clients take 32 bits
 
@@ -31,6 +32,9 @@ class KafkaDestination:
     ssl_cafile: certificates that brokers are checked against (None: the system's); ssl_certfile, ssl_keyfile: our own.
     request_timeout_ms: a broker that does not answer within it is asked again, over a new connection.
     retry_backoff_ms, retry_backoff_max_ms: the pause after a failure, doubled each time up to the second.
+    fence: whether other instances of the outbox are shut out at the topic, which needs the right to write to the
+        transactional ids `pushrep-<outbox id>-*`. "preferred": without the right it is shipped all the same, with a
+        warning. "required": nothing is shipped without it. "off": nobody is shut out.
     Raises BadArgument, which names the setting.
     """
 
@@ -50,6 +54,7 @@ class KafkaDestination:
     request_timeout_ms: int = 30_000
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1000
+    fence: str = "preferred"
 
     def __post_init__(self) -> None:
         servers = self.bootstrap_servers
@@ -63,6 +68,8 @@ class KafkaDestination:
                 raise BadArgument(name, f"give milliseconds from 1 on, not {value!r}")
         if self.security_protocol not in _PROTOCOLS:
             raise BadArgument("security_protocol", f"{self.security_protocol!r} is none of {', '.join(_PROTOCOLS)}")
+        if self.fence not in _FENCES:
+            raise BadArgument("fence", f"{self.fence!r} is none of {', '.join(_FENCES)}")
         self._check_sasl()
         self._check_tls()
 

@@ -2,12 +2,15 @@
 
 DestinationRefused, TopicMissing   change or make the topic         ShippingStopped   look at the record it names
 DestinationAhead                   begin a new PID epoch            ShippingTimeout   wait longer, look at `lag()`
-CorruptDestinationsFile            restore or remove the file
+OutboxDiverged                     pushrep outbox rebase            TopicLostRecords  pushrep ship --again
+CorruptDestinationsFile            restore or remove the file       OutboxTakenOver   close one of two instances
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pushrep.errors import PushrepError
+from pushrep.records import Record
 
 
 class ShippingError(PushrepError):
@@ -34,27 +37,99 @@ class DestinationAhead(ShippingError):
     """The topic holds records of this outbox that its log does not have: the log went back, as by a restored copy.
 
     What is appended now would take offsets that readers have seen already. Nothing was sent.
+    `pid_epoch`: under which the topic holds them.
     """
 
     def __init__(self, partition: int, *, shipped_offset: int, log_end_offset: int, pid_epoch: int) -> None:
         super().__init__(
             f"the topic holds offset {shipped_offset} of partition {partition} under PID epoch {pid_epoch}, and the "
-            f"log ends at {log_end_offset}: it was restored from an older copy; begin a new PID epoch before the "
-            "first append (pushrep.outbox.begin_pid_epoch)"
+            f"log ends at {log_end_offset}: it was restored from an older copy. Stop the service, then: pushrep log "
+            "new-epoch DIRECTORY, before anything is appended; pushrep outbox rebase DIRECTORY, if something was"
         )
         self.partition, self.shipped_offset = partition, shipped_offset
         self.log_end_offset, self.pid_epoch = log_end_offset, pid_epoch
 
 
-class CorruptDestinationsFile(ShippingError):
-    """destinations.json can't be believed: restore it, or remove it to ship again from the log's start.
+class OutboxDiverged(ShippingError):
+    """The topic holds another record at a position that a record of this log has: readers took one for the other.
 
-    It holds how many partitions of the topic are used. A topic that has grown since needs `pushrep outbox repartition`
-    after the file was removed: readers would meet records of one pair in two partitions.
+    The log was restored from an older copy and appended to, or two copies of a directory were used. Shipping stops.
+    `offset` is the log's, `topic_offset` that of the record in partition `topic_partition` of the topic; `in_log` and
+    `in_topic` are both records.
+    """
+
+    def __init__(  # noqa: PLR0913 - both records, and where they lie
+        self, partition: int, offset: int, *, in_log: Record, in_topic: Record, topic: str, topic_partition: int
+    ) -> None:
+        differs = [name for name in ("key", "value", "headers", "timestamp_ms")
+                   if getattr(in_log, name) != getattr(in_topic, name)]  # fmt: skip
+        super().__init__(
+            f"offset {offset} of partition {partition} and offset {in_topic.offset} of {topic}-{topic_partition} have "
+            f"one position and are two records: {' and '.join(differs)} differ (value in the log: "
+            f"{_size(in_log.value)}, in the topic: {_size(in_topic.value)}). The outbox was restored from an older "
+            "copy, or copied. Stop the service, then: pushrep outbox rebase DIRECTORY"
+        )
+        self.partition, self.offset, self.in_log, self.in_topic = partition, offset, in_log, in_topic
+        self.topic, self.topic_partition, self.topic_offset = topic, topic_partition, in_topic.offset
+
+
+def _size(value: bytes | None) -> str:
+    return "null" if value is None else f"{len(value)} bytes"
+
+
+class RebaseRefused(ShippingError):
+    """Records can't be appended again under another PID, since their position is the caller's own: `metadata=`.
+
+    `offset` is the first of `count` in `partition`. Nothing was changed. Let their source append them again, and give
+    these up: pushrep outbox skip.
+    """
+
+    def __init__(self, partition: int, offset: int, count: int, metadata: str) -> None:
+        super().__init__(
+            f"{count} records of partition {partition}, the first at offset {offset}, are not in the topic and carry "
+            f"the caller's own metadata ({metadata}), which they would lose: let their source append them again, and "
+            "give these up (pushrep outbox skip)"
+        )
+        self.partition, self.offset, self.count = partition, offset, count
+
+
+class RebaseUnfinished(ShippingError):
+    """`pushrep outbox rebase` was interrupted. Nothing is shipped before it is run again, and ends."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"a rebase was interrupted: stop the service, then again: pushrep outbox rebase {directory}")
+        self.directory = directory
+
+
+class TopicLostRecords(ShippingError):
+    """The topic does not hold records any more that it had acknowledged, as after an unclean election of a leader.
+
+    `lost`: partition of the log to the range [first, end) of its offsets. Shipping stops, so that they can be sent
+    again before what follows them: readers that filter drop what comes behind its successors.
+    """
+
+    def __init__(self, topic: str, lost: Mapping[int, tuple[int, int]]) -> None:
+        ranges = ", ".join(f"offsets [{first}, {end}) of partition {p}" for p, (first, end) in lost.items())
+        again = " ".join(f"--again {p}:{first}" for p, (first, _) in lost.items())
+        super().__init__(
+            f"topic {topic} has lost what it had acknowledged: {ranges}. Stop the service, then: pushrep ship "
+            f"DIRECTORY {again}"
+        )
+        self.topic, self.lost = topic, dict(lost)
+
+
+class CorruptDestinationsFile(ShippingError):
+    """destinations.json can't be believed: restore it, or remove it. Then the topic is read from its start.
+
+    It holds how many partitions of the topic are used. Without it that is found out by where the topic holds this
+    outbox's records.
     """
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: {why}; restore it from a copy, or remove it to ship again from the log's start")
+        super().__init__(
+            f"{path}: {why}; restore it from a copy, or remove it: then the topic is read from its start, and what it "
+            "lacks is shipped"
+        )
         self.path, self.why = path, why
 
 
@@ -94,6 +169,25 @@ class TopicReplaced(ShippingError):
         self.topic = topic
 
 
+class OutboxTakenOver(ShippingError):
+    """Another instance of this outbox ships to the topic: a promoted member, or a copy of the directory.
+
+    Nothing is sent, and what was on its way is refused by the brokers. With replicas it goes on by itself once enough
+    members say that this one leads. Without, who opens the outbox next takes it over again.
+    """
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(
+            f"topic {topic} is shipped to by another instance of this outbox ({why}): see that only one is open, a "
+            "directory and not its copy; opening it again takes over"
+        )
+        self.topic, self.why = topic, why
+
+
+class BeginsAnew(ShippingError):
+    """What a session knows is not to be relied on any more: the next one finds out what the topic holds."""
+
+
 class NotPinned(ShippingError):
     """How many partitions are used is not known to enough members yet; it is said again until it is."""
 
@@ -107,4 +201,12 @@ class KafkaUnreachable(ShippingError):
 
     def __init__(self, why: str) -> None:
         super().__init__(f"Kafka can't be reached: {why}")
+        self.why = why
+
+
+class KafkaRightMissing(KafkaUnreachable):
+    """Kafka's authorizer refuses: give the right that `why` names; the service goes on meanwhile."""
+
+    def __init__(self, why: str) -> None:
+        ShippingError.__init__(self, f"Kafka refuses: {why}")
         self.why = why

@@ -2,10 +2,13 @@
 
     {"version": 1, "crc32c": int, "destinations": {topic: {
         "topic_id": uuid | null, "pid_epoch": int,                  whose numbers these are, under which PID epoch
+        "pid_epochs": [int, ...],                                   earlier ones of the outbox; missing: none
+        "lost": {partition: [first, end]},                          what it acknowledged and has lost; missing: nothing
+        "rebase": {partition: [log end, [[start, end], ...]]},      an unfinished rebase; missing: there is none
         "epochs": [{"pid_epoch": int, "partitions": int | null,     how many of the topic's partitions are used, of the
                     "starts": {partition: offset}}, ...],           records from these offsets on (missing: 0)
         "progress": {partition: [acknowledged, destination offset, crc]},
-        "skipped": [{"partition": int, "offset": int, "reason": str, "at_ms": int}, ...]}}}
+        "skipped": [{"partition": int, "offset": int, "reason": str, "at_ms": int, "end": int}, ...]}}}
 
 Offsets are the log's, but for the destination offset: what the topic holds from there on is not known yet. `crc` is
 that of the log's batch which ends at `acknowledged` or holds it: where the log has another one there, it was cut and
@@ -23,6 +26,7 @@ from uuid import UUID
 import google_crc32c
 
 from pushrep.kafka.errors import CorruptDestinationsFile
+from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.seams import Filesystem, read_whole, write_atomic
 
 FILE_NAME = "destinations.json"
@@ -55,12 +59,20 @@ class EpochPartitions:
 
 
 class Skip(NamedTuple):
-    """A record that is not shipped, by an operator's word."""
+    """Records that are not shipped, by an operator's word: the one at `offset`, or all of [offset, end)."""
 
     partition: int
     offset: int
     reason: str
     at_ms: int
+    end: int | None = None
+
+
+class Rebase(NamedTuple):
+    """Of one log partition: these ranges of offsets are appended again, in order, from `log_end` on."""
+
+    log_end: int
+    again: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +84,16 @@ class Progress:
     epochs: tuple[EpochPartitions, ...] = ()
     partitions: Mapping[int, PartitionProgress] = field(default_factory=dict)
     skipped: tuple[Skip, ...] = ()
+    pid_epochs: tuple[int, ...] = ()
+    rebase: Mapping[int, Rebase] = field(default_factory=dict)
+    lost: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    def under(self, pid_epoch: int) -> "Progress":
+        """The same for an outbox that goes on under this PID epoch; the one before is kept in mind."""
+        if pid_epoch == self.pid_epoch:
+            return self
+        earlier = {*self.pid_epochs, self.pid_epoch} - {pid_epoch}
+        return replace(self, pid_epoch=pid_epoch, pid_epochs=tuple(sorted(earlier)))
 
     def topic_partition(self, partition: int, offset: int) -> int:
         """The Kafka partition of a log partition's record; every epoch's number is fixed."""
@@ -99,9 +121,11 @@ class Progress:
         starts = [epoch.starts.get(partition, 0) for epoch in self.epochs]
         return min((start for start in starts if start > offset), default=None)
 
-    def skipped_of(self, partition: int) -> frozenset[int]:
+    def skipped_of(self, partition: int) -> OffsetRanges:
         """The offsets that are not shipped."""
-        return frozenset(one.offset for one in self.skipped if one.partition == partition)
+        return OffsetRanges(
+            (one.offset, one.end or one.offset + 1) for one in self.skipped if one.partition == partition
+        )
 
     def with_topic(self, topic_id: UUID, partitions: int, pid_epoch: int) -> "Progress":
         """For the topic as it is now: what is not fixed yet is fixed, and another topic's numbers are dropped."""
@@ -112,7 +136,8 @@ class Progress:
             for one in epochs
         )
         known = dict(self.partitions) if is_same else {}
-        return replace(self, topic_id=topic_id, pid_epoch=pid_epoch, epochs=fixed, partitions=known)
+        lost = self.lost if is_same else {}
+        return replace(self.under(pid_epoch), topic_id=topic_id, epochs=fixed, partitions=known, lost=lost)
 
     def within(self, ends: Mapping[int, int]) -> "Progress":
         """For logs that end there: a later epoch begins where a log was cut, if that is lower."""
@@ -169,6 +194,9 @@ def _fields_of(one: Progress) -> dict[str, Any]:
     return {
         "topic_id": None if one.topic_id is None else str(one.topic_id),
         "pid_epoch": one.pid_epoch,
+        **({"pid_epochs": list(one.pid_epochs)} if one.pid_epochs else {}),
+        **({"lost": {str(p): list(at) for p, at in one.lost.items()}} if one.lost else {}),
+        **({"rebase": {str(p): [at.log_end, at.again] for p, at in one.rebase.items()}} if one.rebase else {}),
         "epochs": [
             {
                 "pid_epoch": epoch.pid_epoch,
@@ -178,7 +206,7 @@ def _fields_of(one: Progress) -> dict[str, Any]:
             for epoch in one.epochs
         ],
         "progress": {str(partition): list(at) for partition, at in one.partitions.items()},
-        "skipped": [skip._asdict() for skip in one.skipped],
+        "skipped": [{k: v for k, v in skip._asdict().items() if v is not None} for skip in one.skipped],
     }
 
 
@@ -192,6 +220,12 @@ def _progress_of(fields: Mapping[str, Any]) -> Progress:
         ),
         partitions={p: PartitionProgress(*at) for p, at in _by_number(fields["progress"]).items()},
         skipped=tuple(Skip(**one) for one in fields["skipped"]),
+        pid_epochs=tuple(fields.get("pid_epochs", ())),
+        lost={p: (int(first), int(end)) for p, (first, end) in _by_number(fields.get("lost", {})).items()},
+        rebase={
+            p: Rebase(end, tuple((int(a), int(b)) for a, b in again))
+            for p, (end, again) in _by_number(fields.get("rebase", {})).items()
+        },
     )
 
 

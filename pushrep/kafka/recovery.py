@@ -4,7 +4,7 @@
     RETRY, REFRESH        the same bytes again after a pause; REFRESH asks who leads
     CHECK_TOPIC           the same, if the topic is still the one it was: else the session ends with TopicReplaced
     RESYNC                the topic is read from the last known offset to its end, our records in it are counted, and
-                          the rest goes under a new producer id
+                          the rest goes under a new producer id; behind a fence the session begins anew, which does so
     SPLIT                 what is not acknowledged is read again from the log, in smaller pieces
     STOP                  the same, and the log partition waits until somebody acted
 
@@ -15,40 +15,55 @@ later continues what the topic held, in order and without holes, so a reader's f
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pushrep.kafka.answers import Code, Reaction
-from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster
+from pushrep.kafka.cluster import UNREACHABLE, Bounds, BrokerError, Cluster, right_missing
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import KafkaUnreachable, TopicReplaced
+from pushrep.kafka.errors import (
+    BeginsAnew,
+    DestinationRefused,
+    KafkaUnreachable,
+    TopicLostRecords,
+    TopicMissing,
+    TopicReplaced,
+)
 from pushrep.kafka.pipeline import Pipeline, Sent
-from pushrep.kafka.resume import Matching, Origin, whole_batches
+from pushrep.kafka.resume import Matching, Origin, behind_old_messages, whole_batches
 from pushrep.kafka.shipment import Shipment
 from pushrep.kafka.source import LogSource
 from pushrep.kafka.topic import TopicFacts, look_at_topic
+from pushrep.records import RecordBatch
 
 _LOG = logging.getLogger("pushrep.kafka")
 _T = TypeVar("_T")
 
-_TAIL_OFFSETS = 1000  # where nothing is known of a topic, so much of its end is held against the log
 _DOUBLINGS_MAX = 10
+_LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
+
+
+class UntilDone(Protocol):
+    """Tries until the brokers let something happen."""
+
+    async def __call__(self, what: Callable[[], Awaitable[_T]], /) -> _T: ...
 
 
 class Recovery:
     """See the file's map. `size_max_bytes`: the largest batch that the topic takes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what a session stands on, and how it ends
         self,
         destination: KafkaDestination,
         facts: TopicFacts,
         cluster: Cluster,
         shipment: Shipment,
         origin: Origin,
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._destination, self._facts, self._cluster = destination, facts, cluster
-        self._shipment, self._origin = shipment, origin
+        self._shipment, self._origin, self._fail = shipment, origin, fail
         self.size_max_bytes = facts.max_message_bytes
         self._failures: dict[int, int] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -86,19 +101,28 @@ class Recovery:
                 await self.refresh()
 
     async def resume(self, partition: int, sources: Sequence[LogSource]) -> None:
-        """Find out how much of the logs a Kafka partition holds already. Raises DestinationAhead, CorruptBatch."""
-        await self.until_done(lambda: self._match(partition, sources))
+        """Find out how much of the logs a Kafka partition holds already.
 
-    async def recover(self, pipeline: Pipeline, sources: Sequence[LogSource]) -> tuple[LogSource, str] | None:
+        Raises OutboxDiverged, DestinationAhead, TopicLostRecords, TopicReplaced, CorruptBatch.
+        """
+        if sources:
+            await self._match(partition, sources)
+
+    async def recover(
+        self, pipeline: Pipeline, sources: Sequence[LogSource], *, is_fenced: bool
+    ) -> tuple[LogSource, str] | None:
         """Bring a drained pipeline on its way again; a log partition that has to stop, and why.
 
-        Raises TopicReplaced, TopicMissing, DestinationAhead.
+        is_fenced: all pipelines have one producer id, and another one for this pipeline needs all of them to stop.
+        Raises BeginsAnew, TopicReplaced, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords.
         """
         first, reaction = pipeline.verdict()
         failures = self._failures[pipeline.partition] = self._failures.get(pipeline.partition, 0) + 1
         why = f"{self._facts.topic}-{pipeline.partition}: {first.answer}"
         _LOG.info("%s, so: %s", why, reaction.name)
         if reaction is Reaction.RESYNC:
+            if is_fenced:
+                raise BeginsAnew(why)
             await self._resync(pipeline, sources)
         elif reaction is Reaction.SPLIT:
             await self._look_at_topic()
@@ -106,6 +130,8 @@ class Recovery:
             self._take_back(pipeline, first)
         elif reaction is Reaction.STOP:
             self._take_back(pipeline, first)
+            if first.answer is not None and first.answer.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+                why = str(right_missing("WRITE", "topic", self._facts.topic, first.answer.error_code))
             return self._shipment.sources[first.partition], why
         else:
             if failures > 1:
@@ -126,7 +152,9 @@ class Recovery:
     async def _look_quietly(self) -> None:
         try:
             self.size_max_bytes = (await self._look_at_topic()).max_message_bytes
-        except (KafkaUnreachable, TopicReplaced, BrokerError) as error:
+        except DestinationRefused as error:
+            self._fail(error)
+        except (KafkaUnreachable, TopicReplaced, TopicMissing, BrokerError) as error:
             _LOG.info("%s", error)  # whoever sends next finds it out for sure
 
     async def _resync(self, pipeline: Pipeline, sources: Sequence[LogSource]) -> None:
@@ -151,34 +179,56 @@ class Recovery:
             self.size_max_bytes = max(1, refused_bytes // 2)
 
     async def _match(self, partition: int, sources: Sequence[LogSource]) -> None:
-        if not sources:
-            return
-        bounds = await self._cluster.bounds(partition)
-        known = max(source.destination_offset for source in sources)
-        if known > bounds.end:
-            _LOG.warning("%s-%d lost what it had acknowledged: it is shipped again", self._facts.topic, partition)
-            for source in sources:
-                since = self._shipment.progress.same_since(source.partition, source.acknowledged)  # what went there
-                source.acknowledged = max(source.log.log_start_offset, since)
+        shipment, topic = self._shipment, self._facts.topic
+        bounds = await self.until_done(lambda: self._cluster.bounds(partition))
+        known = known_offset(sources, bounds)
+        newest = max(source.destination_offset for source in sources)
+        lost = partition in shipment.went_back
+        if newest > bounds.end:
+            lost |= await self.until_done(lambda: self._confirmed_end(partition, newest)) < newest
+            bounds = await self.until_done(lambda: self._cluster.bounds(partition))
+        if lost or known < 0:
+            at = bounds.start
+        else:
+            at = max(bounds.start, known)
+            if known < bounds.start:
+                shipment.head_was_cut(f"{topic}-{partition}", known, bounds.start)
+        for source in sources:
+            source.rewind()
+        logs = [source.log for source in shipment.sources.values()]
+        starts = {source.partition: self._first_offset(source, lost=lost) for source in sources}
+        skipped = {number: source.skipped for number, source in shipment.sources.items()}
+        matching = Matching(self._origin, logs, starts, (topic, partition), skipped)
+        end = await read_partition(self._cluster, self.until_done, partition, at, matching.take)
+        if lost:
+            await self.until_done(self._look_at_topic)  # one that was made again has lost nothing
+            self._check_lost(partition, sources, matching)
+        for source in sources:
+            self._advance(source, matching.next_offsets[source.partition], end)
+            source.rewind()
+
+    def _first_offset(self, source: LogSource, *, lost: bool) -> int:
+        """The first offset that is looked for: what was acknowledged is believed, unless the topic lost something."""
+        if not lost:
+            return source.acknowledged
+        since = self._shipment.progress.same_since(source.partition, source.acknowledged)
+        return max(source.log.log_start_offset, since)
+
+    def _check_lost(self, partition: int, sources: Sequence[LogSource], matching: Matching) -> None:
+        """Raise TopicLostRecords for what was acknowledged and is not in the topic, which was read from its start."""
+        lost = {}
+        for source in sources:
+            held = matching.held.get(source.partition)
+            below = [min(end, source.acknowledged) for start, end in held or () if start < source.acknowledged]
+            # Behind the last that is there: retention may have taken the first ones, which is no loss.
+            first = max([matching.next_offsets[source.partition], *below])
+            if first < source.acknowledged:
+                lost[source.partition] = (first, source.acknowledged)
+            else:
                 source.destination_offset = -1
-            known = -1
-        for source in sources:
-            source.rewind()
-        at = max(bounds.start, known if known >= 0 else bounds.end - _TAIL_OFFSETS)
-        starts = {source.partition: source.acknowledged for source in sources}
-        matching = Matching(self._origin, [source.log for source in sources], starts)
-        while at < bounds.end:
-            found = whole_batches(await self._cluster.fetch(partition, at))
-            before = at
-            for batch in found:
-                if batch.header.next_offset > at:
-                    matching.take(batch)
-                    at = batch.header.next_offset
-            if at == before:
-                raise BrokerError(f"{self._facts.topic}-{partition} gives nothing at {at}", Code.OFFSET_OUT_OF_RANGE)
-        for source in sources:
-            self._advance(source, matching.next_offsets[source.partition], at)
-            source.rewind()
+        if lost:
+            raise TopicLostRecords(self._facts.topic, lost)
+        self._shipment.went_back.discard(partition)  # records of others
 
     def _advance(self, source: LogSource, offset: int, destination_offset: int) -> None:
         if offset > source.acknowledged:
@@ -187,11 +237,58 @@ class Recovery:
         else:
             source.destination_offset = max(source.destination_offset, destination_offset)
 
+    async def check_topic(self, known_ends: Mapping[int, int]) -> None:
+        """Look whether the topic would still hold what is sent, and holds what it acknowledged: up to these offsets.
+
+        Nothing is said where brokers don't answer now. Raises DestinationRefused, TopicReplaced, TopicMissing;
+        BrokerError where it ends below: a session that begins anew finds out what is lost.
+        """
+        try:
+            self.size_max_bytes = (await self._look_at_topic()).max_message_bytes
+            below = await self._below(known_ends)
+        except (*UNREACHABLE, KafkaUnreachable, BrokerError) as error:
+            _LOG.info("the topic can't be looked at now: %r", error)
+            return
+        for partition in below:
+            raise self.went_back(partition)
+
+    async def _below(self, known_ends: Mapping[int, int]) -> list[int]:
+        """Partitions that end below what is known of them. Raises BrokerError and what UNREACHABLE names."""
+        ends = await self._cluster.ends(known_ends)
+        doubtful = [partition for partition, known in known_ends.items() if ends.get(partition, known) < known]
+        return [one for one in doubtful if await self._confirmed_end(one, known_ends[one]) < known_ends[one]]
+
+    async def note_ends(self, known_ends: Mapping[int, int]) -> None:
+        """Note the partitions that end below what is known of them; `resume` then says what they lost."""
+        self._shipment.went_back.update(await self.until_done(lambda: self._below(known_ends)))
+
+    def went_back(self, partition: int) -> BrokerError:
+        """The error that lets the session begin anew, and read this partition from its start."""
+        self._shipment.went_back.add(partition)
+        return BrokerError(
+            f"{self._facts.topic}-{partition} ends below what it had acknowledged", Code.OFFSET_OUT_OF_RANGE
+        )
+
+    async def _confirmed_end(self, partition: int, known: int) -> int:
+        """The end of a Kafka partition; asked several times where it is below `known`: who leads now learns it late."""
+        for left in range(_LOOKS_AT_END, 0, -1):
+            try:
+                end = (await self._cluster.bounds(partition)).end
+            except BrokerError as error:
+                _LOG.info("%s", error)
+                end = -1
+            if end >= known or left == 1:
+                break
+            await asyncio.sleep(_LOOK_AT_END_S)
+        return end if end >= 0 else known
+
     async def _look_at_topic(self) -> TopicFacts:
-        """Raises TopicReplaced, TopicMissing, KafkaUnreachable."""
+        """Raises DestinationRefused for what would lose records now, TopicReplaced, TopicMissing, KafkaUnreachable."""
         facts = await in_thread(lambda: look_at_topic(self._destination, self._facts.topic))
         if facts.topic_id != self._facts.topic_id:
             raise TopicReplaced(facts.topic)
+        # Batches above a lower max.message.bytes are taken apart: no record is lost by that.
+        facts.check(batch_bytes=0, oldest_unsent_age_ms=self._shipment.oldest_unsent_age_ms())
         self._facts = facts
         return facts
 
@@ -204,6 +301,46 @@ class Recovery:
 
     async def _pause(self, failures: int) -> None:
         await asyncio.sleep(backoff_s(self._destination, failures))
+
+
+def known_offset(sources: Sequence[LogSource], bounds: Bounds) -> int:
+    """Up to where the contents of a Kafka partition are known of all these logs; -1: nothing is."""
+    if all(source.is_new for source in sources):
+        return bounds.end  # nobody can have seen the PID of an outbox that was made just now
+    if any(source.destination_offset < 0 for source in sources):
+        return -1
+    return max(source.destination_offset for source in sources)
+
+
+async def read_partition(
+    cluster: Cluster, until_done: UntilDone, partition: int, at: int, take: Callable[[RecordBatch, int], None]
+) -> int:
+    """Give `take` what a Kafka partition holds from offset `at` on, up to its end of now, which is returned.
+
+    It gets whole batches, and the offset in each from which on it is meant.
+    """
+    end = (await until_done(lambda: cluster.bounds(partition))).end
+
+    async def fetch() -> bytes:
+        nonlocal at
+        try:
+            return await cluster.fetch(partition, at)
+        except BrokerError as error:
+            if error.error_code == Code.OFFSET_OUT_OF_RANGE:  # retention goes on while it is read
+                at = max(at, (await cluster.bounds(partition)).start)
+            raise
+
+    while at < end:
+        before = at
+        data = await until_done(fetch)
+        for batch in whole_batches(data):
+            if batch.header.next_offset > at:
+                take(batch, at)
+                at = batch.header.next_offset
+        at = max(at, behind_old_messages(data))
+        if at == before:
+            raise BrokerError(f"partition {partition} gives nothing at {at}", Code.OFFSET_OUT_OF_RANGE)
+    return max(at, end)
 
 
 def backoff_s(destination: KafkaDestination, failures: int) -> float:

@@ -1,25 +1,44 @@
-"""What the topic holds already: a partition read from where it is known on, its records held against the log's.
+"""What the topic holds already: a partition read from where it is known on, its records held against the logs'.
 
-    topic from the destination offset on:   x  a5  a6  x  b2  a7 │ end        x: others', or duplicates of ours
+    topic from the destination offset on:   x  a5  a6  x  b2  a7 │ end        x: others', or copies of ours
     log a from its acknowledged offset on:     a5  a6         a7 ─▶ a8 is next        log b:  b2 ─▶ b3 is next
 
-A record is known by its 20 bytes of metadata. Pure, but for the logs that are read on.
+A record of the topic is ours if its 20 bytes of metadata and its content are those of a record of a log. The next one
+of each log is found by its 20 bytes; any other that has a PID of this outbox is looked up by the offset in them:
+
+    the log has there        under an earlier PID epoch    under the present one, or a later one
+    the same record          it is held                    it is held
+    the same 20 bytes, but
+    another content          OutboxDiverged                OutboxDiverged
+    another record           nobody's                      OutboxDiverged
+    nothing, it ends below   nobody's                      DestinationAhead
+    nothing, it begins above nobody's                      nobody's
+
+Records with the caller's own metadata may come again later with another timestamp, so it is not compared for them; nor
+where the broker sets it. Pure, but for the logs that are read.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from filtering import METADATA_HEADER, StreamMetadata
-from pushrep.kafka.errors import DestinationAhead
+from pushrep.kafka.errors import DestinationAhead, OutboxDiverged
+from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.source import ShippedLog
-from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch
+from pushrep.log import OffsetOutOfRange
+from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch, TimestampType, UnsupportedCodec
+
+_LOG = logging.getLogger("pushrep.kafka")
 
 _PID_BYTES = 8
+_NOTHING = OffsetRanges()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Whose records they are. pids: this outbox's own, by the epoch: the present one and those that could follow."""
+    """Whose records they are. pids: this outbox's own, by the epoch: the present one, later and earlier ones."""
 
     carrier: str
     pids: Mapping[int, int]
@@ -37,56 +56,169 @@ class Origin:
         named = [value for name, value in record.headers if name == METADATA_HEADER]
         return named[-1] if named else None
 
-    def check(self, metadata: bytes | None, log_ends: Mapping[int, int]) -> None:
-        """Raise DestinationAhead for a record of ours that its log does not have."""
-        if metadata is None or metadata[:_PID_BYTES] not in self._epochs:
-            return
-        found = StreamMetadata.try_unpack(metadata)
-        if found is None:
-            return
-        epoch, end = self._epochs[metadata[:_PID_BYTES]], log_ends.get(found.partition, 0)
-        if epoch > self.pid_epoch or found.offset >= end:
-            raise DestinationAhead(found.partition, shipped_offset=found.offset, log_end_offset=end, pid_epoch=epoch)
+    def epoch_of(self, metadata: bytes) -> int | None:
+        """The PID epoch that these 20 bytes are of; None: they are a caller's own, or another outbox's."""
+        return self._epochs.get(metadata[:_PID_BYTES])
+
+    def is_same(self, in_log: Record, in_topic: Record) -> bool:
+        """Whether two records with the same 20 bytes are one; the key is those bytes, or business of the caller."""
+        if (in_log.value, in_log.key, in_log.headers) != (in_topic.value, in_topic.key, in_topic.headers):
+            return False
+        if in_log.timestamp_ms == in_topic.timestamp_ms or in_topic.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            return True
+        metadata = self.metadata_of(in_log)
+        return metadata is None or self.epoch_of(metadata) is None
+
+
+class _Expected(NamedTuple):
+    """The next record of a log, and those behind it."""
+
+    partition: int
+    record: Record
+    following: Iterator[Record]
 
 
 class Matching:
-    """Holds a Kafka partition's records against the logs that go there. `next_offsets`: the first that it lacks."""
+    """Holds one partition of the topic against the logs.
 
-    def __init__(self, origin: Origin, logs: Sequence[ShippedLog], start: Mapping[int, int]) -> None:
-        self._origin = origin
-        self._ends = {log.partition: log.log_end_offset for log in logs}
+    logs: all of the outbox's. start: those of which this partition of the topic gets the records, and the first offset
+    that it is not known to hold. skipped: what is never sent, by the log's partition.
+    next_offsets: of the same logs, the first that the topic lacks. held: of any log, the offsets that were seen.
+    contested: of any log, those in whose place the topic held another record first, where `is_strict` is False; then
+    nothing is raised.
+    """
+
+    def __init__(  # noqa: PLR0913 - two sides, and how they are compared
+        self,
+        origin: Origin,
+        logs: Sequence[ShippedLog],
+        start: Mapping[int, int],
+        topic_partition: tuple[str, int] = ("the topic", 0),
+        skipped: Mapping[int, OffsetRanges] | None = None,
+        *,
+        is_strict: bool = True,
+    ) -> None:
+        self._origin, self._topic_partition, self._skipped = origin, topic_partition, skipped or {}
+        self._is_strict = is_strict
+        self._logs = {log.partition: _RecordsByOffset(log) for log in logs}
         self.next_offsets = dict(start)
-        self._expected: dict[bytes, tuple[int, Iterator[Record], int]] = {}
-        for log in logs:
-            at = start[log.partition]
-            self._expect(log.partition, log.records(at, max(at, self._ends[log.partition])))
+        self.held: dict[int, OffsetRanges] = {}
+        self.contested: dict[int, OffsetRanges] = {}
+        self._expected: dict[bytes, _Expected] = {}
+        for partition, at in start.items():
+            log = self._logs[partition].log
+            first = max(at, log.log_start_offset)
+            self._expect(partition, log.records(first, max(first, log.log_end_offset)))
 
-    def take(self, batch: RecordBatch) -> None:
-        """The next batch of the topic. Raises DestinationAhead."""
+    def take(self, batch: RecordBatch, first: int = 0) -> None:
+        """The next batch of the topic, from its offset `first` on. Raises OutboxDiverged, DestinationAhead."""
         if batch.header.is_control:
             return
-        for record in batch.records():
-            metadata = self._origin.metadata_of(record)
-            found = self._expected.pop(metadata, None) if metadata is not None else None
-            if found is None:
-                self._origin.check(metadata, self._ends)
+        try:
+            records = batch.records()
+        except (CorruptRecordBatch, UnsupportedCodec) as error:  # its CRC is right, so this is how it was written
+            _LOG.warning("%s-%d: a batch of others can't be read: %s", *self._topic_partition, error)
+            return
+        for record in records:
+            if record.offset < first:
                 continue
-            partition, following, offset = found
-            self.next_offsets[partition] = offset + 1
-            self._expect(partition, following)
+            metadata = self._origin.metadata_of(record)
+            if metadata is None:
+                continue
+            expected = self._expected.get(metadata)
+            if expected is None:
+                self._look_up(metadata, record)
+            elif self._origin.is_same(expected.record, record):
+                del self._expected[metadata]
+                self._hold(expected.partition, expected.record.offset)
+                self.next_offsets[expected.partition] = expected.record.offset + 1
+                self._expect(expected.partition, expected.following)
+            else:
+                self._contest(expected.partition, expected.record, record)
 
     def _expect(self, partition: int, following: Iterator[Record]) -> None:
+        skipped = self._skipped.get(partition, _NOTHING)
         for record in following:
+            if record.offset in skipped:
+                continue
             metadata = self._origin.metadata_of(record)
             if metadata is not None:  # every record of an outbox has it
-                self._expected[metadata] = partition, following, record.offset
+                self._expected[metadata] = _Expected(partition, record, following)
                 return
+
+    def _look_up(self, metadata: bytes, record: Record) -> None:
+        """A record that is not the next one of any log."""
+        epoch = self._origin.epoch_of(metadata)
+        found = None if epoch is None else StreamMetadata.try_unpack(metadata)
+        if epoch is None or found is None:
+            return
+        partition, offset = found.partition, found.offset
+        records, is_past = self._logs.get(partition), epoch < self._origin.pid_epoch
+        if records is None or offset >= records.log.log_end_offset or epoch > self._origin.pid_epoch:
+            if not is_past and self._is_strict:
+                end = 0 if records is None else records.log.log_end_offset
+                raise DestinationAhead(partition, shipped_offset=offset, log_end_offset=end, pid_epoch=epoch)
+            return
+        if offset in self._skipped.get(partition, _NOTHING) or (in_log := records.at(offset)) is None:
+            return
+        if self._origin.metadata_of(in_log) != metadata:
+            if not is_past and self._is_strict:
+                raise self._diverged(partition, in_log, record)
+        elif self._origin.is_same(in_log, record):
+            self._hold(partition, offset)
+        else:
+            self._contest(partition, in_log, record)
+
+    def _hold(self, partition: int, offset: int) -> None:
+        if offset not in self.contested.get(partition, _NOTHING):
+            self.held.setdefault(partition, OffsetRanges()).add(offset, offset + 1)
+
+    def _diverged(self, partition: int, in_log: Record, in_topic: Record) -> OutboxDiverged:
+        topic, number = self._topic_partition
+        return OutboxDiverged(
+            partition, in_log.offset, in_log=in_log, in_topic=in_topic, topic=topic, topic_partition=number
+        )
+
+    def _contest(self, partition: int, in_log: Record, in_topic: Record) -> None:
+        """The topic holds another record in this one's place. Readers that filter see the first that comes."""
+        if self._is_strict:
+            raise self._diverged(partition, in_log, in_topic)
+        if in_log.offset not in self.held.get(partition, _NOTHING):
+            self.contested.setdefault(partition, OffsetRanges()).add(in_log.offset, in_log.offset + 1)
+
+
+class _RecordsByOffset:
+    """Records of a log by their offset. A batch is decoded once for all of its neighbours."""
+
+    def __init__(self, log: ShippedLog) -> None:
+        self.log = log
+        self._start = self._end = 0
+        self._records: dict[int, Record] = {}
+
+    def at(self, offset: int) -> Record | None:
+        """None where the log has none: it begins above, or has a hole there. Raises as reading a log does."""
+        if not self._start <= offset < self._end:
+            try:
+                batch = next(iter(self.log.batches(offset, offset + 1)), None)
+            except OffsetOutOfRange:
+                return None
+            if batch is None:
+                return None
+            self._start, self._end = batch.header.base_offset, batch.header.next_offset
+            self._records = {record.offset: record for record in batch.records()}
+        return self._records.get(offset)
 
 
 def whole_batches(data: bytes) -> Iterator[RecordBatch]:
-    """The batches of a fetch; its last one may be cut off, and is fetched again. Raises CorruptRecordBatch."""
+    """The batches of a fetch; its last one may be cut off, and is fetched again. Raises CorruptRecordBatch.
+
+    Messages of before Kafka 0.11 are passed over: a log of ours holds none.
+    """
     view, position = memoryview(data), 0
     while position < len(view):
+        if _is_old_message(view, position):
+            position = _end_of(view, position)
+            continue
         try:
             header = BatchHeader.parse(view, position)
         except CorruptRecordBatch:
@@ -100,4 +232,21 @@ def whole_batches(data: bytes) -> Iterator[RecordBatch]:
         position = end
 
 
+def behind_old_messages(data: bytes) -> int:
+    """The offset behind the messages of before Kafka 0.11 that a fetch begins with; 0 if it does not."""
+    view, position, offset = memoryview(data), 0, 0
+    while _is_old_message(view, position) and _end_of(view, position) <= len(view):
+        offset, position = int.from_bytes(view[position : position + 8]) + 1, _end_of(view, position)
+    return offset
+
+
+def _is_old_message(view: memoryview, position: int) -> bool:
+    return position + _MAGIC_AT < len(view) and view[position + _MAGIC_AT] < _MAGIC
+
+
+def _end_of(view: memoryview, position: int) -> int:
+    return position + _LENGTH_ENDS_AT + int.from_bytes(view[position + 8 : position + _LENGTH_ENDS_AT])
+
+
 _HEADER_BYTES = 61
+_LENGTH_ENDS_AT, _MAGIC_AT, _MAGIC = 12, 16, 2

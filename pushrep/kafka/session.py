@@ -9,7 +9,7 @@ Runs in one event loop; no two things happen at once in it, so nothing here is l
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from pushrep.errors import PushrepError
@@ -17,7 +17,8 @@ from pushrep.kafka.answers import Answer
 from pushrep.kafka.cluster import UNREACHABLE, Cluster
 from pushrep.kafka.connection import Connection
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import KafkaUnreachable
+from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
+from pushrep.kafka.fencing import Fencing
 from pushrep.kafka.pipeline import Pipeline, Sent, connection_lost
 from pushrep.kafka.produce import ProduceBatches, answers_of
 from pushrep.kafka.recovery import Recovery
@@ -36,6 +37,8 @@ _LOOK_S_MIN, _LOOK_S_MAX = 0.002, 0.02
 _LOOK_SHARE = 50  # of the time, one part is spent on looking: ten thousand idle partitions take 20 ms at a look
 _IDLE_MAX_MS = 10_000
 STOPPED_RETRY_MS = 5_000
+WATCH_S = 30.0
+"""How often the topic's settings and ends are looked at again; identity T2 and T5 say: once a minute at least."""
 
 
 class _Channel:
@@ -59,6 +62,7 @@ class Session:
         shipment: Shipment,
         origin: Origin,
         clock: Clock,
+        fencing: Fencing,
     ) -> None:
         self._destination, self._facts, self._cluster = destination, facts, cluster
         self._shipment, self._clock = shipment, clock
@@ -76,7 +80,13 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
         self._look_at_s = 0.0
-        self._recovery = Recovery(destination, facts, cluster, shipment, origin)
+        self._ends: dict[int, int] = {}  # of Kafka partitions, by what they acknowledged
+        self._recovery = Recovery(destination, facts, cluster, shipment, origin, self._fail)
+        has_shipped = any(source.destination_offset >= 0 for source in shipment.sources.values())
+        self._fence = fencing.driver(facts, cluster, self._recovery.until_done, has_shipped=has_shipped)
+        self._is_renewing = False
+        self._renewal: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """End soon: nothing new is sent."""
@@ -86,14 +96,17 @@ class Session:
     async def run(self, began: Callable[[], object]) -> None:
         """Ship; `began` is called when it is known what the topic holds.
 
-        Raises TopicReplaced, TopicMissing, KafkaUnreachable, DestinationAhead, LogClosed.
+        Raises TopicReplaced, TopicMissing, KafkaUnreachable, OutboxDiverged, DestinationAhead, TopicLostRecords,
+        OutboxTakenOver, DestinationRefused, BeginsAnew, LogClosed.
         """
         try:
             await self._begin_or_stop()
             began()
+            self._watching = self._run(self._watch())
             while not self._stopping.is_set():
                 self._look()
                 self._dispatch()
+                self._renew_if_due()
                 if self._failure is not None:
                     raise self._failure
                 self._wake.clear()
@@ -119,27 +132,89 @@ class Session:
             await asyncio.gather(beginning, stopped, return_exceptions=True)
 
     async def _begin(self) -> None:
-        """Find out what the topic holds, and get a producer id."""
+        """Shut out other instances, find out what the topic holds, and get a producer id."""
         self._shipment.told(None)
-        for source in self._shipment.sources.values():
-            source.in_flight = 0
-            source.rewind()  # first: what was sent and not acknowledged may lie before another partition's records
-            self._place(source)
-        for partition in self._pipelines:
-            await self._recovery.resume(partition, self._sources[partition])
-        producer = await self._recovery.new_producer_id()
+        await self._recovery.note_ends(self._shipment.known_ends())
+        self._place_all()
+        await self._resume_all(self._shipment.went_back & self._pipelines.keys())  # the fence's markers would hide it
+        if self._fence is not None:
+            await self._fence.begin()
+            self._place_all()
+        await self._resume_all(self._pipelines)
+        self._ends = self._known_ends()
+        self._under(await self._producer_id())
+        self._shipment.told(None)
+        self._shipment.matched()
+
+    async def _producer_id(self) -> tuple[int, int]:
+        """Of what is sent from now on, with sequence numbers from 0. Raises BrokerError, KafkaUnreachable."""
+        fenced = None if self._fence is None else self._fence.matched()
+        return fenced or await self._recovery.new_producer_id()
+
+    def _under(self, producer: tuple[int, int]) -> None:
         for pipeline in self._pipelines.values():
             pipeline.begin(*producer)
-        self._shipment.moved()
+
+    def _renew_if_due(self) -> None:
+        """Everything stands still for it: a renewed epoch is one for all partitions."""
+        if self._fence is None or self._renewal is not None:
+            return
+        self._is_renewing = self._fence.wants_renewal()
+        is_empty = all(pipeline.is_empty for pipeline in self._pipelines.values())
+        if self._is_renewing and is_empty:
+            self._renewal = self._run(self._renew())
+
+    async def _renew(self) -> None:
+        assert self._fence is not None, "there is something to renew"
+        await self._fence.renew()
+        for partition, (start, end) in self._fence.markers.items():
+            for source in self._sources.get(partition, ()):
+                if source.destination_offset == start:  # else retention that takes markers would seem to take records
+                    source.destination_offset = end
+        self._under(await self._recovery.until_done(self._producer_id))
+        self._shipment.told(None)
+        self._renewal, self._is_renewing = None, False
+
+    async def _resume_all(self, partitions: Iterable[int]) -> None:
+        """Raises as `Recovery.resume`; TopicLostRecords with what every partition lost."""
+        lost: dict[int, tuple[int, int]] = {}
+        for partition in partitions:
+            try:
+                await self._recovery.resume(partition, self._sources[partition])
+            except TopicLostRecords as error:
+                lost |= error.lost
+        if lost:
+            raise TopicLostRecords(self._facts.topic, lost)
+
+    def _known_ends(self) -> dict[int, int]:
+        """Up to which offset each Kafka partition is known to have been."""
+        return {
+            k: max(source.destination_offset for source in sources) for k, sources in self._sources.items() if sources
+        }
+
+    async def _watch(self) -> None:
+        """What may change while nothing is sent, or unseen by who sends."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await self._recovery.check_topic(self._known_ends())
 
     async def _end(self) -> None:
         """Give answers that are on their way a moment, so that the next start has less to find out."""
+        for task in (self._watching, self._renewal):
+            if task is not None:
+                task.cancel()
         waiting = [task for task in self._tasks if not task.done()]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=1.0 if self._stopping.is_set() else 0.0)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+
+    def _place_all(self) -> None:
+        for source in self._shipment.sources.values():
+            source.in_flight, source.is_matching = 0, False
+            source.rewind()  # first: what was sent and not acknowledged may lie before another partition's records
+            self._place(source)
 
     def _place(self, source: LogSource) -> None:
         """Put a log partition to the Kafka partition of its next record, by the number that its PID epoch goes by."""
@@ -177,7 +252,7 @@ class Session:
         waiting = pipeline.waiting()
         if waiting is not None:
             return waiting
-        if not pipeline.has_room:
+        if not pipeline.has_room or self._is_renewing:
             return None
         sources = self._sources[pipeline.partition]
         for _ in range(len(sources)):
@@ -192,6 +267,8 @@ class Session:
         if source.boundary is not None and source.next_offset >= source.boundary:
             if not source.in_flight:
                 self._cross(source)
+            return None
+        if source.is_matching:
             return None
         if source.stopped is not None and self._clock.monotonic_ms() < source.stopped_until_ms:
             return None
@@ -215,13 +292,15 @@ class Session:
         before = set(self._pipelines)
         self._place(source)
         partition = self._shipment.progress.topic_partition(source.partition, source.next_offset)
-        if partition not in before:
-            self._run(self._join(partition))
-        self._ready[partition] = None
+        source.is_matching = True
+        self._run(self._join(partition, source, is_first=partition not in before))
 
-    async def _join(self, partition: int) -> None:
+    async def _join(self, partition: int, source: LogSource, *, is_first: bool) -> None:
+        await self._recovery.resume(partition, [source])
         pipeline = self._pipelines[partition]
-        pipeline.begin(*await self._recovery.until_done(self._recovery.new_producer_id))
+        if is_first and pipeline.producer_id < 0 and self._renewal is None:  # a renewal begins every pipeline
+            pipeline.begin(*await self._recovery.until_done(self._producer_id))
+        source.is_matching = False
         self._ready[partition] = None
 
     def _wake_known(self, pipeline: Pipeline) -> None:
@@ -337,6 +416,10 @@ class Session:
             source.in_flight -= 1
             assert done.base_offset is not None, "it was acknowledged"
             at = done.base_offset + len(done.batch) if done.base_offset >= 0 else -1
+            if 0 <= done.base_offset < self._ends.get(partition, 0):
+                self._fail(self._recovery.went_back(partition))
+                return
+            self._ends[partition] = max(at, self._ends.get(partition, 0))
             source.on_acknowledged(done.end, done.log_crc, at)
             self._recovery.succeeded(partition)
             self._shipment.told(None)
@@ -347,7 +430,8 @@ class Session:
             self._ready[partition] = None
 
     async def _recover(self, pipeline: Pipeline) -> None:
-        stopped = await self._recovery.recover(pipeline, self._sources[pipeline.partition])
+        is_fenced = self._fence is not None and self._fence.is_standing
+        stopped = await self._recovery.recover(pipeline, self._sources[pipeline.partition], is_fenced=is_fenced)
         if stopped is not None:
             self._stop_source(*stopped)
         self._ready[pipeline.partition] = None
@@ -379,6 +463,12 @@ class Session:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+        self._wake.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the session with this error, or the first one."""
+        if self._failure is None:
             self._failure = error
         self._wake.set()

@@ -5,12 +5,18 @@ The event loop's thread changes it; callers of any thread ask. Numbers are read 
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import NamedTuple
 
-from pushrep.kafka.errors import DestinationAhead, ShippingError, ShippingStopped, ShippingTimeout
+from pushrep.kafka.errors import (
+    DestinationAhead,
+    DestinationRefused,
+    ShippingError,
+    ShippingStopped,
+    ShippingTimeout,
+)
 from pushrep.kafka.progress import PartitionProgress, Progress
 from pushrep.kafka.reading import ReusedMemory
 from pushrep.kafka.source import LogSource, ShippedLog
@@ -42,10 +48,10 @@ class Shipment:
         """Raises DestinationAhead where a log ends below what the topic acknowledged of it under this PID epoch."""
         self._clock = clock
         memory = ReusedMemory()
-        self.progress = progress.within({log.partition: log.log_end_offset for log in logs})
+        self.progress = progress.within({log.partition: log.log_end_offset for log in logs}).under(pid_epoch)
         self.sources: Mapping[int, LogSource] = {
             log.partition: _source_of(
-                log, progress.partitions.get(log.partition), progress.pid_epoch == pid_epoch, memory
+                log, progress.partitions.get(log.partition), progress.pid_epoch == pid_epoch, memory, pid_epoch
             )
             for log in logs
         }
@@ -55,6 +61,11 @@ class Shipment:
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until somebody acts."""
         self.pid_epoch = pid_epoch
+        self.went_back: set[int] = set()
+        """Kafka partitions whose end was seen below what they had acknowledged."""
+        self._cut_head: str | None = None  # not told yet
+        self._on_head_cut: Callable[[str], None] | None = None
+        self._is_matched = False
         self._moved = threading.Condition()
         self._waiting = 0
 
@@ -62,15 +73,55 @@ class Shipment:
         """The topic is another one: everything is to be shipped again."""
         for source in self.sources.values():
             source.acknowledged, source.destination_offset = source.log.log_start_offset, -1
+        self.went_back.clear()
+
+    def known_ends(self) -> dict[int, int]:
+        """By Kafka partition the highest offset up to which it was known, of those of which anything is."""
+        ends: dict[int, int] = {}
+        for source in self.sources.values():
+            if source.destination_offset > 0:
+                partition = self.progress.topic_partition(source.partition, source.acknowledged)
+                ends[partition] = max(source.destination_offset, ends.get(partition, 0))
+        return ends
+
+    def oldest_unsent_age_ms(self) -> int | None:
+        """How old the oldest record is that the topic does not have, by its own timestamp; None: there is none."""
+        oldest = [oldest_timestamp_ms(source) for source in self.sources.values()]
+        times = [one for one in oldest if one is not None and one >= 0]
+        return self._clock.wall_ms() - min(times) if times else None
+
+    def matched(self) -> None:
+        """It is known what the topic holds: from now on `wait` believes what was acknowledged."""
+        self._is_matched = True
+        self.moved()
+
+    def head_was_cut(self, name: str, known: int, start: int) -> None:
+        """What a Kafka partition held in [known, start) is gone unread: under this PID epoch it may have been ours."""
+        why = f"{name} begins at {start}, and was known up to {known}: what it held between may have been ours"
+        _LOG.warning("%s", why)
+        with self._moved:
+            self._cut_head = why
+            self._tell_head_cut()
+
+    def when_head_was_cut(self, call: Callable[[str], None]) -> None:
+        """`call` learns why, from any thread, before anything more is sent: it was so already, or will be."""
+        with self._moved:
+            self._on_head_cut = call
+            self._tell_head_cut()
+
+    def _tell_head_cut(self) -> None:
+        if self._on_head_cut is not None and self._cut_head is not None:
+            why, self._cut_head = self._cut_head, None
+            self._on_head_cut(why)
 
     def current(self) -> Progress:
         """The progress to write down now."""
         known = {
             number: PartitionProgress(one.acknowledged, one.destination_offset, one.log_crc)
             for number, one in self.sources.items()
-            if one.destination_offset >= 0
+            if one.destination_offset >= 0 or one.acknowledged > one.log.log_start_offset
         }
-        return replace(self.progress, partitions=known, pid_epoch=self.pid_epoch)
+        return replace(self.progress, partitions=known)
 
     def moved(self) -> None:
         """Something was acknowledged, or went wrong: those who wait look again."""
@@ -84,6 +135,10 @@ class Shipment:
             _LOG.warning("nothing is shipped for now: %s", trouble)
         self.trouble = trouble
 
+    def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """The topic acknowledged these and has lost them; kept until they are to be sent again."""
+        self.progress = replace(self.progress, lost=ranges)
+
     def refused(self, refusal: ShippingError | None) -> None:
         """Nothing is shipped until somebody acts; None: that is over."""
         self.refusal = refusal
@@ -96,26 +151,30 @@ class Shipment:
         oldest: int | None = None
         stopped = []
         for source in self.sources.values():
-            behind = source.log.log_end_offset - source.acknowledged
+            first = min(source.acknowledged, *self.progress.lost.get(source.partition, (source.acknowledged,)))
+            behind = source.log.log_end_offset - first
             if source.stopped is not None:
                 stopped.append(ShippingStopped(source.partition, source.acknowledged, source.stopped))
             if behind > 0:
                 records += behind
-                size += source.log.size_from(source.acknowledged)
-                first = oldest_timestamp_ms(source)
-                oldest = first if oldest is None or (first is not None and first < oldest) else oldest
+                size += source.log.size_from(first)
+                time_ms = oldest_timestamp_ms(source, first)
+                oldest = time_ms if oldest is None or (time_ms is not None and time_ms < oldest) else oldest
         age_ms = None if oldest is None else max(0, self._clock.wall_ms() - oldest)
         return DestinationLag(records, size, age_ms, tuple(stopped), self.trouble)
 
     def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
-        """Return when the topic acknowledged everything below these ends of the logs.
+        """Return when the topic acknowledged everything below these ends of the logs, or was found to hold it.
 
         Raises ShippingTimeout; ShippingStopped and what refuses the whole topic, as soon as that is known.
         """
         with self._moved:
             self._waiting += 1
             try:
-                while missing := self._missing(ends):
+                while True:
+                    missing = self._missing(ends)
+                    if not missing and self._is_matched and isinstance(self.refusal, DestinationRefused | None):
+                        return
                     self._raise_stop(ends)
                     left = _LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - monotonic())
                     if left <= 0:
@@ -137,9 +196,9 @@ class Shipment:
                 raise ShippingStopped(number, source.acknowledged, source.stopped)
 
 
-def oldest_timestamp_ms(source: LogSource) -> int | None:
-    """The time of the first record that is not acknowledged, to a batch; None if there is none."""
-    for batch in source.log.batches(source.acknowledged):
+def oldest_timestamp_ms(source: LogSource, first: int | None = None) -> int | None:
+    """The time of the record at `first` (None: the first not acknowledged), to a batch; None if there is none."""
+    for batch in source.log.batches(source.acknowledged if first is None else first):
         return batch.header.base_timestamp_ms
     return None
 
@@ -149,12 +208,15 @@ def _source_of(
     at: PartitionProgress | None,
     is_same_epoch: bool,  # noqa: FBT001
     memory: ReusedMemory,
+    pid_epoch: int,
 ) -> LogSource:
     start, end = log.log_start_offset, log.log_end_offset
     if at is None:
         return LogSource(log, start, 0, memory)
     if at.acknowledged > end and is_same_epoch:
-        raise DestinationAhead(log.partition, shipped_offset=at.acknowledged - 1, log_end_offset=end, pid_epoch=-1)
+        raise DestinationAhead(
+            log.partition, shipped_offset=at.acknowledged - 1, log_end_offset=end, pid_epoch=pid_epoch
+        )
     if at.acknowledged < start:
         _LOG.warning("partition %d: offsets [%d, %d) were never shipped and are gone", log.partition, *(at[0], start))
         return LogSource(log, start, 0, memory)

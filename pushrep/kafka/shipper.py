@@ -19,22 +19,30 @@ from typing import Any, TypeVar
 from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
+    BeginsAnew,
     DestinationAhead,
     DestinationRefused,
     KafkaUnreachable,
     NotPinned,
+    OutboxDiverged,
+    OutboxTakenOver,
+    RebaseUnfinished,
     ShippingError,
+    TopicLostRecords,
     TopicMissing,
     TopicReplaced,
 )
+from pushrep.kafka.fence import Fence
+from pushrep.kafka.fencing import AloneLeadership, Fencing, Leadership
 from pushrep.kafka.pins import OwnPins, Pins, check_kept, check_seen, counts_of, settled
 from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
 from pushrep.kafka.recovery import backoff_s, in_thread
 from pushrep.kafka.resume import Origin
 from pushrep.kafka.session import Session
-from pushrep.kafka.shipment import DestinationLag, Shipment, oldest_timestamp_ms
+from pushrep.kafka.shipment import DestinationLag, Shipment
 from pushrep.kafka.source import ShippedLog
 from pushrep.kafka.topic import TopicFacts, look_at_topic
+from pushrep.kafka.topic_contents import places_of_records, used_partitions
 from pushrep.log import LogClosed
 from pushrep.seams import Clock, Filesystem
 
@@ -52,9 +60,12 @@ class Shipped:
     """Whose logs are shipped: the outbox's directory, its topic, logs and own PIDs.
 
     batch_bytes: what its batches are sealed at; 0: none are made any more. pins: what its members keep.
+    is_new: it was made just now, so nobody has seen its PIDs.
+    leadership: what they say of who leads. copy_id: as in `transactional_id`.
     """
 
     directory: Path
+    outbox_id: str
     topic: str
     logs: Sequence[ShippedLog]
     origin: Origin
@@ -62,16 +73,21 @@ class Shipped:
     filesystem: Filesystem
     clock: Clock
     pins: Pins = field(default_factory=OwnPins)
+    is_new: bool = False
+    leadership: Leadership = field(default_factory=AloneLeadership)
+    copy_id: str | None = None
 
 
 class Shipper:
-    """See the file's map. Thread-safe. Raises CorruptDestinationsFile, DestinationAhead."""
+    """See the file's map. Thread-safe. Raises CorruptDestinationsFile, DestinationAhead, RebaseUnfinished."""
 
     def __init__(self, shipped: Shipped, destination: KafkaDestination) -> None:
         self._shipped, self._destination = shipped, destination
         self.topic = destination.topic or shipped.topic
         self._all_progress = read_progress(shipped.filesystem, shipped.directory)
         progress = self._all_progress.get(self.topic, Progress())
+        if progress.rebase:
+            raise RebaseUnfinished(shipped.directory)
         self._shipment = Shipment(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
         self._shipment.trouble = "the brokers have not answered yet"
         self._written = progress
@@ -81,19 +97,35 @@ class Shipper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
         self._session: Session | None = None
+        self._fencing = Fencing(destination, shipped.outbox_id, shipped.copy_id, shipped.leadership, shipped.clock)
         self._failures = 0  # to begin a session, in a row
+        self._on_diverged: Callable[[ShippingError], None] | None = None
+        for source in self._shipment.sources.values():
+            source.is_new = shipped.is_new
         self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
 
-    def start(self, timeout_s: float) -> None:
+    def start(self, timeout_s: float, *, goes_on: bool = False) -> None:
         """Begin, and wait so long until the topic is known. Kafka may be away: what is appended then is sent later.
 
-        Raises DestinationRefused, TopicMissing, DestinationAhead, if it is known by then.
+        goes_on: an outbox that has diverged from its topic is no reason not to begin.
+        Raises DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords, if it is known by
+        then.
         """
         self._thread.start()
         self._started.wait(timeout_s)
-        if (refusal := self._shipment.refusal) is not None:
+        if (refusal := self._shipment.refusal) is not None and not (goes_on and isinstance(refusal, OutboxDiverged)):
             self.close()
             raise refusal
+
+    def when_head_was_cut(self, call: Callable[[str], None]) -> None:
+        """`call` learns why what is appended from now on needs another PID; it returns once that is so."""
+        self._shipment.when_head_was_cut(call)
+
+    def when_diverged(self, call: Callable[[ShippingError], None]) -> None:
+        """`call` learns, once or more and from any thread, that the log and the topic are not one: now, or later."""
+        self._on_diverged = call
+        if isinstance(refusal := self._shipment.refusal, OutboxDiverged | DestinationAhead):
+            call(refusal)
 
     def close(self) -> None:
         """Send nothing more, and write down how far it is. A second call does nothing. Raises OSError."""
@@ -105,6 +137,11 @@ class Shipper:
             self._thread.join(_CLOSE_S)
         self._checkpoint()
 
+    @property
+    def fence(self) -> Fence | None:
+        """At the topic; None while it is not known, or where nobody is to be shut out. To be read only."""
+        return self._fencing.newest
+
     def lag(self) -> DestinationLag:
         """How far the topic is behind the logs."""
         return self._shipment.lag()
@@ -113,7 +150,8 @@ class Shipper:
         """Return when the topic holds everything below these ends, by log partition.
 
         deadline_s: on the monotonic clock; `timeout` is what the caller called it.
-        Raises ShippingTimeout, ShippingStopped, DestinationRefused, TopicMissing, DestinationAhead.
+        Raises ShippingTimeout, ShippingStopped, DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead,
+        TopicLostRecords, OutboxTakenOver.
         """
         self._shipment.wait(ends, timeout, deadline_s)
 
@@ -160,27 +198,55 @@ class Shipper:
                     continue
                 except TopicMissing as error:
                     pause_s = self._missing(error)
-                except (DestinationRefused, DestinationAhead) as error:
+                except DestinationRefused as error:
                     self._shipment.refused(error)
+                except (OutboxDiverged, DestinationAhead, TopicLostRecords, OutboxTakenOver) as error:
+                    if self._is_stopped_by(error):
+                        return
                 except TopicReplaced as error:
                     _LOG.warning("%s: it is shipped again from the logs' start", error)
                     pause_s = 0.0
-                except (*UNREACHABLE, BrokerError, KafkaUnreachable, NotPinned) as error:
-                    if isinstance(error, NotPinned):
-                        self._started.set()  # the topic is known; the members come in their own time
-                    self._shipment.told(str(error) or repr(error))
-                    self._failures += 1
-                    pause_s = backoff_s(self._destination, self._failures)
+                except (*UNREACHABLE, BrokerError, KafkaUnreachable, BeginsAnew, NotPinned) as error:
+                    pause_s = self._failed(error)
                 except LogClosed:
-                    return
-                if isinstance(self._shipment.refusal, DestinationAhead):
-                    self._started.set()
                     return
                 if self._shipment.refusal is not None:
                     self._started.set()
                 await self._sleep(pause_s)
         finally:
             checkpoints.cancel()
+
+    def _is_stopped_by(self, error: ShippingError) -> bool:
+        """Whether nothing more is shipped before the outbox is opened again: somebody has to act on its directory.
+
+        Members may say later that this instance leads after all.
+        """
+        if isinstance(error, TopicLostRecords):  # on disk before it is said: the topic grows again, which hides it
+            self._shipment.lost(error.lost)
+            try:
+                self._checkpoint()
+            except OSError as failure:
+                _LOG.warning("what the topic has lost could not be written down: %s", failure)
+        self._tell_diverged(error)  # before those who wait are told: what they append next is refused
+        self._shipment.refused(error)
+        if isinstance(error, OutboxTakenOver) and self._fencing.asks_again:
+            return False
+        _LOG.error("shipping to %s stops: %s", self.topic, error)
+        self._tell_diverged(error)  # who asked to be told between the two
+        self._started.set()
+        return True
+
+    def _tell_diverged(self, error: ShippingError) -> None:
+        if isinstance(error, OutboxDiverged | DestinationAhead) and self._on_diverged is not None:
+            self._on_diverged(error)
+
+    def _failed(self, error: BaseException) -> float:
+        """The pause behind what passes by itself."""
+        if isinstance(error, NotPinned):
+            self._started.set()  # the topic is known; the members come in their own time
+        self._shipment.told(str(error) or repr(error))
+        self._failures += 1
+        return backoff_s(self._destination, self._failures)
 
     def _began(self) -> None:
         self._failures = 0
@@ -202,11 +268,15 @@ class Shipper:
         self._check(facts)
         self._shipment.refused(None)
         await self._settle(facts)
+        if lost := self._shipment.progress.lost:  # since then the fence has added to the topic's end
+            raise TopicLostRecords(self.topic, lost)
         cluster = Cluster(self._destination, self.topic)
         try:
             await self._unless_closed(cluster.refresh())
             shipped = self._shipped
-            self._session = Session(self._destination, facts, cluster, self._shipment, shipped.origin, shipped.clock)
+            self._session = Session(
+                self._destination, facts, cluster, self._shipment, shipped.origin, shipped.clock, self._fencing
+            )
             if not self._stopping.is_set():
                 await self._session.run(self._began)
         finally:
@@ -214,10 +284,7 @@ class Shipper:
             await cluster.close()
 
     def _check(self, facts: TopicFacts) -> None:
-        wall_ms = self._shipped.clock.wall_ms()
-        oldest = [oldest_timestamp_ms(source) for source in self._shipment.sources.values()]
-        times = [one for one in oldest if one is not None and one >= 0]
-        age_ms = wall_ms - min(times) if times else None
+        age_ms = self._shipment.oldest_unsent_age_ms()
         facts.check(batch_bytes=self._shipped.batch_bytes, oldest_unsent_age_ms=age_ms)
 
     async def _settle(self, facts: TopicFacts) -> None:
@@ -233,13 +300,29 @@ class Shipper:
             shipment.void()
         pins = self._shipped.pins
         known = pins.known(facts.topic_id)
+        if (used := await self._used_partitions(before, facts, known)) is not None:
+            known = (used,)
         partitions = settled(before, self.topic, facts.partitions, known)
         progress = before.with_topic(facts.topic_id, partitions, shipment.pid_epoch)
-        check_kept(progress, self.topic, known)
+        check_kept(progress, self.topic, pins.known(facts.topic_id))
         shipment.progress = progress
         self._checkpoint()
         counts = counts_of(shipment.progress)
         await self._unless_closed(in_thread(lambda: pins.keep(facts.topic_id, counts)))
+
+    async def _used_partitions(self, before: Progress, facts: TopicFacts, known: tuple[int, ...]) -> int | None:
+        """By what the topic holds, where nothing else says how many of its partitions are used; None: nothing does."""
+        shipped = self._shipped
+        has_records = any(log.log_end_offset > 0 for log in shipped.logs)
+        if before.epochs or known or shipped.is_new or not has_records or min(facts.partitions, len(shipped.logs)) == 1:
+            return None
+        cluster = Cluster(self._destination, self.topic)
+        try:
+            await cluster.refresh()
+            places = await self._unless_closed(places_of_records(cluster, shipped.origin, facts.partitions))
+        finally:
+            await cluster.close()
+        return used_partitions(self.topic, facts.partitions, places or set())
 
     async def _unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """None if the shipper is closed meanwhile."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from pushrep.kafka.errors import RecordAboveLimit
+from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.pipeline import Sent
 from pushrep.kafka.reading import ReusedMemory, SealedReader
 from pushrep.kafka.splitting import Piece, pieces_of
@@ -39,14 +40,18 @@ class ShippedLog(Protocol):
 class LogSource:
     """See the file's map. `acknowledged`: everything below is in the topic, or given up.
 
-    stopped: why it goes no further until somebody acts; None while it goes on.
+    stopped: why it goes no further until somebody acts; None while it goes on. is_new: nothing was ever shipped under
+    the outbox's PIDs. is_matching: it waits until it is known what the topic holds of it.
     """
+
+    is_new = False
+    is_matching = False
 
     def __init__(self, log: ShippedLog, acknowledged: int, log_crc: int, memory: ReusedMemory | None = None) -> None:
         self.log, self.partition = log, log.partition
         self.acknowledged, self.log_crc = acknowledged, log_crc
         self.destination_offset = -1
-        self.skipped: frozenset[int] = frozenset()
+        self.skipped = OffsetRanges()
         self.stopped: str | None = None
         self.stopped_until_ms = 0
         self.next_offset = acknowledged
@@ -76,7 +81,7 @@ class LogSource:
 
     def begin_elsewhere(self) -> None:
         """Its next record is the first that goes to another partition of the topic, of which nothing is known yet."""
-        self.destination_offset = min(self.destination_offset, 0)
+        self.destination_offset = -1
 
     def stop(self, reason: str, until_ms: int) -> None:
         """Go no further before `until_ms`, or before somebody acted."""
@@ -103,6 +108,7 @@ class LogSource:
         """The topic holds everything below `end`, and that below its own `destination_offset` (-1: not known)."""
         self.acknowledged, self.log_crc, self.stopped = end, log_crc, None
         self.destination_offset = max(self.destination_offset, destination_offset)
+        self.is_new = False
 
     def _cut_next(self, size_max_bytes: int) -> bool:
         """Take the next sealed batch apart, mostly into one piece; whether there is one."""

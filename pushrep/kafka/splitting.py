@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pushrep.kafka.errors import RecordAboveLimit
+from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.records import Record, RecordBatch, encode_batch
 
 
@@ -19,14 +20,14 @@ class Piece(NamedTuple):
     batch: RecordBatch | None
 
 
-def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: frozenset[int]) -> Iterator[Piece]:
+def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: OffsetRanges) -> Iterator[Piece]:
     """The batch's records from offset `start` on, as it is if it fits; without the `skipped` offsets.
 
     Raises RecordAboveLimit when it comes to a record that does not fit alone; CorruptRecordBatch.
     """
     header = batch.header
     end = header.next_offset
-    is_whole = start <= header.base_offset and not any(start <= one < end for one in skipped)
+    is_whole = start <= header.base_offset and not skipped.meets(start, end)
     if is_whole and header.size_bytes <= size_max_bytes:
         yield Piece(header.base_offset, end, batch)
         return

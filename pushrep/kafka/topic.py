@@ -22,15 +22,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it does not 
 )
 
 from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import failure_of
+from filtering.consumers.confluent_asking import failure_of, missing_right
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
+from pushrep.kafka.errors import DestinationRefused, KafkaRightMissing, KafkaUnreachable, TopicMissing
 
 _LOG = logging.getLogger("pushrep.kafka")
 
 _POLL_S = 0.01
-_EXPIRATION = "producer.id.expiration.ms"
-_EXPIRATION_MS = 86_400_000  # the broker's default
+_EXPIRATION, _EXPIRATION_MS = "producer.id.expiration.ms", 86_400_000  # the broker's default
+_TRANSACTIONS_EXPIRATION, _TRANSACTIONS_EXPIRATION_MS = "transactional.id.expiration.ms", 604_800_000  # as above
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 
 
@@ -39,6 +39,7 @@ class TopicFacts(NamedTuple):
 
     retention_ms: -1 is for ever. producer_id_expiration_ms: after such a silence brokers forget a producer.
     delete_retention_ms: so long a compacted topic keeps a tombstone.
+    transactional_id_expiration_ms: after such a silence coordinators forget a transactional id.
     """
 
     topic: str
@@ -50,6 +51,7 @@ class TopicFacts(NamedTuple):
     has_append_time: bool
     producer_id_expiration_ms: int
     delete_retention_ms: int = 86_400_000
+    transactional_id_expiration_ms: int = _TRANSACTIONS_EXPIRATION_MS
 
     def check(self, *, batch_bytes: int, oldest_unsent_age_ms: int | None) -> None:
         """Raise DestinationRefused, naming the setting. batch_bytes: of the batches that the outbox makes, 0: none."""
@@ -83,13 +85,15 @@ def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
     timeout_s = destination.request_timeout_ms / 1000
     asking = _Asking(destination)
     try:
+        doing = "DESCRIBE"
         description = asking.result_of(asking.admin.describe_topics(TopicCollection([topic]))[topic])
+        doing = "DESCRIBE_CONFIGS"
         settings = asking.settings_of(ConfigResource(ResourceType.TOPIC, topic))
-        expiration_ms = _expiration_ms(asking, _leader_of(topic, description.partitions))
+        expirations_ms = _expirations_ms(asking, _leader_of(topic, description.partitions))
     except KafkaException as error:
         if error.args[0].code() in _MISSING:
             raise TopicMissing(topic) from error
-        raise KafkaUnreachable(asking.why or error.args[0].str()) from error
+        raise kafka_failure(error.args[0], topic, doing, asking.why) from error
     except TimeoutError as error:
         raise KafkaUnreachable(asking.why or f"no answer within {timeout_s} s") from error
     return TopicFacts(
@@ -100,9 +104,19 @@ def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
         max_message_bytes=int(settings["max.message.bytes"].value),
         retention_ms=int(settings["retention.ms"].value),
         has_append_time=settings["message.timestamp.type"].value == "LogAppendTime",
-        producer_id_expiration_ms=expiration_ms,
+        producer_id_expiration_ms=expirations_ms[0],
         delete_retention_ms=int(settings["delete.retention.ms"].value),
+        transactional_id_expiration_ms=expirations_ms[1],
     )
+
+
+def kafka_failure(error: KafkaError, topic: str, on_topic: str, said: str | None = None) -> KafkaUnreachable:
+    """What to raise for a failed call: the right that is missing, else that Kafka can't be reached.
+
+    on_topic: the operation that the call needs on `topic`. said: what is known better than the error says.
+    """
+    missing = missing_right(error, "", topic, on_topic)
+    return KafkaUnreachable(said or error.str()) if missing is None else KafkaRightMissing(str(missing))
 
 
 class _Asking:
@@ -139,19 +153,29 @@ def _leader_of(topic: str, partitions: Sequence[Any]) -> str:
     raise KafkaUnreachable(f"no partition of topic {topic} has a leader now")
 
 
-def _expiration_ms(asking: _Asking, broker: str) -> int:
-    """The broker's own, or its default where this user may not ask. Raises KafkaException, TimeoutError.
+def _expirations_ms(asking: _Asking, broker: str) -> tuple[int, int]:
+    """After which silence the broker forgets a producer id, and a transactional id; its defaults where this user may
+    not ask. Raises KafkaException, TimeoutError.
 
     A broker that only doesn't answer now may forget producers sooner: by the default, batches would go out that leave
     a hole.
     """
     try:
-        return int(asking.settings_of(ConfigResource(ResourceType.BROKER, broker))[_EXPIRATION].value)
-    except (KafkaException, TimeoutError, KeyError, TypeError, ValueError) as error:
+        settings = asking.settings_of(ConfigResource(ResourceType.BROKER, broker))
+    except (KafkaException, TimeoutError) as error:
         if failure_of(error) is Failure.PASSES:
             raise
         _LOG.info("%s can't be asked for, so its default is taken: %s", _EXPIRATION, error)
-        return _EXPIRATION_MS
+        settings = {}
+    producer_ids_ms = _number(settings, _EXPIRATION, _EXPIRATION_MS)
+    return producer_ids_ms, _number(settings, _TRANSACTIONS_EXPIRATION, _TRANSACTIONS_EXPIRATION_MS)
+
+
+def _number(settings: Mapping[str, Any], name: str, default: int) -> int:
+    try:
+        return int(settings[name].value)
+    except (KeyError, TypeError, ValueError):
+        return default
 
 
 def uuid_of(topic_id: Any) -> UUID:

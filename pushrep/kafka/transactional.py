@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from filtering.consumers.confluent_asking import flush
+
 FENCED = {
     KafkaError._FENCED,  # noqa: SLF001 - its only name
     KafkaError._FATAL,  # noqa: SLF001 - fenced before this call
@@ -14,6 +16,8 @@ FENCED = {
     KafkaError.CONCURRENT_TRANSACTIONS,
     KafkaError.INVALID_TXN_STATE,
 }
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their only names
+"""What a client reports of records whose transaction has failed; it does not tell of what."""
 Report = tuple[KafkaError | None, Message]
 
 QUIET = logging.getLogger("pushrep.kafka.stores.librdkafka")
@@ -24,13 +28,11 @@ QUIET.addHandler(logging.NullHandler())
 
 def delivered(producer: Producer, reports: Sequence[Report], count: int, timeout_s: float) -> list[int]:
     """The offsets of so many records, of which `reports` are told, in order. Raises KafkaException."""
-    try:
-        producer.flush(timeout_s)
-    except SystemError as raised:  # how a fatal error comes out when a delivery is reported behind it
-        if isinstance(raised.__cause__, KafkaException):
-            raise raised.__cause__ from raised
-        raise
-    for error, _ in reports:
+    flush(producer, timeout_s)
+    for error, message in reports:
+        if error is not None and error.code() in _PURGED:
+            why = f"the brokers refused the transaction: is the right WRITE on topic {message.topic()!r} there?"
+            raise KafkaException(KafkaError(error.code(), why))
         if error is not None:
             raise KafkaException(error)
     if len(reports) < count:

@@ -107,6 +107,11 @@ def read_checkpoint(
         return {}
 
 
+def read_cleaned_offset(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int:
+    """Kafka's cleaner may have taken offsets of the log at `log` below this; 0 for a log that it never saw."""
+    return read_checkpoint(log.parent, Checkpoint.CLEANED_OFFSET, filesystem).get(log.name, 0)
+
+
 def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Checkpoints:
     """All of the files, for readers beside a writer: no lock, and each file is a whole one, old or new."""
     directory = Path(directory)

@@ -49,7 +49,8 @@ class LogConfig:
     batch_bytes_max: the largest batch, and so the largest record, that is taken (Kafka's max.message.bytes).
     codec: compression of the batches that the log makes itself.
     preallocate_bytes: how far the newest file is grown ahead of its data, at most; cut off at roll and close. A small
-        file grows by its own size at a time, at least 64 KiB. 0: not at all.
+        file grows by its own size at a time, at least 64 KiB. 0: not at all. The logs of one directory take 1 GiB
+        together so, or 64 KiB each if that is more: ten thousand logs 640 MiB.
     flush_bytes, flush_ms: buffered appends reach the disk at the latest after so much data or time.
     verify_last_segments: how many of the newest segments are scanned even after a clean stop; 0 trusts the marker.
     retention_ms: whole old segments go when their newest record is older than this; None: never, by time.
@@ -58,7 +59,11 @@ class LogConfig:
     retention_check_ms: how often a log with retention or leases looks whether something may go or has run out.
     lease_max_s: a lease that is not renewed within this time no longer holds anything.
     disk_warn_percent, disk_pressed_percent, disk_refuse_percent: how full the disk may be: a warning; leases are
-        broken and retention runs at once; appends are refused until it is below disk_pressed_percent again.
+        broken and retention runs at once; appends are refused until it is below the second limit again.
+    disk_warn_free_bytes, disk_pressed_free_bytes, disk_refuse_free_bytes: a limit is reached only when no more than so
+        much is free as well: 40, 20 and 10 GiB.
+    scrub_bytes_per_s, scrub_pause_s: sealed segments of the directory are read again at this rate, to find what rotted,
+        and so long after all of them were read; the settings of the log that was opened last. 0: not at all.
     open_files_max: how many files the logs of one directory keep open for writing together, the setting of the log
         that was opened last; the longest unused are closed, and opened again when they are needed.
     """
@@ -81,6 +86,11 @@ class LogConfig:
     disk_warn_percent: int = 75
     disk_pressed_percent: int = 85
     disk_refuse_percent: int = 90
+    disk_warn_free_bytes: int = 40 * GIB
+    disk_pressed_free_bytes: int = 20 * GIB
+    disk_refuse_free_bytes: int = 10 * GIB
+    scrub_bytes_per_s: int = 4 * MIB
+    scrub_pause_s: int = 3600
     open_files_max: int = 512
 
     def __post_init__(self) -> None:
@@ -95,23 +105,30 @@ class LogConfig:
         _within("retention_files", self.retention_files, 1, None)
         _within("retention_check_ms", self.retention_check_ms, 1, _DURATION_MAX_MS)
         _within("lease_max_s", self.lease_max_s, 1, None)
+        _within("scrub_bytes_per_s", self.scrub_bytes_per_s, 0, None)
+        _within("scrub_pause_s", self.scrub_pause_s, 1, None)
         _within("open_files_max", self.open_files_max, 1, None)
         for name, low in (("segment_ms", 1), ("retention_ms", 0), ("retention_bytes", 0)):
             if getattr(self, name) is not None:
                 _within(name, getattr(self, name), low, None)
         for name in ("disk_warn_percent", "disk_pressed_percent", "disk_refuse_percent"):
             _within(name, getattr(self, name), 0, 100)
+        for name in ("disk_warn_free_bytes", "disk_pressed_free_bytes", "disk_refuse_free_bytes"):
+            _within(name, getattr(self, name), 0, None)
         _ = self.disk_limits  # they have to rise
         if not isinstance(self.codec, Codec):
             raise BadArgument("codec", f"give a pushrep.Codec, not {self.codec!r}")
 
     @property
     def disk_limits(self) -> DiskLimits:
-        """The three percentages as one value."""
+        """The three limits as one value."""
         return DiskLimits(
             warn_percent=self.disk_warn_percent,
             pressed_percent=self.disk_pressed_percent,
             refuse_percent=self.disk_refuse_percent,
+            warn_free_bytes=self.disk_warn_free_bytes,
+            pressed_free_bytes=self.disk_pressed_free_bytes,
+            refuse_free_bytes=self.disk_refuse_free_bytes,
         )
 
     @property

@@ -16,16 +16,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pushrep.log.errors import NoRoomToCut
-from pushrep.log.scan import WINDOW_BYTES
+from pushrep.log.seals import remove_seals
 from pushrep.log.segment_files import (
     CUT_SUFFIX,
     INDEX_SUFFIX,
     PART_SUFFIX,
+    SEAL_SUFFIX,
     TIME_INDEX_SUFFIX,
     free_name,
     segment_path,
     taken_names,
 )
+from pushrep.log.walk import WINDOW_BYTES
 from pushrep.seams import File, Filesystem
 
 
@@ -37,6 +39,7 @@ def move_aside(
     Without `keep` the segments are removed: they hold nothing that was ever acknowledged.
     """
     kept, size_bytes = [], 0
+    remove_seals(filesystem, directory, bases)
     for base in sorted(bases, reverse=True):
         path = segment_path(directory, base)
         size = _size(filesystem, path)
@@ -124,7 +127,7 @@ def _pieces(file: File, position: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _remove_indexes(filesystem: Filesystem, directory: Path, base: int) -> None:
-    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX):
         index = segment_path(directory, base, suffix)
         if filesystem.exists(index):
             filesystem.remove(index)

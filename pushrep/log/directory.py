@@ -5,6 +5,7 @@
                /*-offset-checkpoint         checkpoints        (checkpoints.py)
                /.pushrep_published          for readers        (published.py)
                /.pushrep_reserve            blocks held back   (reserve.py)
+               /directory-id.json           of an outbox's     (directory_id.py)
                /<topic>-<n>/                a log
 
     acquire ─ first one ─▶ lock → read → remove the marker ──▶ attach a log ⇄ close it ──▶ last release: checkpoints,
@@ -16,32 +17,54 @@ when it is attached and comes back only by `close_clean`; if we die, the marker 
 Locking, in this order: the registry's, _write_lock (files), _lock (fields; never held over a sync).
 """
 
+import errno
+import logging
 import os
 import threading
 from functools import partial
 from pathlib import Path
 
-from pushrep.errors import ForkedProcess
+from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.clean_marker import CleanLog, read_clean_marker, remove_clean_marker, write_clean_marker
+from pushrep.log.directory_id import (
+    DIRECTORY_ID_NAME,
+    CopyVerdict,
+    DirectoryId,
+    opened_id,
+    read_directory_id,
+    settled_id,
+    write_directory_id,
+)
 from pushrep.log.directory_lock import take_lock
 from pushrep.log.disk_watch import DiskWatch
-from pushrep.log.errors import LogClosed, LogLocked
+from pushrep.log.errors import DirectoryIsCopy, LogClosed, LogLocked
+from pushrep.log.flusher import process_flusher, process_scrubber
 from pushrep.log.given_up import read_given_up, seen_of_removed, seen_to
 from pushrep.log.log_names import parse_log_name
 from pushrep.log.open_files import OpenFiles
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.reserve import Reserve
+from pushrep.log.scrub import Scrub
+from pushrep.log.segment import PREALLOCATE_BYTES_MIN
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
+_LOG = logging.getLogger("pushrep.log")
+
 _GIVEN_UP = Checkpoint.GIVEN_UP
+AHEAD_BYTES_MAX = 1 << 30
+"""Files grow ahead of their data by so much at most, over all open logs of a directory: 16 MiB for 64 of them."""
+_SOON_MS = 250
+"""So long the numbers of logs that were rolled or closed wait for each other."""
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class LogDirectory:
     """One directory of logs, locked by this process. Made by `acquire`, given back by `release`."""
 
-    def __init__(self, path: Path, filesystem: Filesystem, clock: Clock) -> None:
+    def __init__(self, path: Path, filesystem: Filesystem, clock: Clock, *, copy_check: bool = True) -> None:
         self.path, self.filesystem = path, filesystem
+        self._copy_check = copy_check
         self.owner_pid = os.getpid()
         self.forked = False
         self.references = 0
@@ -53,10 +76,15 @@ class LogDirectory:
         self._write_took_ms = 0
         self._lock_file = take_lock(path, filesystem)
         try:
+            self.directory_id, self.copy_verdict = self._find_id()
             self._load()
         except BaseException:
             self._lock_file.close()
             raise
+        self._flusher = process_flusher() if clock is SYSTEM_CLOCK else None
+        self.scrub = Scrub(filesystem, process_scrubber() if clock is SYSTEM_CLOCK else None)
+        if self._flusher is not None:
+            self._flusher.attach(self)
 
     @classmethod
     def acquire(
@@ -66,10 +94,12 @@ class LogDirectory:
         clock: Clock = SYSTEM_CLOCK,
         *,
         is_real: bool = False,
+        copy_check: bool = True,
     ) -> "LogDirectory":
         """The directory at `path`, made if it is missing; the same instance for every caller in this process.
 
         Symbolic links are followed first (`is_real`: they were), so two names share it. Each needs a `release`.
+        copy_check: False: whoever takes it first does not ask whether it is a copy of another.
         Raises LogLocked with the other process's pid, NotALogDirectory for a file or a place that can't be written.
         """
         real = Path(path if is_real else os.path.realpath(path))
@@ -77,7 +107,7 @@ class LogDirectory:
         with _REGISTRY.lock:
             directory = _REGISTRY.held.get(key)
             if directory is None or not directory.holds_lock():
-                directory = _REGISTRY.held[key] = cls(real, filesystem, clock)
+                directory = _REGISTRY.held[key] = cls(real, filesystem, clock, copy_check=copy_check)
             directory.references += 1
             return directory
 
@@ -98,7 +128,8 @@ class LogDirectory:
                 entry.clear()
             self._attached.add(name)
             seen = self._seen_to(name, entry)
-            return DirectoryView(self, name, entry, self._clean.pop(name, None), seen)
+            clean = self._clean.pop(name, None)
+            return DirectoryView(self, name, entry, clean, seen, is_copy=self.is_unsettled_copy)
 
     def release(self) -> None:
         """Give the directory back; the last one writes checkpoints and the clean marker and frees the lock.
@@ -111,16 +142,23 @@ class LogDirectory:
             if self.references > 1:
                 self.references -= 1
                 return
+            self._let_flusher_go()
             try:
                 for name in sorted(self._attached):
                     self.detach(name, None)
                 self.sync_checkpoints()
+                self._renew_id()
                 self.reserve.with_room(lambda: write_clean_marker(self.path, self._clean, self.filesystem))
             finally:
                 self.references = 0
                 del _REGISTRY.held[id(self.filesystem), str(self.path)]
                 self._lock_file.close()
                 del self._published  # a mapping is a file in use: the disk could not be unmounted
+
+    def ahead_bytes_max(self) -> int:
+        """Each open log's share of what they all set aside together: 1 GiB, or a twentieth of a small disk."""
+        together = min(AHEAD_BYTES_MAX, self.disk.usage.total_bytes // 20)
+        return max(PREALLOCATE_BYTES_MIN, together // max(1, len(self._attached)))
 
     def checkpointed(self, checkpoint: Checkpoint, name: str) -> int | None:
         """The number remembered for a log, None if there is none."""
@@ -180,9 +218,23 @@ class LogDirectory:
             self._attached.discard(name)
             if clean is not None:
                 self._clean[name] = clean
+                if self._unwritten:  # its numbers, while other logs here stay open
+                    self.sync_checkpoints_soon()
                 return
             for checkpoint in Checkpoint:
                 self._fall_back(checkpoint, name)
+
+    def sync_checkpoints_soon(self) -> None:
+        """Let them be written in the background; by a simulated clock, which has none, with the next ones."""
+        if self._flusher is not None:
+            self._flusher.soon(self, _SOON_MS)
+
+    def flush_in_background(self) -> None:
+        """The flusher's call: the checkpoints of logs that were rolled or closed."""
+        try:
+            self.sync_checkpoints()
+        except (OSError, PushrepError) as error:  # the last release writes them
+            _LOG.warning("%s: checkpoints put off: %s", self.path, error)
 
     def check_usable(self) -> None:
         """Raise ForkedProcess in a fork of the owner, LogClosed after the last release."""
@@ -197,8 +249,14 @@ class LogDirectory:
             self._lock_file.size()
         except OSError:
             self.references = 0  # whoever still has this instance gets LogClosed
+            self._let_flusher_go()
             return False
         return True
+
+    def _let_flusher_go(self) -> None:
+        self.scrub.end()
+        if self._flusher is not None:
+            self._flusher.detach(self)
 
     def disown(self) -> None:
         """In a fork: refuse every use, and let go of the lock's descriptor, so that the owner's end frees the lock.
@@ -207,6 +265,57 @@ class LogDirectory:
         """
         self.forked = True
         self._lock_file.close()
+
+    @property
+    def is_unsettled_copy(self) -> bool:
+        """Whether it was found to be a copy, and its outbox has not gone on as one yet (`settle_id`)."""
+        return self.directory_id is not None and not self.directory_id.is_settled
+
+    def refuse_copy(self) -> None:
+        """Raise DirectoryIsCopy where the original may be there still: for a member, which has promised things."""
+        if self.directory_id is not None and self.directory_id.is_copy:
+            raise DirectoryIsCopy(self.path, self.directory_id.copy_of[-1])
+
+    def settle_id(self) -> None:
+        """Of a directory of an outbox: `directory_id` from now on, on disk with the witness of now. One that has none
+        gets one, a copy another than its original's.
+
+        Where the disk has no room for it, what stood there stands, but for a copy. Raises OSError.
+        """
+        self.check_usable()
+        unknown = self.copy_verdict is CopyVerdict.UNKNOWN
+        if not self._copy_check and not self.is_unsettled_copy:
+            return  # nobody asked whose file it is: it must not be vouched for
+        new = settled_id(self.directory_id)
+        try:
+            self.copy_verdict = self.reserve.with_room(lambda: write_directory_id(self.path, self.filesystem, new))
+        except OSError as error:
+            if error.errno not in _NO_ROOM or self.is_unsettled_copy:
+                raise
+            _LOG.warning("%s: no room for %s: the next opening writes it", self.path, DIRECTORY_ID_NAME)
+            return
+        self.directory_id = new
+        if unknown or self.copy_verdict is CopyVerdict.UNKNOWN:
+            _LOG.warning(
+                "%s: its file system has nothing that tells a directory from a copy of it, so a restored backup is not "
+                "noticed here; after one, run pushrep log new-epoch (copy_check=False: not to be told)",
+                self.path,
+            )
+
+    def _renew_id(self) -> None:
+        """Write the id's file anew, so that a backup made until now has an older witness."""
+        known = self.directory_id
+        if known is None or self.is_unsettled_copy or self.copy_verdict is not CopyVerdict.ORIGINAL:
+            return
+        try:
+            self.reserve.with_room(lambda: write_directory_id(self.path, self.filesystem, known))
+        except OSError as error:
+            _LOG.warning("%s: %s stays as it was: %s", self.path, DIRECTORY_ID_NAME, error)
+
+    def _find_id(self) -> tuple[DirectoryId | None, CopyVerdict]:
+        if self._copy_check:
+            return opened_id(self.path, self.filesystem)
+        return read_directory_id(self.path, self.filesystem)[0], CopyVerdict.UNKNOWN
 
     def _load(self) -> None:
         names = set(self.filesystem.list(self.path))  # what is no longer there has no lines
@@ -253,7 +362,7 @@ class LogDirectory:
 
     def _refuse_attached(self, name: str) -> None:
         if name in self._attached:
-            raise LogLocked(self.path / name, self.owner_pid)
+            raise LogLocked(self.path / name, self.owner_pid, is_own=True)
 
     def _fall_back(self, checkpoint: Checkpoint, name: str) -> None:
         """To the lower of remembered and written: a close after a failed sync must not raise what is believed.
@@ -272,8 +381,15 @@ class LogDirectory:
 class DirectoryView:
     """What one open log may do with its directory. `publish` calls must not overlap; the rest is thread-safe."""
 
-    def __init__(
-        self, directory: LogDirectory, name: str, entry: PublishedEntry, clean: CleanLog | None, seen_to: int
+    def __init__(  # noqa: PLR0913 - what is known of a log
+        self,
+        directory: LogDirectory,
+        name: str,
+        entry: PublishedEntry,
+        clean: CleanLog | None,
+        seen_to: int,
+        *,
+        is_copy: bool = False,
     ) -> None:
         self.name, self.path = name, directory.path / name
         self.clean = clean
@@ -282,6 +398,8 @@ class DirectoryView:
         """What the process before us published since this machine started: newer than the checkpoints after a kill."""
         self.seen_to = seen_to
         """A reader may have seen what lay below, by what stands beside the log; see given_up.py."""
+        self.is_copy = is_copy
+        """Its files were copied, perhaps while they were written: a checkpoint may be newer than what it speaks of."""
         self.disk, self.open_files, self.reserve = directory.disk, directory.open_files, directory.reserve
         self._directory, self._entry = directory, entry
         self._closed = False
@@ -290,6 +408,18 @@ class DirectoryView:
     def recovery_point(self) -> int | None:
         """First offset not known to be on disk, as remembered; None if the log has none."""
         return self._directory.checkpointed(Checkpoint.RECOVERY_POINT, self.name)
+
+    @property
+    def known_on_disk(self) -> int | None:
+        """The recovery point of an opening; None if the log has none: below it whatever is bad is damage.
+
+        What was published as flushed since this machine started is newer than the checkpoint. In a copy of the
+        directory it tells of the original: the two were not copied at one moment.
+        """
+        published = None if self.is_copy else self.published_before
+        if published is None:
+            return self.recovery_point
+        return max(self.recovery_point or 0, published.flushed_offset)
 
     @property
     def log_start_offset(self) -> int | None:
@@ -306,6 +436,10 @@ class DirectoryView:
         """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
         return self._directory.checkpointed(Checkpoint.CLEANED_OFFSET, self.name) or 0
 
+    def ahead_bytes_max(self) -> int:
+        """So far one log's newest file may be grown ahead of its data."""
+        return self._directory.ahead_bytes_max()
+
     def publish(
         self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
     ) -> None:
@@ -313,6 +447,11 @@ class DirectoryView:
         if self._closed or self._directory.forked:
             self._check_open()
         self._entry.publish(log_end_offset, flushed_offset, high_watermark, log_start_offset, leader_epoch)
+
+    def lower_published(self, offset: int) -> None:
+        """Nothing that was published lies above `offset` any more: the log is about to be cut there."""
+        self._check_open()
+        self._entry.lower(offset)
 
     def checkpoint(
         self,
@@ -360,6 +499,10 @@ class DirectoryView:
         """Put the remembered numbers of every log on disk; see LogDirectory.sync_checkpoints."""
         self._check_open()
         return self._directory.sync_checkpoints(max_age_ms)
+
+    def sync_checkpoints_soon(self) -> None:
+        """The same, soon and in the background."""
+        self._directory.sync_checkpoints_soon()
 
     def close_clean(self, clean: CleanLog) -> None:
         """The log is closed and every byte of it is flushed; the directory's last release lists it in the marker."""

@@ -1,7 +1,6 @@
 """The lock of a directory of logs: one writer, by flock on `.lock`, which holds its pid and is never removed."""
 
 import errno
-import os
 from pathlib import Path
 
 from pushrep.log.errors import LogLocked, NotALogDirectory
@@ -25,4 +24,5 @@ def take_lock(path: Path, filesystem: Filesystem) -> File:
     except OSError as error:
         if error.errno not in {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG}:
             raise  # the disk's or the process's trouble, not the path's
-        raise NotALogDirectory(path, os.strerror(error.errno)) from error
+        named = f"{error.filename}: " if error.filename == str(path / LOCK_NAME) else ""
+        raise NotALogDirectory(path, f"{named}{error.strerror}") from error

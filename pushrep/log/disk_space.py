@@ -1,15 +1,19 @@
-"""How full may the disk be? Three limits and what a log does at each: a table over a percentage, no file touched.
+"""How full may the disk be? Three limits by percentage and room, and what a log does at each: a table, no file touched.
 
     used      0 ... 75 ......... 85 ......... 90 ... 100 %        (LogConfig: disk_warn_percent and so on)
+    and free    < 40       < 20       < 10 GiB                    (LogConfig: disk_warn_free_bytes and so on)
     level       ROOM    TIGHT       PRESSED      FULL
-                        a warning   leases are   appends are refused, too; until below 85 again
+                        a warning   leases are   appends are refused, too; until it is below PRESSED again
                                     broken, retention runs at once
 
-    level before   used < 75   75 <= used < 85   85 <= used < 90   90 <= used
-    ROOM           ROOM        TIGHT             PRESSED           FULL
-    TIGHT          ROOM        TIGHT             PRESSED           FULL
-    PRESSED        ROOM        TIGHT             PRESSED           FULL
-    FULL           ROOM        TIGHT             FULL              FULL
+A limit is reached when both hold: the percentage rules on a disk of less than some 100 GiB, the free bytes on a larger
+one, which at 90 % may have a terabyte left.
+
+    level before   below TIGHT   TIGHT    PRESSED    FULL
+    ROOM           ROOM          TIGHT    PRESSED    FULL
+    TIGHT          ROOM          TIGHT    PRESSED    FULL
+    PRESSED        ROOM          TIGHT    PRESSED    FULL
+    FULL           ROOM          TIGHT    FULL       FULL
 
 Only FULL has a memory: a log that took appends again at 89.9 % would refuse them at the next megabyte. A disk that is
 really full is another thing: the system refuses the write then, whatever stands here (AppendFailed).
@@ -19,6 +23,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from pushrep.errors import BadArgument
+from pushrep.seams import DiskUsage
 
 
 class DiskLevel(IntEnum):
@@ -36,24 +41,36 @@ class DiskLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskLimits:
-    """Percentages of the file system; see the file's map. 100 for a limit that no disk reaches in practice."""
+    """Percentages and free bytes of the file system, the `disk_*` of LogConfig; see the file's map."""
 
-    warn_percent: int
-    pressed_percent: int
-    refuse_percent: int
+    warn_percent: int = 75
+    pressed_percent: int = 85
+    refuse_percent: int = 90
+    warn_free_bytes: int = 40 << 30
+    pressed_free_bytes: int = 20 << 30
+    refuse_free_bytes: int = 10 << 30
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warn_percent <= self.pressed_percent <= self.refuse_percent <= 100:
+        percents = self.warn_percent, self.pressed_percent, self.refuse_percent
+        if not 0 <= percents[0] <= percents[1] <= percents[2] <= 100:
             raise BadArgument(
                 "disk_warn_percent, disk_pressed_percent, disk_refuse_percent",
-                f"they rise from 0 to 100, not {self.warn_percent}, {self.pressed_percent}, {self.refuse_percent}",
+                f"they rise from 0 to 100, not {', '.join(map(str, percents))}",
+            )
+        free = self.warn_free_bytes, self.pressed_free_bytes, self.refuse_free_bytes
+        if not free[0] >= free[1] >= free[2] >= 0:
+            raise BadArgument(
+                "disk_warn_free_bytes, disk_pressed_free_bytes, disk_refuse_free_bytes",
+                f"they fall, down to 0 at least, not {', '.join(map(str, free))}",
             )
 
 
-def disk_level(before: DiskLevel, used_percent: float, limits: DiskLimits) -> DiskLevel:
-    """The level at `used_percent`, coming from level `before`."""
-    if used_percent >= limits.refuse_percent:
+def disk_level(before: DiskLevel, usage: DiskUsage, limits: DiskLimits) -> DiskLevel:
+    """The level at this usage, coming from level `before`."""
+    used, free = usage.used_percent, usage.free_bytes
+    if used >= limits.refuse_percent and free <= limits.refuse_free_bytes:
         return DiskLevel.FULL
-    if used_percent >= limits.pressed_percent:
+    if used >= limits.pressed_percent and free <= limits.pressed_free_bytes:
         return DiskLevel.FULL if before is DiskLevel.FULL else DiskLevel.PRESSED
-    return DiskLevel.TIGHT if used_percent >= limits.warn_percent else DiskLevel.ROOM
+    is_tight = used >= limits.warn_percent and free <= limits.warn_free_bytes
+    return DiskLevel.TIGHT if is_tight else DiskLevel.ROOM

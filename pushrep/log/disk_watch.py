@@ -87,7 +87,7 @@ class DiskWatch:
                 self._looked_ms = now_ms
                 self._look()
             before = self._levels.get(limits, DiskLevel.ROOM)
-            level = self._levels[limits] = disk_level(before, self._usage.used_percent, limits)
+            level = self._levels[limits] = disk_level(before, self._usage, limits)
             if level > before:
                 used = f"{self._usage.used_bytes} of {self._usage.total_bytes} bytes, {self._usage.used_percent:.1f} %"
                 _LOG.warning("the disk of %s is filling (%s): %s", self.path, used, _WHAT_HAPPENS[level])

@@ -11,18 +11,25 @@ Kafka's tool goes on behind a batch whose CRC is wrong; ours stops there and say
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from pushrep.log.checkpoints import BadCheckpoint, Checkpoint, decode_checkpoint, read_bounded
+from pushrep.log.checkpoints import (
+    BadCheckpoint,
+    Checkpoint,
+    decode_checkpoint,
+    read_bounded,
+    read_cleaned_offset,
+)
 from pushrep.log.clean_marker import CLEAN_MARKER_NAME, decode_clean_marker
 from pushrep.log.errors import NotALog
 from pushrep.log.index_check import parse_index
 from pushrep.log.inspection import checked_log, is_log, read_state
 from pushrep.log.leader_epochs import LEADER_EPOCHS_NAME, decode_leader_epochs
 from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, decode_partition_metadata
-from pushrep.log.scan import CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
 from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.segment_look import Expected
+from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
 from pushrep.records import RecordBatch, UnsupportedCodec
 from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
@@ -151,10 +158,12 @@ def control_type(key: bytes | None, value: bytes | None) -> tuple[str, int | Non
 
 
 def _batches(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem) -> Iterator[DumpedBatch | DumpedEnd]:
-    limit = _published_end(path, base, filesystem)
+    limit, log = _published_end(path, base, filesystem), path.resolve().parent
     file = filesystem.open(path, writable=False)
     try:
-        for step in scan(file, ScanRange(base_offset=base)):
+        for step in scan(
+            file, ScanRange(base_offset=base, cleaned_offset=partial(read_cleaned_offset, log, filesystem))
+        ):
             if not isinstance(step, WholeBatch):
                 yield DumpedEnd(step, max(0, file.size() - step.position))
                 return

@@ -1,19 +1,31 @@
 """What a log refuses or fails at, each named for what the caller does next; the data is in the fields."""
 
 import errno
+import os
 from pathlib import Path
+from uuid import UUID
 
 from pushrep.errors import PushrepError
+from pushrep.log.disk_space import DiskLimits
 from pushrep.seams import DiskUsage
 
 
 class LogLocked(PushrepError):
-    """Someone else writes here: stop process `pid` (None if it is unknown), or read with `SegmentLog.open_reader`."""
+    """Someone else writes here: stop process `pid` (None if it is unknown), or read with `SegmentLog.open_reader`.
 
-    def __init__(self, directory: Path, pid: int | None) -> None:
-        who = f"process {pid}" if pid is not None else "another process"
-        super().__init__(f"{directory} is being written by {who}: stop it, or open a reader beside it")
-        self.directory, self.pid = directory, pid
+    `is_own`: this very process has it open; close what was opened, or go on with it.
+    """
+
+    def __init__(self, directory: Path, pid: int | None, *, is_own: bool = False) -> None:
+        if is_own:
+            text = f"{directory} is open in this very process ({pid}) already: use what was opened, or close it first"
+        else:
+            who = f"process {pid}" if pid is not None else "another process"
+            if pid == os.getpid():
+                who += " (this one, or another container's of the same number)"
+            text = f"{directory} is being written by {who}: stop it, or open a reader beside it"
+        super().__init__(text)
+        self.directory, self.pid, self.is_own = directory, pid, is_own
 
 
 class LogClosed(PushrepError):
@@ -178,19 +190,21 @@ class OffsetsExhausted(PushrepError):
 
 
 class DiskAboveLimit(AppendFailed):
-    """The disk is fuller than the log's settings allow: free space, or raise the limit, and append again.
+    """The disk is fuller than the log's settings allow: free space, or change the limits, and append again.
 
-    `usage` tells used and total bytes; appends are taken again below `resume_percent`.
+    `usage` tells used and total bytes; appends are taken again below the pressed limit of `limits`.
     """
 
-    def __init__(self, path: Path, usage: DiskUsage, *, refuse_percent: int, resume_percent: int) -> None:
+    def __init__(self, path: Path, usage: DiskUsage, limits: DiskLimits) -> None:
         remedy = (
-            f"free space until it is below {resume_percent} % (disk_pressed_percent), "
-            f"or raise disk_refuse_percent={refuse_percent}"
+            f"free space (pushrep log purge, retention_ms) until it is below disk_pressed_percent="
+            f"{limits.pressed_percent} or has more than disk_pressed_free_bytes={limits.pressed_free_bytes}, or set "
+            f"disk_refuse_percent={limits.refuse_percent} higher or disk_refuse_free_bytes={limits.refuse_free_bytes} "
+            "lower"
         )
         used = f"{usage.used_bytes} of {usage.total_bytes} bytes are used, {usage.used_percent:.1f} %"
         super().__init__(path, OSError(errno.ENOSPC, f"the disk is too full: {used}"), remedy)
-        self.usage, self.refuse_percent, self.resume_percent = usage, refuse_percent, resume_percent
+        self.usage, self.limits = usage, limits
 
 
 class StillNeeded(PushrepError):
@@ -251,3 +265,19 @@ class BelowHighWatermark(PushrepError):
             "pass force=True if that is meant"
         )
         self.offset, self.high_watermark = offset, high_watermark
+
+
+class DirectoryIsCopy(PushrepError):
+    """The directory of a member is a copy of another: it may lack what that one promised, so it takes no part.
+
+    copy_of: the other's id.
+    """
+
+    def __init__(self, path: Path, copy_of: UUID) -> None:
+        super().__init__(
+            f"{path} is a copy of directory {copy_of.hex} (a restored backup, a clone, or moved to another disk), and "
+            "a member that forgot what it promised could lose records. If it was moved, whole, and the original is "
+            f"gone: pushrep replica moved {path}. Else let it be filled anew: stop its node (of a service: promote "
+            f"another member first), remove {path}, and start the node; the leader then sends it all records"
+        )
+        self.path, self.copy_of = path, copy_of

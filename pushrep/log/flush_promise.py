@@ -24,6 +24,12 @@ class Due(Enum):
     FLUSH_AND_CHECKPOINT = auto()
 
 
+ACKNOWLEDGED_MS = 750
+"""The recovery point rises over what was acknowledged as flushed within a second, whatever flush_ms says: so long after
+it, and a quarter of a second later if another log of the directory has just written the checkpoints."""
+SHARE_MS = 250
+
+
 class FlushPromise:
     """The flushed offset and the recovery point of `log` rise at least once per flush_bytes or flush_ms. Thread-safe.
 
@@ -34,6 +40,7 @@ class FlushPromise:
         self._log, self._config, self._clock = log, config, clock
         self._flusher = process_flusher() if clock is SYSTEM_CLOCK else None
         self._since_ms: int | None = None  # of the first byte that is not on disk, by a simulated clock
+        self._within_ms = config.flush_ms  # of that; less while something was acknowledged
         if self._flusher is not None:
             self._flusher.attach(log)
 
@@ -47,6 +54,14 @@ class FlushPromise:
             self._flusher.soon(self._log, 0)
         return Due.FLUSH if unflushed_bytes >= 2 * self._config.flush_bytes else Due.NOTHING
 
+    def acknowledged(self) -> Due:
+        """Something was said to be on disk; the recovery point has to rise over it soon."""
+        if self._within_ms > ACKNOWLEDGED_MS:
+            self._within_ms = ACKNOWLEDGED_MS
+            if self._flusher is not None:
+                self._flusher.soon(self._log, ACKNOWLEDGED_MS)
+        return self.made()
+
     def again(self, delay_ms: int | None = None) -> None:
         """Let the flusher come in `delay_ms` (None: flush_ms, unless it is about to)."""
         if self._flusher is None:
@@ -55,11 +70,11 @@ class FlushPromise:
             self._flusher.soon(self._log, delay_ms)
         elif self._since_ms is None:
             self._since_ms = 0
-            self._flusher.soon(self._log, self._config.flush_ms)
+            self._flusher.soon(self._log, self._within_ms)
 
     def kept(self) -> None:
         """All that was there until now is about to be brought to disk."""
-        self._since_ms = None
+        self._since_ms, self._within_ms = None, self._config.flush_ms
 
     def end(self) -> None:
         """The flusher is not under way for this log when this returns, and does not come again."""
@@ -70,8 +85,7 @@ class FlushPromise:
         now_ms = self._clock.monotonic_ms()
         if self._since_ms is None:
             self._since_ms = now_ms
+        if now_ms - self._since_ms < self._within_ms:
             return False
-        if now_ms - self._since_ms < self._config.flush_ms:
-            return False
-        self._since_ms = None
+        self.kept()
         return True

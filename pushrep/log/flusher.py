@@ -30,7 +30,8 @@ class Flushable(Protocol):
 class Flusher:
     """Calls attached logs back when they are due. Thread-safe; a log is never called back after `detach`."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "pushrep-flusher") -> None:
+        self._name = name
         self._lock = threading.Lock()  # not the condition's own `with`: Ctrl-C could leave that locked
         self._changed = threading.Condition(self._lock)
         self._due_s: dict[Flushable, float] = {}
@@ -55,7 +56,7 @@ class Flusher:
             heappush(self._queue, (due_s, next(self._counter), log))  # first: alone it is passed over
             self._due_s[log] = due_s
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pushrep-flusher", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
@@ -109,10 +110,13 @@ class Flusher:
 
 class _OfThisProcess:
     def __init__(self) -> None:
-        self.flusher = Flusher()
+        self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
-        self.flusher = Flusher()  # the thread stayed in the parent, and its lock may have been held
+        self.flusher, self.scrubber = (
+            Flusher(),
+            Flusher("pushrep-scrub"),
+        )  # the thread stayed in the parent, and its lock may have been held
 
 
 _CURRENT = _OfThisProcess()
@@ -122,3 +126,8 @@ os.register_at_fork(after_in_child=_CURRENT.after_fork_in_child)
 def process_flusher() -> Flusher:
     """The one flusher of this process."""
     return _CURRENT.flusher
+
+
+def process_scrubber() -> Flusher:
+    """Another thread, for what reads slowly in the background: no log's flush waits for it."""
+    return _CURRENT.scrubber

@@ -77,13 +77,7 @@ class Housekeeping:
         if self._level is DiskLevel.FULL:
             self._level = self._watch.level(self._limits, max_age_ms=0)
             if self._level is DiskLevel.FULL:
-                limits = self._limits
-                raise DiskAboveLimit(
-                    self._watch.path,
-                    self._watch.usage,
-                    refuse_percent=limits.refuse_percent,
-                    resume_percent=limits.pressed_percent,
-                )
+                raise DiskAboveLimit(self._watch.path, self._watch.usage, self._limits)
 
     def acquire_lease(self, name: str, offset: int, told: Told | None) -> Lease:
         """See Keeper. Raises LeaseBroken where the disk is so full that it would be broken at once."""
@@ -149,7 +143,11 @@ class Housekeeping:
                 self._derived.sync()
 
     def _too_full(self) -> str:
-        return f"the disk is {self._watch.usage.used_percent:.1f} % full, the limit is {self._limits.pressed_percent} %"
+        usage, limits = self._watch.usage, self._limits
+        return (
+            f"the disk is {usage.used_percent:.1f} % full and has {usage.free_bytes} bytes free, the limit is "
+            f"disk_pressed_percent={limits.pressed_percent} and disk_pressed_free_bytes={limits.pressed_free_bytes}"
+        )
 
     def _come_again(self) -> None:
         if self._flusher is not None and self.keeper.has_work:

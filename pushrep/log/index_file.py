@@ -10,6 +10,7 @@ changes nothing.
 Invariant: first numbers ascend strictly. Source: Kafka's AbstractIndex, OffsetIndex, TimeIndex.
 """
 
+import errno
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -58,6 +59,15 @@ class IndexFile:
         self._written = 0  # whole entries in the file
         self._last: tuple[int, int] | None = None
         self._synced = True
+        try:
+            self._look()
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            self._ragged = True  # a few bytes can claim to be terabytes: it holds nothing, and the next write cuts it
+
+    def _look(self) -> None:
+        entry = self._entry
         with self._opened() as file:
             if file is not None:
                 size = file.size()

@@ -17,12 +17,20 @@ from pathlib import Path
 
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint
 from pushrep.log.clean_marker import CleanLog, read_clean_marker
+from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
 from pushrep.log.leader_epochs import read_leader_epochs
 from pushrep.log.log_names import list_logs, log_name, parse_log_name
 from pushrep.log.published import PublishedState, read_published
-from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
+from pushrep.log.segment_files import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEAL_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    list_segments,
+    segment_path,
+)
 from pushrep.seams import REAL_FILESYSTEM, File, Filesystem
 
 _LOCKS_PATH = Path("/proc/locks")
@@ -37,6 +45,7 @@ class LogState:
 
     known_by: see the file's map. published is None where nothing valid was published since the machine started.
     cleaned_offset: below it Kafka's cleaner may have left holes between segments.
+    is_copy: the directory is a copy, so that what was published tells of its original.
     """
 
     writer_pid: int | None
@@ -46,6 +55,7 @@ class LogState:
     high_watermark: int | None
     log_start_offset: int | None
     cleaned_offset: int = 0
+    is_copy: bool = False
 
     @property
     def is_live(self) -> bool:
@@ -150,6 +160,7 @@ def read_state(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogState:
         high_watermark=offsets[Checkpoint.HIGH_WATERMARK],
         log_start_offset=offsets[Checkpoint.LOG_START_OFFSET],
         cleaned_offset=offsets[Checkpoint.CLEANED_OFFSET] or 0,
+        is_copy=read_directory_id(directory, filesystem)[1] is CopyVerdict.COPY,
     )
 
 
@@ -206,7 +217,9 @@ def segment_facts(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[S
 def leftovers(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
     """(name, bytes) of what lies in a log's directory and is no part of it: .cut, .corrupt, .stale, .tmp and others."""
     bases = {f"{base:020d}" for base in list_segments(filesystem, log)}
-    own = {stem + suffix for stem in bases for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)} | _OWN_NAMES
+    own = {
+        stem + suffix for stem in bases for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX)
+    } | _OWN_NAMES
     names = (name for name in filesystem.list(log) if name not in own)
     sizes = ((name, size_of(log / name, filesystem)) for name in names)
     return [(name, size) for name, size in sizes if size is not None]

@@ -11,12 +11,13 @@ time. So one that was emptied or cut short gets no answer here, and the walk tha
 """
 
 import struct
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
-from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch
+from pushrep.log.walk import ScanRange, from_index_entry, scan_headers
 from pushrep.seams import File, Filesystem
 
 _HOPS_MAX = 64  # an entry covers 4 KiB or a batch: with more headers than this to read, a scan costs no more
@@ -28,18 +29,21 @@ class _Last(NamedTuple):
     entry: tuple[int, int] | None
 
 
-def sealed_end(filesystem: Filesystem, directory: Path, base: int, index_interval_bytes: int) -> int | None:
+def sealed_end(filesystem: Filesystem, directory: Path, what: ScanRange, index_interval_bytes: int) -> int | None:
     """The offset behind the last batch of a segment whose indexes reach to its end; None if headers alone don't tell.
 
     Raises OSError.
     """
-    times = _last(filesystem, segment_path(directory, base, TIME_INDEX_SUFFIX), TIME_ENTRY)
-    offsets = _last(filesystem, segment_path(directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
+    times = _last(filesystem, segment_path(directory, what.base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
+    offsets = _last(filesystem, segment_path(directory, what.base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
     if times is None or offsets is None:
         return None
-    log = filesystem.open(segment_path(directory, base), writable=False)
+    log = filesystem.open(segment_path(directory, what.base_offset), writable=False)
     try:
-        return _hop(log, base, offsets.entry, times.entry or (-1, -1), index_interval_bytes)
+        begun = from_index_entry(log, what, offsets.entry)
+        if offsets.entry is not None and begun is what:
+            return None
+        return _end(log, begun, times.entry or (-1, -1), index_interval_bytes)
     finally:
         log.close()
 
@@ -63,27 +67,15 @@ def _last(filesystem: Filesystem, path: Path, entry: struct.Struct) -> _Last | N
     return _Last((first, second))
 
 
-def _hop(
-    log: File, base: int, offset_entry: tuple[int, int] | None, newest: tuple[int, int], interval_bytes: int
-) -> int | None:
-    """From header to header up to the end of the file; the first has to end with the offset that the index told."""
-    relative_last, began = offset_entry if offset_entry is not None else (None, 0)
-    size, expected, position, before = log.size(), base, began, began
-    if began < 0:
+def _end(log: File, begun: ScanRange, newest: tuple[int, int], interval_bytes: int) -> int | None:
+    """From header to header up to the end of the file, as far as a few of them reach."""
+    end, before, expected = begun.position, begun.position, begun.first_offset
+    for position, _, next_offset, size, _, _, newest_ms in islice(scan_headers(log, begun), _HOPS_MAX):
+        if newest_ms > newest[0]:
+            return None
+        before, end, expected = position, position + size, next_offset
+    if end != log.size() or expected is None:
         return None
-    for _ in range(_HOPS_MAX):
-        if position == size:
-            # An entry was due for the last one, or the newest time is of a batch that the segment does not hold.
-            is_short = before - began > interval_bytes or newest[1] >= expected - base
-            return None if is_short else expected
-        try:
-            header = BatchHeader.parse(log.read_at(HEADER_BYTES, position))
-        except CorruptRecordBatch:
-            return None
-        if header.base_offset < expected or (relative_last is not None and header.last_offset - base != relative_last):
-            return None
-        if header.max_timestamp_ms > newest[0]:
-            return None
-        before, position = position, position + header.size_bytes
-        expected, relative_last = header.next_offset, None
-    return None
+    # An entry was due for the last one, or the newest time is of a batch that the segment does not hold.
+    is_short = before - begun.position > interval_bytes or newest[1] >= expected - begun.base_offset
+    return None if is_short else expected

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +27,7 @@ from pushrep.log.derived import DerivedStores
 from pushrep.log.errors import OffsetOutOfRange, StillNeeded
 from pushrep.log.leases import Lease, Leases, Told
 from pushrep.log.reading import BatchReader, Bounds
-from pushrep.log.retention import Keeping, SealedSegment, deletable
+from pushrep.log.retention import Keeping, SealedSegment, deletable, purgeable
 from pushrep.log.segment_files import segment_path
 from pushrep.log.segment_times import newest_timestamp_ms
 from pushrep.seams import Clock, Filesystem
@@ -35,6 +36,21 @@ _LOG = logging.getLogger("pushrep.log")
 
 NeededFrom = Callable[[], int | None]
 """A holder's answer: the lowest offset that it needs, None if nothing. It must not wait for the log, nor call it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """Whole segments that `purge_old` removed, or would remove. `kept_by`: who needs what else is as old, if so."""
+
+    segments: tuple[SealedSegment, ...]
+    log_start_offset: int
+    kept_by: str | None
+    needed_from: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the segments."""
+        return sum(segment.size_bytes for segment in self.segments)
 
 
 class KeptLog(Protocol):
@@ -144,6 +160,30 @@ class Keeper:
                 raise OffsetOutOfRange(before_offset, *bounds)
             start = max((base for base in self._log.bases(fresh=True) if base <= before_offset), default=bounds.start)
             return self._cut_below(max(start, bounds.start))
+
+    def purge_old(
+        self, *, before_offset: int | None = None, before_ms: int | None = None, dry_run: bool = False
+    ) -> Purged:
+        """Remove the whole segments below an offset, or with only records older than `before_ms`, that nobody needs.
+
+        dry_run: say which they are. Raises OSError.
+        """
+        with self._lock:
+            self._leases.expire()
+            self._bring_derived_up()
+            needed_from, by = self._floor()
+            sealed, limits = self._sealed(), {"before_offset": before_offset, "before_ms": before_ms}
+            chosen = tuple(purgeable(sealed, needed_from, self._newest, **limits))
+            wanted = tuple(purgeable(sealed, self._log.bounds().end, self._newest, **limits))
+            if chosen and not dry_run:
+                self._move_log_start(chosen[-1].end_offset)
+            is_held = len(wanted) > len(chosen)
+            return Purged(
+                segments=chosen,
+                log_start_offset=chosen[-1].end_offset if chosen else self._log.bounds().start,
+                kept_by=by if is_held else None,
+                needed_from=needed_from if is_held else None,
+            )
 
     def delete_records(self, before_offset: int) -> int:
         """Let the log start at `before_offset`, and remove the segments below it; the log start offset then.

@@ -9,6 +9,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+from pushrep.errors import checked_path
 from pushrep.log.errors import InvalidLogName, NotALogDirectory
 from pushrep.seams import REAL_FILESYSTEM, Filesystem
 from pushrep.topic_id_partition import PARTITION_MAX, topic_fault
@@ -42,7 +43,7 @@ def real_log_path(directory: Path | str) -> Path:
 
     A log may lie behind a link of its own name. Raises InvalidLogName for other names, of the link or of the log.
     """
-    given = Path(directory)
+    given = checked_path("directory", directory)
     real = Path(os.path.realpath(given))
     parse_log_name(real.name if given.name in {"", ".."} else given.name)
     if given.name not in {"", "..", real.name}:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 from uuid import UUID
 
 from pushrep.errors import BadArgument, ForkedProcess
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint, read_checkpoints
+from pushrep.log.checkpoints import read_checkpoints, read_cleaned_offset
 from pushrep.log.errors import LogClosed, NotALog
 from pushrep.log.log_names import parse_log_name, real_log_path
 from pushrep.log.partition_metadata import read_partition_metadata
@@ -101,6 +101,11 @@ class LogReader:
         state = self._state()
         return min(state.flushed, state.high_watermark)
 
+    @property
+    def ignored_index_entries(self) -> int:
+        """So many entries of indexes led its reads to no batch that is theirs; the writer makes them anew."""
+        return self._reader.ignored_entries
+
     def offsets(self) -> LogOffsets:
         """All of them at one moment, and for one look at what the writer published."""
         return self._state()
@@ -142,9 +147,8 @@ class LogReader:
         return self._bases
 
     def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
-        cleaned = read_checkpoint(self.path.parent, Checkpoint.CLEANED_OFFSET, self._filesystem)
-        return cleaned.get(self.path.name, 0)
+        """Below it Kafka's cleaner may have taken offsets; 0 for a log that it never saw."""
+        return read_cleaned_offset(self.path, self._filesystem)
 
     def revision(self) -> int:
         """The same number before and after a look at the files: the writer cut nothing meanwhile."""

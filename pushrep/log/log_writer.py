@@ -14,8 +14,12 @@ A failed sync poisons: the kernel may have dropped the pages, and a second sync 
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from threading import get_ident
+from uuid import UUID
 
 from pushrep.errors import PushrepError
 from pushrep.log.clean_marker import CleanLog
@@ -23,12 +27,14 @@ from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cutting import move_aside
 from pushrep.log.directory import DirectoryView
 from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, append_remedy
-from pushrep.log.flush_promise import Due, FlushPromise
+from pushrep.log.flush_promise import ACKNOWLEDGED_MS, SHARE_MS, Due, FlushPromise
 from pushrep.log.handed_over import HandedOver, write_each
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs
+from pushrep.log.log_names import parse_log_name
 from pushrep.log.reading import Bounds
 from pushrep.log.recovery import Recovered
+from pushrep.log.seals import Seal, remove_seals, write_seal
 from pushrep.log.segment import Segment, SegmentMark
 from pushrep.log.segment_files import list_segments
 from pushrep.log.sync_turn import SyncTurn
@@ -56,6 +62,7 @@ class LogWriter:
     def __init__(
         self, around: Surroundings, recovered: Recovered, epochs: LeaderEpochs, housekeeping: Housekeeping
     ) -> None:
+        self._log_id = recovered.log_id
         self._around, self._config, self._housekeeping = around, around.config, housekeeping
         self._active = recovered.active
         self._bases = recovered.bases
@@ -154,7 +161,7 @@ class LogWriter:
             turn.owner = None
             turn.tell()
         self._around.view.open_files.opened(self)
-        self._keep_promise()
+        self._do(self._promise.acknowledged())
         return mine.answer()
 
     def flush(self, offset: int | None = None) -> None:
@@ -171,12 +178,17 @@ class LogWriter:
                     turn.owner = None
                     turn.tell()
 
+    def flush_acknowledged(self, offset: int) -> None:
+        """As `flush`, for who is told that it is on disk: the checkpoint follows within a second."""
+        self.flush(offset)
+        self._do(self._promise.acknowledged())
+
     def flush_in_background(self) -> None:
         """The flusher's call: a flush and the checkpoints."""
         try:
             self._promise.kept()
             self.flush()
-            share_ms = self._config.flush_ms // 4
+            share_ms = min(SHARE_MS, self._config.flush_ms // 4)
             if not self.checkpoint(share_ms):
                 self._promise.again(share_ms)  # another log has just written the files: the next write has ours
             self._housekeeping.after_flush()
@@ -199,6 +211,8 @@ class LogWriter:
         segment.sync_written_indexes()
         view = self._around.view
         with self._lock:
+            if self._poison is not None:  # half cut, perhaps: what is known of the log is not what the disk holds
+                raise LogPoisoned(view.path, self._poison)
             offset = min(flushed_offset, self.flushed_offset)  # a cut may have come in between
             watermark = offset if self._watermark is None else self._watermark
             view.checkpoint(recovery_point=offset, high_watermark=watermark, log_start_offset=self.log_start_offset)
@@ -243,13 +257,39 @@ class LogWriter:
                 with self._turn.own():
                     self._around.view.reserve.with_room(self._active.finish)  # index entries, on a full disk, too
                     self._active.sync()
-                self.checkpoint(self._config.flush_ms)  # ten thousand logs that close share a few writes
+            # Also of a log that only recovery changed: its numbers are those of before the kill. Ten thousand logs that
+            # close share a few writes; the directory brings the last ones to disk.
+            self.checkpoint(min(ACKNOWLEDGED_MS, self._config.flush_ms))
             return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
         finally:
             self._ended = True
             self._turn.tell()
             self._active.close()
             self._around.view.open_files.forget(self)
+
+    @property
+    def path(self) -> Path:
+        """The log's directory."""
+        return self._around.view.path
+
+    @property
+    def log_id(self) -> UUID | None:
+        """In partition.metadata."""
+        return self._log_id
+
+    def sealed(self) -> list[tuple[int, int]]:
+        """(base, base of the next one) of every segment but the newest."""
+        return list(pairwise(self._bases))
+
+    def keep_seal(self, seal: Seal) -> bool:
+        """Write what the scrub has made, unless the segment was cut or taken up again meanwhile. Raises OSError."""
+        around = self._around
+        with self._lock:
+            if not self.is_writable or seal.base_offset not in self._bases[:-1]:
+                return False
+            write_seal(around.filesystem, around.view.path, seal)
+            around.filesystem.sync_directory(around.view.path)
+            return True
 
     def check_open(self) -> None:
         """Raise LogClosed after `close`."""
@@ -285,6 +325,7 @@ class LogWriter:
         """The bytes written."""
         epoch, offset, size_bytes = self._epochs.latest_epoch, self._active.next_offset, 0
         segment, mark, bases = self._active, self._active.mark(), self._bases
+        segment.ahead_bytes_max = self._around.view.ahead_bytes_max()
         try:
             for batch in batches:
                 batch.stamp(offset, epoch)
@@ -308,6 +349,7 @@ class LogWriter:
         try:
             if self._active is not segment:
                 self._active.close()
+                remove_seals(self._around.filesystem, self._around.view.path, [segment.base_offset])
             self._active, self._bases = segment, bases
             # By the files: who was interrupted while a segment was made has not noted it yet.
             filesystem, path = self._around.filesystem, self._around.view.path
@@ -324,8 +366,11 @@ class LogWriter:
         if isinstance(error, OSError):
             raise LogPoisoned(self._around.view.path, error) from error
 
-    def _roll(self) -> None:
-        """Close the newest segment and begin the next. What is in the old one is on disk before the new name is."""
+    def _roll(self, base_offset: int | None = None) -> None:
+        """Close the newest segment and begin the next. What is in the old one is on disk before the new name is.
+
+        base_offset: where the next one begins, behind a hole; None: where the old one ends.
+        """
         old, view = self._active, self._around.view
         old.write()
         old.finish()
@@ -334,11 +379,30 @@ class LogWriter:
         except OSError as error:
             self._poison = error
             raise
-        new = Segment.create(self._around.filesystem, view.path, old.next_offset, self._config)
+        self._seal(old)
+        begin = old.next_offset if base_offset is None else base_offset
+        new = Segment.create(self._around.filesystem, view.path, begin, self._config)
+        new.ahead_bytes_max = old.ahead_bytes_max
         self._active, self._bases = new, (*self._bases, new.base_offset)
         self._housekeeping.rolled()
+        # Not to the new base: the append under way may be taken back, and what it has put into the old segment with it.
+        end = self.log_end_offset
+        view.checkpoint(
+            recovery_point=end,
+            high_watermark=min(self.high_watermark, end),
+            log_start_offset=self.log_start_offset,
+        )
+        view.sync_checkpoints_soon()
         if not self._turn.do_unless_taken(old.close):
             self._retired.append(old)
+
+    def _seal(self, segment: Segment) -> None:
+        """Its name comes to disk with the next segment's. Without room for it the scrub makes one."""
+        around = self._around
+        seal = segment.seal(self._log_id, parse_log_name(around.view.name)[1])
+        if seal is not None:
+            with suppress(OSError):
+                write_seal(around.filesystem, around.view.path, seal)
 
     def _sync(self) -> None:
         """One sync for everything that is in the log now. Only one thread at a time gets here."""
@@ -390,7 +454,9 @@ class LogWriter:
         return handed.error is not None
 
     def _keep_promise(self, unflushed_bytes: int = 0) -> None:
-        due = self._promise.made(unflushed_bytes)
+        self._do(self._promise.made(unflushed_bytes))
+
+    def _do(self, due: Due) -> None:
         if due is Due.NOTHING:
             return
         self.flush()

@@ -135,6 +135,7 @@ class _Checkpoints:
         if lower:
             self._view.checkpoint(**lower)
             self._view.sync_checkpoints()
+        self._view.lower_published(offset)
 
 
 def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> tuple[Recovered, UUID]:
@@ -144,8 +145,16 @@ def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> t
         filesystem.make_directory(view.path)
         log_id = _identity(view.path, filesystem, attached)
         checkpoints = _Checkpoints(view, derived)
-        recovery = Recovery(filesystem, view.path, around.config, around.clock, checkpoints)
-        recovered = recovery.run(view.recovery_point, view.log_start_offset, view.clean, view.cleaned_offset)
+        recovery = Recovery(
+            filesystem, view.path, around.config, around.clock, checkpoints, is_copy=view.is_copy, log_id=log_id
+        )
+        recovered = recovery.run(
+            view.known_on_disk,
+            view.log_start_offset,
+            view.clean,
+            view.cleaned_offset,
+            checkpointed=view.recovery_point or 0,
+        )
     except (FileExistsError, NotADirectoryError) as error:
         raise NotALog(view.path, "it is a file; a log is a directory") from error
     except PermissionError as error:

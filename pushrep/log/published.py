@@ -104,6 +104,18 @@ class PublishedEntry:
         slots = _valid_slots(self._map, self._slots[0] - SLOTS_AT[0])
         return PublishedState(*max(slots)[:-1]) if slots else None
 
+    def lower(self, offset: int) -> None:
+        """Nothing of what stands there lies above `offset` any more: the log is about to be cut there."""
+        state = self.state()
+        if state is not None and max(state.log_end_offset, state.flushed_offset, state.high_watermark) > offset:
+            self.publish(
+                min(offset, state.log_end_offset),
+                min(offset, state.flushed_offset),
+                min(offset, state.high_watermark),
+                min(offset, state.log_start_offset),
+                state.leader_epoch,
+            )
+
     def clear(self) -> None:
         """Forget both slots: they spoke of a log that is gone."""
         for at in self._slots:

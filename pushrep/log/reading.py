@@ -2,16 +2,18 @@
 
     offset ─ names of the segments ─▶ segment ─ sparse index ─▶ a batch at or before it ─ scan ─▶ whole batches
 
-Only files are read, by position, so reading never waits for an append. An index is believed only if a whole batch of
-the offset that it promises stands there; else the segment is walked from its beginning. Everything below the end that
-`bounds` gives was written whole, so bytes that are no batch there are CorruptBatch, never skipped.
+Only files are read, by position, so reading never waits for an append. An index is believed only if the batch stands
+there that it promises; else the segment is scanned from its beginning. Everything below the end that `bounds` gives was
+written whole, so bytes that are no batch there, or one that is not in its place, are CorruptBatch, never skipped.
 
     | batch 0-3 | batch 4-7 | batch 8-11 |       a batch that crosses the end of the range waits until that has passed
                      ^ end 6                     it: as a batch, 0-3 is all there is; as records, 0 to 5
 """
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -19,12 +21,15 @@ from typing import NamedTuple, Protocol
 from pushrep.log.errors import CorruptBatch, OffsetOutOfRange
 from pushrep.log.index_file import IndexFile
 from pushrep.log.retention import SealedSegment
-from pushrep.log.scan import WINDOW_BYTES, CleanEnd, ScanEnd, ScanRange, ScanStep, WholeBatch, scan
-from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
-from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from pushrep.log.seal_check import hold_against_seal
+from pushrep.log.segment import TIME_ENTRY, begin_near
+from pushrep.log.segment_files import TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.segment_times import newest_timestamp_ms
+from pushrep.log.walk import WINDOW_BYTES, CleanEnd, ScanEnd, ScanRange, ScanStep, WholeBatch, scan
 from pushrep.records import Record, RecordBatch, RecordRows
 from pushrep.seams import Filesystem
+
+_LOG = logging.getLogger("pushrep.log")
 
 _PAGE_BYTES = 4096
 _HINTS_MAX = 64
@@ -39,11 +44,12 @@ class Bounds(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A byte in a segment where a batch begins, and the lowest offset that it may have."""
+    """A byte in a segment where a batch begins, the offset that it has to begin with, the epoch of the one before."""
 
     base: int
     position: int
     next_offset: int
+    leader_epoch: int = -1
 
 
 class Readable(Protocol):
@@ -58,7 +64,7 @@ class Readable(Protocol):
         ...
 
     def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
+        """Below it Kafka's cleaner may have taken offsets; 0 for a log that it never saw."""
         ...
 
     def revision(self) -> int:
@@ -76,10 +82,13 @@ class BatchReader:
         self._filesystem, self._directory, self._log = filesystem, directory, log
         # Where the last reads ended: who reads on needs no index.
         self._hints: dict[int, _Place] = {}
-        self._cleaned_offset = 0  # as it was asked last
         # Of sealed segments whose time index was held against its batches: the newest time, by where they begin and end
         # and by the entry that was believed.
         self._newest_ms: dict[tuple[int, int, tuple[int, int]], int] = {}
+        self.ignored_entries = 0
+        """So many index entries led to no batch that is theirs."""
+        self.suspect_segments: set[int] = set()
+        """Base offsets of the segments whose indexes held them."""
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, in one piece, of one segment.
@@ -97,7 +106,8 @@ class BatchReader:
                 break
             parts.append(batch.data)
             size += header.size_bytes
-            self._remember(header.next_offset, _Place(place.base, place.position + header.size_bytes, 0))
+            behind = place.position + header.size_bytes
+            self._remember(_Place(place.base, behind, header.next_offset, header.leader_epoch))
             if size >= max_bytes:
                 break
         return b"".join(parts)
@@ -122,7 +132,10 @@ class BatchReader:
         at = bisect_right(bases, offset) - 1
         if at < 0 or bases[at] == offset:
             return offset
-        step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
+        try:
+            step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
+        except CorruptBatch:  # who reads there is told
+            return offset
         return min(offset, step.batch.header.base_offset) if isinstance(step, WholeBatch) else offset
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
@@ -149,7 +162,7 @@ class BatchReader:
 
     def forget(self) -> None:
         """The log was cut: what was remembered of it may not hold."""
-        self._hints, self._cleaned_offset, self._newest_ms = {}, 0, {}
+        self._hints, self._newest_ms = {}, {}
 
     def _checked(self, start: int, end: int | None) -> Bounds:
         bounds = self._log.bounds()
@@ -176,12 +189,13 @@ class BatchReader:
         """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes.
 
         A cut may have put other batches where one is expected. So what does not fit is looked up again, in the files
-        of now, before it is believed: bytes that are no batch, and a batch behind the offset that is wanted.
+        of now, before it is believed.
         """
         if start >= end:
             return
         looks, revision = 0, self._log.revision()
-        look_from, place = start, self._locate(start)
+        place = self._locate(start)
+        epoch = place.leader_epoch
         while True:
             step: ScanEnd | None = None
             for found in self._scan(place, start, window_bytes):
@@ -189,24 +203,21 @@ class BatchReader:
                     step = found
                     break
                 header = found.batch.header
-                is_odd = header.base_offset > start and not self._is_hole(start)
-                if is_odd and not self._settled(looks, revision):
-                    break
                 yield _Place(place.base, found.position, header.base_offset), found.batch
-                # Damaged, its base offset lies: what it hides may only be seen from before it.
-                look_from, start, looks = start if is_odd else header.next_offset, header.next_offset, 0
+                start, looks, epoch = header.next_offset, 0, header.leader_epoch
                 if start >= end:
                     return
             following = self._following(place.base, step, start, end)
             if following is None:
                 return
             if isinstance(following, _Place):
-                place = following
+                place = following._replace(leader_epoch=epoch)
             elif self._settled(looks, revision):
                 raise following
             else:
                 looks, revision = looks + 1, self._log.revision()
-                place = self._look_up(look_from, fresh=True)
+                place = self._look_up(start, fresh=True)
+                epoch = -1
 
     def _settled(self, looks: int, revision: int) -> bool:
         """Whether a second look at `revision` was undisturbed, so that what it found is so."""
@@ -219,18 +230,21 @@ class BatchReader:
         except FileNotFoundError:
             return
         try:
-            what = ScanRange(base_offset=place.base, position=place.position, next_offset=place.next_offset)
+            hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)
+            what = replace(
+                self._range(place.base),
+                position=place.position,
+                next_offset=place.next_offset,
+                leader_epoch=place.leader_epoch,
+            )
             for step in scan(file, what, window_bytes=window_bytes):
                 if not isinstance(step, WholeBatch) or step.batch.header.next_offset > start:
                     yield step
         finally:
             file.close()
 
-    def _is_hole(self, offset: int) -> bool:
-        """Whether compaction may have taken this offset."""
-        if offset >= self._cleaned_offset:
-            self._cleaned_offset = self._log.cleaned_offset()
-        return offset < self._cleaned_offset
+    def _range(self, base: int) -> ScanRange:
+        return ScanRange(base_offset=base, cleaned_offset=self._log.cleaned_offset)
 
     def _following(
         self, base: int, step: ScanEnd | None, offset: int, end: int
@@ -243,13 +257,12 @@ class BatchReader:
         if bases[-1] <= base:
             bases = self._log.bases(fresh=True)
         at = bisect_right(bases, base)
-        if isinstance(step, CleanEnd):
-            if step.next_offset >= end:
-                return None  # the last batches were compacted away
-            if at < len(bases) and (
-                bases[at] == step.next_offset or step.next_offset < bases[at] <= self._log.cleaned_offset()
-            ):
-                return _Place(bases[at], 0, bases[at])
+        if step is not None and step.next_offset >= end:
+            return None  # the last batches were compacted away
+        if isinstance(step, CleanEnd) and at < len(bases):
+            following = bases[at]
+            if following == step.next_offset or self._range(base).is_hole(step.next_offset, following):
+                return _Place(following, 0, following)
         bounds = self._log.bounds()
         if step is None or not bounds.start <= offset < bounds.end:  # cut while we read
             return OffsetOutOfRange(offset, *bounds)
@@ -275,17 +288,15 @@ class BatchReader:
         return self._by_index(bases[at], offset)
 
     def _by_index(self, base: int, offset: int) -> _Place:
-        index = IndexFile(self._filesystem, segment_path(self._directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
-        entry = index.floor(offset - base)
-        if entry is None:
+        try:
+            file = self._filesystem.open(segment_path(self._directory, base), writable=False)
+        except FileNotFoundError:
             return _Place(base, 0, base)
-        step = next(self._scan(_Place(base, entry[1], base), base, _PAGE_BYTES), None)
-        if not isinstance(step, WholeBatch) or step.batch.header.last_offset - base != entry[0]:
-            return _Place(base, 0, base)
-        header = step.batch.header
-        if header.last_offset < offset:
-            return _Place(base, step.end, header.next_offset)
-        return _Place(base, step.position, header.base_offset)
+        try:
+            begun = begin_near(self._filesystem, self._directory, file, self._range(base), offset, self._ignore)
+        finally:
+            file.close()
+        return _Place(base, begun.position, base if begun.next_offset is None else begun.next_offset)
 
     def _start_for_timestamp(self, timestamp_ms: int, bounds: Bounds) -> int | None:
         """An offset with nothing of that time or later before it: by the time indexes, newest time of each segment."""
@@ -299,10 +310,27 @@ class BatchReader:
             is_sealed = number + 1 < len(bases)
             if is_sealed and self._newest(base, next_base, times.last, timestamp_ms) < timestamp_ms:
                 continue
-            entry = times.floor(timestamp_ms)
-            start = base + entry[1] if entry is not None and self._is_true(base, entry) else base
+            start = self._believed_start(base, times, timestamp_ms)
             return max(start, bounds.start) if start < bounds.end else max(base, bounds.start)
         return None
+
+    def _believed_start(self, base: int, times: IndexFile, timestamp_ms: int) -> int:
+        """An offset of the segment with nothing of that time or later before it.
+
+        By two entries of earlier times, the lower offset: one alone may be rotten and lead to a later batch that has
+        the same time, or whose records have it, which nothing at that batch shows.
+        """
+        starts, before_ms = [], timestamp_ms
+        for _ in range(2):
+            entry = times.floor(before_ms - 1)
+            if entry is None:
+                return base
+            if not self._is_true(base, entry):
+                self._ignore(base)
+                return base
+            starts.append(base + entry[1])
+            before_ms = entry[0]
+        return min(starts)
 
     def _newest(self, base: int, next_base: int, last: tuple[int, int] | None, enough_ms: int) -> int:
         """The newest time in a sealed segment; `enough_ms` if it might be as new as that.
@@ -329,7 +357,15 @@ class BatchReader:
             return False
         return step.batch.header.base_offset <= offset and step.batch.header.max_timestamp_ms == time_ms
 
-    def _remember(self, offset: int, place: _Place) -> None:
+    def _ignore(self, base: int) -> None:
+        self.ignored_entries += 1
+        if base not in self.suspect_segments:
+            self.suspect_segments.add(base)
+            _LOG.warning(
+                "%s: an index of the segment %d leads to no batch that is its own: ignored", self._directory, base
+            )
+
+    def _remember(self, place: _Place) -> None:
         if len(self._hints) >= _HINTS_MAX:
             self._hints = {}
-        self._hints[offset] = place._replace(next_offset=offset)
+        self._hints[place.next_offset] = place

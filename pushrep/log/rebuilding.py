@@ -1,18 +1,23 @@
 """What can be made again from the batches of a log alone: its indexes and its list of leader epochs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
+from pushrep.log.checkpoints import read_cleaned_offset
 from pushrep.log.config import LogConfig
 from pushrep.log.leader_epochs import LeaderEpochs
-from pushrep.log.scan import ScanRange, WholeBatch, scan
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.segment_look import segment_name
+from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, scan, scan_runs
 from pushrep.seams import Filesystem
 
 
-def rebuild_indexes(filesystem: Filesystem, log: Path, bases: Sequence[int] | None = None) -> list[str]:
+def rebuild_indexes(
+    filesystem: Filesystem, log: Path, bases: Sequence[int] | None = None, config: LogConfig | None = None
+) -> list[str]:
     """Make the indexes of these segments (None: of all) anew; the names of the files, which are on disk then.
 
     For who holds the log's lock. An index ends where bytes are no batch. Raises OSError.
@@ -20,7 +25,7 @@ def rebuild_indexes(filesystem: Filesystem, log: Path, bases: Sequence[int] | No
     everything, names = list_segments(filesystem, log), []
     for base in everything if bases is None else bases:
         following = next((other for other in everything if other > base), None)
-        segment = Segment(filesystem, log, base, LogConfig())
+        segment = Segment(filesystem, log, base, config or LogConfig())
         try:
             segment.index.keep(0)
             segment.time_index.keep(0)
@@ -36,13 +41,35 @@ def rebuild_indexes(filesystem: Filesystem, log: Path, bases: Sequence[int] | No
     return names
 
 
+def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collection[int], config: LogConfig) -> None:
+    """Make the indexes of those segments anew whose batches are whole: the others' are no worse than their batches.
+
+    For who holds the log's lock and has nothing open. Raises OSError.
+    """
+    bases = list_segments(filesystem, log)
+    for base, following in pairwise([*bases, None]):
+        if base is None or base not in suspects:
+            continue
+        what = ScanRange(
+            base_offset=base, end_offset=following, cleaned_offset=partial(read_cleaned_offset, log, filesystem)
+        )
+        file = filesystem.open(segment_path(log, base), writable=False)
+        try:
+            *_, end = scan_runs(file, what)
+        finally:
+            file.close()
+        if isinstance(end, CleanEnd):
+            rebuild_indexes(filesystem, log, [base], config)
+
+
 def epochs_of_batches(filesystem: Filesystem, log: Path) -> LeaderEpochs:
     """The leader epochs as the headers of the whole batches tell them."""
     epochs = LeaderEpochs()
+    cleaned_offset = read_cleaned_offset(log, filesystem)
     for base in list_segments(filesystem, log):
         file = filesystem.open(segment_path(log, base), writable=False)
         try:
-            for step in scan(file, ScanRange(base_offset=base)):
+            for step in scan(file, ScanRange(base_offset=base, cleaned_offset=cleaned_offset)):
                 if isinstance(step, WholeBatch):
                     epochs = epochs.assigned(max(0, step.batch.header.leader_epoch), step.batch.header.base_offset)
         finally:

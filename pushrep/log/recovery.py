@@ -5,7 +5,9 @@
                                          log with nothing above its recovery point has nothing to prove, nor to sync
     a torn tail                          kept aside and cut (moved, if the disk has no room for both); later segments
                                          moved aside whole
-    damage                               nothing is touched; the log ends there and takes no appends
+    damage                               nothing is touched; the log ends there and takes no appends. In a copy of a
+                                         directory the checkpoint may be newer than the file: what ends the newest
+                                         segment, with no whole batch behind it, is a torn tail there
 Progress (the recovery point) is saved after each segment, so that a recovery that is killed goes on where it was.
 """
 
@@ -14,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
+from uuid import UUID
 
 import numpy as np
 
@@ -23,12 +26,14 @@ from pushrep.log.config import LogConfig
 from pushrep.log.cutting import move_aside, remove_segments
 from pushrep.log.errors import CorruptLog, LogPoisoned
 from pushrep.log.joints import sealed_end
+from pushrep.log.log_names import parse_log_name
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
-from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.seals import HeadersCrc, read_seal, remove_seals
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_path, segments_in, swaps_in
 from pushrep.log.tail_move import TailMove, end_moves, set_aside
+from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, holds_whole_batch, scan
 from pushrep.records import BatchRun
 from pushrep.seams import Clock, Filesystem
 
@@ -57,14 +62,25 @@ class Recovered:
     report: RecoveryReport
     epochs_seen: tuple[tuple[int, int], ...]
     has_news: bool
+    log_id: UUID | None
 
 
 class Recovery:
     """Opens the files of one log. Use once: `run`."""
 
-    def __init__(
-        self, filesystem: Filesystem, directory: Path, config: LogConfig, clock: Clock, progress: Progress
+    def __init__(  # noqa: PLR0913 - what a log stands on
+        self,
+        filesystem: Filesystem,
+        directory: Path,
+        config: LogConfig,
+        clock: Clock,
+        progress: Progress,
+        *,
+        is_copy: bool = False,
+        log_id: UUID | None = None,
     ) -> None:
+        self._log_id = log_id
+        self._is_copy = is_copy
         self._filesystem, self._directory, self._config = filesystem, directory, config
         self._clock, self._progress = clock, progress
         self._started_ms = clock.monotonic_ms()
@@ -74,6 +90,9 @@ class Recovery:
         self._has_news = False
         self._moving: Sequence[str] = ()
         self._cleaned_offset = 0
+        self._closed_at: int | None = None
+        self._checkpointed = 0
+        self._headers: HeadersCrc | None = None
 
     def run(
         self,
@@ -81,12 +100,15 @@ class Recovery:
         log_start_offset: int | None,
         clean: CleanLog | None,
         cleaned_offset: int = 0,
+        *,
+        checkpointed: int = 0,
     ) -> Recovered:
         """Bring the log into a state that can be trusted. Raises CorruptLog, LogPoisoned, OSError.
 
+        recovery_point: everything below was on disk. checkpointed: below it the index entries were, too.
         Between segments below `cleaned_offset` there may be holes: Kafka's cleaner took what was there.
         """
-        self._cleaned_offset = cleaned_offset
+        self._cleaned_offset, self._checkpointed = cleaned_offset, checkpointed
         names = self._filesystem.list(self._directory)
         bases = segments_in(names)
         self._refuse_half_replaced(names)
@@ -106,14 +128,14 @@ class Recovery:
         if plan.opening is Opening.ABNORMAL:
             bases = self._without_empty_newest(bases, plan)
             self._unsettled = bases[plan.first :]
+        elif clean is not None:
+            self._closed_at = clean.end_offset
+            self._refuse_begun_behind(bases[-1], clean.end_offset)
         recovered = self._carry_out(plan, bases, log_start_offset)
-        end = recovered.active.next_offset
-        if plan.opening is Opening.NORMAL and clean is not None and end != clean.end_offset:
+        if plan.opening is Opening.NORMAL and recovered.report.damaged_from is not None:
             recovered.active.close()
-            if recovered.report.damaged_from is None:  # the marker does not tell of this log after all
-                return self.run(recovery_point, log_start_offset, None, cleaned_offset)
-            # What `verify_last_segments` has found may lie far below the recovery point: the same range once more, as
-            # the disk holds it.
+            # The marker is whole, and what was looked at contradicts it, or lies, by `verify_last_segments`, far below:
+            # the same range once more, as the disk holds it.
             plan = replace(plan, opening=Opening.ABNORMAL, reason="it was closed clean, but is damaged")
             self._unsettled = bases[plan.first :]
             return self._carry_out(plan, bases, log_start_offset)
@@ -149,9 +171,12 @@ class Recovery:
     def _first_batch_is_whole(self, base: int) -> bool:
         file = self._filesystem.open(segment_path(self._directory, base), writable=False)
         try:
-            return isinstance(next(scan(file, ScanRange(base_offset=base))), WholeBatch)
+            return isinstance(next(scan(file, self._range(base))), WholeBatch)
         finally:
             file.close()
+
+    def _range(self, base: int) -> ScanRange:
+        return ScanRange(base_offset=base, cleaned_offset=self._cleaned_offset)
 
     def _size(self, base: int) -> int:
         file = self._filesystem.open(segment_path(self._directory, base), writable=False)
@@ -189,12 +214,20 @@ class Recovery:
             segment = Segment(self._filesystem, self._directory, base, self._config)
             try:
                 end = self._walk(segment, plan, number, next_base)
+                if self._is_copy and isinstance(end, Damage) and next_base is None:
+                    end = self._as_in_a_copy(segment, end)
+                elif self._closed_at is not None and isinstance(end, TornTail):
+                    end = Damage(end.position, end.next_offset, end.reason)  # of what was closed clean, nothing tore
                 if isinstance(end, Damage):
                     return self._recovered(plan, bases[: number + 1], segment, start, damage=end)
                 if isinstance(end, TornTail):
                     cut = self._cut(segment, end, bases[number + 1 :])
                     return self._finished(plan, bases[: number + 1], segment, cut, start)
                 self._check_joint(base, segment.next_offset, next_base)
+                if (why := self._broken_seal(segment)) is not None and next_base is not None:
+                    segment.close()
+                    segment = Segment(self._filesystem, self._directory, base, self._config)
+                    return self._recovered(plan, bases[: number + 1], segment, start, damage=Damage(0, base, why))
                 if next_base is None:
                     return self._finished(plan, bases, segment, None, start)
                 self._settle_sealed(segment, proven=number >= plan.first and plan.opening is Opening.ABNORMAL)
@@ -213,7 +246,9 @@ class Recovery:
         in_plan = number >= plan.first
         start_offset = None if not in_plan else max(segment.base_offset, plan.start_offset)
         start_at: int | None = None
-        for step in segment.walk(plan.recovery_point, next_base, start_offset):
+        self._headers = HeadersCrc() if next_base is not None else None
+        closed_at = self._closed_at if next_base is None else None
+        for step in segment.walk(plan.recovery_point, next_base, start_offset, closed_at):
             proven = isinstance(step, BatchRun | CleanEnd) and step.next_offset <= plan.recovery_point
             if in_plan and self._unsettled and not proven:
                 self._epochs.clear()
@@ -225,9 +260,26 @@ class Recovery:
                     self._bytes_scanned += step.position - (step.position if start_at is None else start_at)
                 return step
             start_at = int(step.position[0]) if start_at is None else start_at
+            if start_at == 0 and self._headers is not None:
+                self._headers.add_run(step)
             if in_plan:
                 self._note_epochs(step)
         raise AssertionError("a scan ends with an answer")
+
+    def _broken_seal(self, segment: Segment) -> str | None:
+        """Why a segment that was scanned from its first byte on is not the one that was sealed."""
+        if self._headers is None or not self._headers.batches:
+            return None
+        seal = read_seal(self._filesystem, self._directory, segment.base_offset)
+        if seal is None or not seal.fits(segment.size_bytes):
+            return None
+        partition = parse_log_name(self._directory.name)[1]
+        return seal.contradiction(self._log_id, partition, segment.base_offset, self._headers, segment.next_offset)
+
+    def _as_in_a_copy(self, segment: Segment, end: Damage) -> Damage | TornTail:
+        if holds_whole_batch(segment.file, end.position, end.next_offset):
+            return end
+        return TornTail(end.position, end.next_offset, f"{end.reason}; a copy ends here")
 
     def _note_epochs(self, run: BatchRun) -> None:
         """Where each epoch begins that the scan meets; they never fall."""
@@ -240,14 +292,19 @@ class Recovery:
                 self._epochs.append((epoch, offset))
 
     def _sealed_end(self, base: int) -> int | None:
-        return sealed_end(self._filesystem, self._directory, base, self._config.index_interval_bytes)
+        return sealed_end(self._filesystem, self._directory, self._range(base), self._config.index_interval_bytes)
 
     def _check_joint(self, base: int, end: int, next_base: int | None) -> None:
-        if next_base is None or end == next_base or end < next_base <= self._cleaned_offset:
+        if next_base is None or end == next_base or self._range(base).is_hole(end, next_base):
             return
         names = (segment_path(Path(), base).name, segment_path(Path(), next_base).name)
         kind = f"a gap that {Checkpoint.CLEANED_OFFSET.value} does not account for" if end < next_base else "an overlap"
         raise CorruptLog(self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}")
+
+    def _refuse_begun_behind(self, newest: int, closed_at: int) -> None:
+        if newest > closed_at:
+            names = (segment_path(Path(), newest).name,)
+            raise CorruptLog(self._directory, names, f"the log was closed clean at {closed_at}: this is another's")
 
     def _refuse_half_replaced(self, names: Sequence[str]) -> None:
         if names := swaps_in(names):
@@ -274,6 +331,7 @@ class Recovery:
         size_bytes += tail_bytes
         if isinstance(tail, TailMove):
             tail, self._moving = tail.finish(), ()
+        remove_seals(self._filesystem, self._directory, [segment.base_offset])
         segment.file.truncate(torn.position)
         return Cut(
             offset=torn.next_offset,
@@ -288,10 +346,11 @@ class Recovery:
         self, plan: RecoveryPlan, bases: Sequence[int], segment: Segment, cut: Cut | None, start: int
     ) -> Recovered:
         """The newest segment in the state to append to, all of it on disk."""
+        remove_seals(self._filesystem, self._directory, [segment.base_offset])  # it goes on
         segment.trim()
         end_moves(self._filesystem, self._directory, self._moving)  # what was left of a tail were zeros
         segment.note_time()  # as a clean close left it
-        rises = cut is not None or segment.next_offset > plan.recovery_point
+        rises = cut is not None or segment.next_offset > min(plan.recovery_point, self._checkpointed)
         segment.sync_indexes(retaken=rises)
         if plan.opening is Opening.ABNORMAL:
             # What was not cut is on disk, proven or since `_settle`; a segment with batches has been under its name on
@@ -326,4 +385,4 @@ class Recovery:
             damage=damage.reason if damage else None,
             seconds=(self._clock.monotonic_ms() - self._started_ms) / 1000,
         )
-        return Recovered(tuple(bases), active, report, tuple(self._epochs), self._has_news)
+        return Recovered(tuple(bases), active, report, tuple(self._epochs), self._has_news, self._log_id)

@@ -13,12 +13,15 @@ same command goes on. The log is not listed in the clean marker afterwards: the 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from pushrep.log.checkpoints import Checkpoint, read_cleaned_offset
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import keep_range, move_aside
 from pushrep.log.directory import DirectoryView, LogDirectory
@@ -33,13 +36,15 @@ from pushrep.log.partition_metadata import (
 )
 from pushrep.log.rebuilding import epochs_of_batches, rebuild_indexes
 from pushrep.log.recovery_report import Cut
-from pushrep.log.scan import WINDOW_BYTES, Damage, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.scrub import Scrub
+from pushrep.log.seals import Seal, remove_seals, write_seal
 from pushrep.log.segment import Segment
-from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, free_name, list_segments, segment_path
+from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, SEAL_SUFFIX, free_name, list_segments, segment_path
 from pushrep.log.segment_look import BATCH_KINDS, Expected, Kind, segment_name
 from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
 from pushrep.log.tail_move import TailMove, set_aside
 from pushrep.log.verify import VerifyReport, verify_log
+from pushrep.log.walk import WINDOW_BYTES, Damage, ScanRange, TornTail, WholeBatch, scan
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 
 
@@ -128,6 +133,35 @@ class Repairer:
         with self._view():
             return rebuild_indexes(self._filesystem, self._log)
 
+    def mark_cleaned(self, offset: int) -> VerifyReport:
+        """Note that a broker's cleaner went over everything below `offset`, so that offsets may be missing there.
+
+        For a directory of Kafka's whose cleaner-offset-checkpoint is missing or tells less; on disk when this returns.
+        Below `offset` only CRCs and order witness the batches as they are now; the segments there are sealed as such,
+        which is logged: what changes from then on is found. Raises LogLocked; RepairRefused where the checkpoint tells
+        as much already, or the log would not be whole up to there: nothing was changed then. OSError.
+        """
+        with self._alone():
+            state = self._state()
+            if offset <= state.cleaned_offset:
+                raise RepairRefused(f"{self._log} counts as cleaned below {state.cleaned_offset} already")
+            state = replace(state, cleaned_offset=offset)
+            found = verify_log(self._log, filesystem=self._filesystem, clock=self._clock, state=state)
+            if found.verified_to < offset:
+                bad = next((f for f in found.findings if f.kind in BATCH_KINDS), found.torn)
+                why = f": {bad.file}: {bad.reason}" if bad is not None else ""
+                raise RepairRefused(
+                    f"{self._log} has whole batches up to offset {found.verified_to} only, even if it is "
+                    f"cleaned below {offset}{why}; name the offset of the broker's {Checkpoint.CLEANED_OFFSET.value}"
+                )
+        with self._view() as view:
+            view.checkpoint(cleaned_offset=offset)
+            view.sync_checkpoints()
+            scrub = Scrub(self._filesystem, None)
+            scrub.add(_Unsealed(self._filesystem, self._log, offset), 0, 0)
+            scrub.run_pass()
+        return verify_log(self._log, filesystem=self._filesystem, clock=self._clock)
+
     def _apply(self, report: RepairReport, plan: SplicePlan | None, place: CutPlace | None, copy: Path | None) -> None:
         with self._view() as view:
             for segment in plan.segments if plan is not None else ():
@@ -137,6 +171,7 @@ class Repairer:
                 view.give_up(max(view.seen_to, report.before.verified_to))
                 report.cut = view.reserve.with_room(partial(self._cut, view, place))
             self._mend_small_files(report, copy)
+            self._drop_seals_that_lie(report, copy)
             named = {finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is Kind.INDEX}
             report.rebuilt += rebuild_indexes(self._filesystem, self._log, [int(stem) for stem in sorted(named)])
             self._settle(view, place.offset if place is not None else None)
@@ -184,7 +219,7 @@ class Repairer:
         file = self._filesystem.open(segment_path(self._log, bases[-1]), writable=False)
         before = bases[-1]
         try:
-            for step in scan(file, ScanRange(base_offset=bases[-1])):
+            for step in scan(file, self._range(bases[-1])):
                 if isinstance(step, WholeBatch):
                     if step.batch.header.next_offset > offset:
                         return CutPlace(bases[-1], step.position, before, is_bad=False)
@@ -200,6 +235,9 @@ class Repairer:
         finally:
             file.close()
         raise AssertionError("a scan ends with an answer")
+
+    def _range(self, base: int) -> ScanRange:
+        return ScanRange(base_offset=base, cleaned_offset=partial(read_cleaned_offset, self._log, self._filesystem))
 
     # ---- deeds
 
@@ -221,6 +259,7 @@ class Repairer:
             if self._filesystem.exists(temp):
                 self._filesystem.remove(temp)  # a full disk stays no fuller than it was
             raise
+        remove_seals(self._filesystem, self._log, [segment.base_offset])
         self._filesystem.rename(temp, path)
         self._filesystem.sync_directory(self._log)
         report.spliced += _spliced(segment)
@@ -251,8 +290,7 @@ class Repairer:
 
     def _check_spliced(self, file: File, segment: SegmentSplice) -> None:
         """The new file is read once more before it takes the place of the old one."""
-        what = ScanRange(base_offset=segment.base_offset)
-        for step in scan(file, what):
+        for step in scan(file, self._range(segment.base_offset)):
             if not isinstance(step, WholeBatch) and step.next_offset < segment.end_offset:
                 raise RepairRefused(
                     f"{segment_name(segment.base_offset)} put together anew ends at {step.next_offset}, not at "
@@ -289,6 +327,7 @@ class Repairer:
 
     def _mend_small_files(self, report: RepairReport, copy: Path | None) -> None:
         bad = {finding.file for finding in report.before.findings if finding.kind is Kind.FILE}
+        remove_seals(self._filesystem, self._log, [int(name[:20]) for name in bad if name.endswith(SEAL_SUFFIX)])
         if LEADER_EPOCHS_NAME in bad:
             report.kept_as.append(self._keep_whole(LEADER_EPOCHS_NAME))
             write_leader_epochs(self._log, epochs_of_batches(self._filesystem, self._log), self._filesystem)
@@ -299,6 +338,27 @@ class Repairer:
                 report.kept_as.append(self._keep_whole(PARTITION_METADATA_NAME))
                 write_partition_metadata(self._log, log_id, self._filesystem)
                 report.rebuilt.append(PARTITION_METADATA_NAME)
+
+    def _drop_seals_that_lie(self, report: RepairReport, copy: Path | None) -> None:
+        """Where a copy has the very bytes that a seal contradicts, the seal is what is wrong: the scrub makes one."""
+        for finding in report.before.findings if copy is not None else ():
+            if finding.kind is Kind.SEAL and self._is_as_in(finding.file, copy):
+                remove_seals(self._filesystem, self._log, [int(finding.file[:20])])
+                report.rebuilt.append(Path(finding.file).with_suffix(SEAL_SUFFIX).name)
+
+    def _is_as_in(self, name: str, copy: Path | None) -> bool:
+        assert copy is not None
+        if not self._filesystem.exists(copy / name):
+            return False
+        with ExitStack() as opened:
+            ours, theirs = (
+                opened.enter_context(closing(self._filesystem.open(where / name, writable=False)))
+                for where in (self._log, copy)
+            )
+            if ours.size() != theirs.size():
+                return False
+            starts = range(0, ours.size(), WINDOW_BYTES)
+            return all(ours.read_at(WINDOW_BYTES, at) == theirs.read_at(WINDOW_BYTES, at) for at in starts)
 
     def _keep_whole(self, name: str) -> str:
         path = self._log / name
@@ -337,6 +397,7 @@ class Repairer:
         }
         view.checkpoint(**{name: offset for name, value in remembered.items() if value is not None and value > offset})
         view.sync_checkpoints()
+        view.lower_published(offset)
 
     @contextmanager
     def _view(self) -> Iterator[DirectoryView]:
@@ -362,6 +423,29 @@ class Repairer:
             yield
         finally:
             lock.close()
+
+
+class _Unsealed:
+    """A log whose lock is held, as the scrub seals what a cleaner went over."""
+
+    def __init__(self, filesystem: Filesystem, path: Path, cleaned_offset: int) -> None:
+        self._filesystem, self.path, self._cleaned_offset = filesystem, path, cleaned_offset
+
+    @property
+    def log_id(self) -> UUID | None:
+        return read_partition_metadata(self.path, self._filesystem)
+
+    def sealed(self) -> list[tuple[int, int]]:
+        bases = list_segments(self._filesystem, self.path)
+        return [pair for pair in pairwise(bases) if pair[1] <= self._cleaned_offset]
+
+    def cleaned_offset(self) -> int:
+        return self._cleaned_offset
+
+    def keep_seal(self, seal: Seal) -> bool:
+        write_seal(self._filesystem, self.path, seal)
+        self._filesystem.sync_directory(self.path)
+        return True
 
 
 def repair_log(

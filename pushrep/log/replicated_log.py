@@ -1,6 +1,8 @@
 """What replication does to a log beside appending and cutting: epochs that begin, a watermark that others move.
 
     append_as_is     batches that hold their offsets and epochs; a new epoch is on disk before its first batch
+                     | 0-8 |  hole that was announced  | 12-14 |    what follows one begins a segment: its name is the
+                                                                    witness of its offset
     begin_epoch      a line in the list of epochs, with or without a record of it
     begin_anew       | all of it ......|  ->  .stale      and an empty segment where the leader's log starts
     high watermark   follows nobody but `advance_high_watermark`, from the last one known on
@@ -8,11 +10,12 @@
 Who decides any of this is in pushrep/replication.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from pushrep.log.cutting import move_aside
-from pushrep.log.errors import EpochOutOfPlace, LogEndMoved
+from pushrep.log.errors import EpochOutOfPlace, LogEndMoved, LogPoisoned
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
 from pushrep.log.log_cuts import CuttableLog
@@ -47,25 +50,55 @@ class ReplicatedLog(CuttableLog):
         """The list as it is now."""
         return self._epochs
 
-    def append_as_is(self, batches: Sequence[RecordBatch]) -> None:
-        """Write a leader's batches behind the end.
+    def append_as_is(self, batches: Sequence[RecordBatch], cleaned_offset: int = 0) -> None:
+        """Write a leader's batches behind the end; below `cleaned_offset` offsets may be missing.
 
         Raises LogEndMoved if they do not follow, CorruptRecordBatch if their epochs fall, else as `append`.
         """
         expected = self.log_end_offset
         epoch_before = self._epochs.epoch_of(expected - 1)  # of a record: an epoch without one may give way
+        behind_holes: list[int] = []
         for batch in batches:
             header = batch.header
             if header.base_offset != expected:
-                raise LogEndMoved(self._around.view.path, expected=header.base_offset, end=expected)
+                if not expected < header.base_offset <= cleaned_offset:
+                    raise LogEndMoved(self._around.view.path, expected=header.base_offset, end=expected)
+                behind_holes.append(header.base_offset)
             if header.leader_epoch < epoch_before:  # the next opening would take it for damage
                 raise CorruptRecordBatch(f"leader epoch falls from {epoch_before} to {header.leader_epoch}")
             expected, epoch_before = header.next_offset, header.leader_epoch
-        for epoch, of_epoch in groupby(batches, lambda batch: batch.header.leader_epoch):
-            run = list(of_epoch)
-            if epoch != self._epochs.latest_epoch:
-                self.begin_epoch(epoch, run[0].header.base_offset)
-            self.append(run, run[0].header.base_offset)
+        if behind_holes:
+            self._admit_holes_below(behind_holes[-1])
+        bases = [batch.header.base_offset for batch in batches] if behind_holes else []
+        for begin, end in pairwise([0, *(bisect_left(bases, hole) for hole in behind_holes), len(batches)]):
+            dense = batches[begin:end] if behind_holes else batches
+            if dense and dense[0].header.base_offset > self.log_end_offset:
+                self._begin_behind_hole(dense[0].header.base_offset)
+            for epoch, of_epoch in groupby(dense, lambda batch: batch.header.leader_epoch):
+                run = list(of_epoch)
+                if epoch != self._epochs.latest_epoch:
+                    self.begin_epoch(epoch, run[0].header.base_offset)
+                self.append(run, run[0].header.base_offset)
+
+    def _admit_holes_below(self, offset: int) -> None:
+        """Durably, before anything behind the hole is written: else an opening would take it for damage."""
+        view = self._around.view
+        if offset > view.cleaned_offset:
+            view.checkpoint(cleaned_offset=offset)
+            view.reserve.with_room(view.sync_checkpoints)
+
+    def _begin_behind_hole(self, offset: int) -> None:
+        """The log goes on at `offset`, in a segment that bears its name. Raises as `append`."""
+        with self._lock:
+            self._check_writable()
+            try:
+                self._roll(offset)
+            except OSError as error:
+                raise LogPoisoned(self._around.view.path, error) from error
+            self.log_end_offset = offset
+            self._changed = True
+            self._publish(self.flushed_offset)
+        self._around.view.open_files.opened(self)
 
     def size_from(self, offset: int) -> int:
         """Bytes of the records from `offset` on, too many by an entry of the index at most. Raises OSError."""
@@ -124,6 +157,7 @@ class ReplicatedLog(CuttableLog):
                 # A log that is shorter than its recovery point would be refused: both go down before a file does.
                 around.view.checkpoint(recovery_point=0, high_watermark=0)
                 around.view.sync_checkpoints()
+                around.view.lower_published(0)
                 self._active.close()
                 kept, _ = move_aside(around.filesystem, around.view.path, self._bases, suffix=STALE_SUFFIX)
                 around.view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=offset)

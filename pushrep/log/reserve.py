@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from pushrep.log.errors import NoRoomToCut
 from pushrep.seams import Filesystem
+from pushrep.seams.filesystem import NO_PLAIN_FILE
 
 RESERVE_NAME = ".pushrep_reserve"
 RESERVE_BYTES_MIN = 64 << 10  # sixteen blocks: each small file wants one, and the directory may want one for a name
@@ -80,14 +81,18 @@ class Reserve:
         return False
 
     def _fill(self) -> None:
-        """As much of it as there is room for; the next opening or use tries again."""
-        with suppress(OSError):
+        """As much of it as there is room for; the next opening or use tries again. Raises what no plain file does."""
+        try:
             file = self._filesystem.open(self._path, create=True)
-            try:
-                # In steps: somebody may have taken a block meanwhile, and fifteen are worth having.
-                for part in range(_PARTS, 0, -1):
-                    with suppress(OSError):
-                        file.allocate(self._size_bytes * part // _PARTS)
-                        return
-            finally:
-                file.close()
+        except OSError as error:
+            if error.errno in NO_PLAIN_FILE:
+                raise
+            return
+        try:
+            # In steps: somebody may have taken a block meanwhile, and fifteen are worth having.
+            for part in range(_PARTS, 0, -1):
+                with suppress(OSError):
+                    file.allocate(self._size_bytes * part // _PARTS)
+                    return
+        finally:
+            file.close()

@@ -66,3 +66,25 @@ def deletable(
 def _is_older(newest_ms: int, keeping: Keeping) -> bool:
     assert keeping.retention_ms is not None
     return 0 <= newest_ms < keeping.now_ms - keeping.retention_ms
+
+
+def purgeable(
+    sealed: Sequence[SealedSegment],
+    floor: int,
+    newest_ms: Callable[[SealedSegment], int],
+    *,
+    before_offset: int | None = None,
+    before_ms: int | None = None,
+) -> Iterator[SealedSegment]:
+    """Sealed segments, oldest first, that an operator wants gone and nobody needs. Decides; deletes nothing.
+
+    A segment goes if it ends at or below `before_offset`, or if its newest record is older than `before_ms`. The first
+    one that has to stay keeps all behind it.
+    """
+    for segment in sealed:
+        is_old = before_offset is not None and segment.end_offset <= before_offset
+        if not is_old and before_ms is not None:
+            is_old = 0 <= newest_ms(segment) < before_ms
+        if not is_old or segment.end_offset > floor:
+            return
+        yield segment

@@ -12,20 +12,34 @@ Source: Kafka's LogSegment.append, OffsetIndex, TimeIndex (its DumpLogSegments j
 
 import errno
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from uuid import UUID
 
-from pushrep.log.checkpoints import OFFSET_MAX
+from pushrep.log.checkpoints import OFFSET_MAX, read_cleaned_offset
 from pushrep.log.config import POSITION_MAX, LogConfig
 from pushrep.log.errors import CorruptBatch, OffsetsExhausted
 from pushrep.log.index_file import IndexFile
-from pushrep.log.scan import CleanEnd, ScanRange, WholeBatch, scan
-from pushrep.log.scan_runs import RunStep, scan_runs
+from pushrep.log.seals import HeadersCrc, Seal, remove_seals
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from pushrep.log.walk import (
+    CleanEnd,
+    Readable,
+    RunStep,
+    ScannedHeader,
+    ScanRange,
+    WholeBatch,
+    from_index_entry,
+    scan,
+    scan_headers,
+    scan_runs,
+)
 from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, RecordBatch
+from pushrep.records.header import SEALED_BYTES
 from pushrep.seams import File, Filesystem
 
 OFFSET_ENTRY = struct.Struct(">ii")
@@ -35,7 +49,6 @@ assert (OFFSET_ENTRY.size, TIME_ENTRY.size) == (8, 12), "Kafka's index entries"
 
 PREALLOCATE_BYTES_MIN = 64 << 10
 _TOGETHER_BYTES_MAX, _TOGETHER_MAX = 4096, 64  # a copy costs less than a call of the system up to about that
-_PAGE_BYTES = 4096  # to look at one batch: its header, and the rest of it by its length
 
 
 @dataclass(slots=True)
@@ -77,18 +90,27 @@ class Segment:
         self.base_offset = base_offset
         self.path = segment_path(directory, base_offset)
         self._filesystem, self._config = filesystem, config
+        self.ahead_bytes_max = config.preallocate_bytes
+        """So far the file may be grown ahead of its data: the log's share of what its directory sets aside."""
         self._file: File | None = None
         self._allocated = 0
         self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
         self.time_index = IndexFile(filesystem, segment_path(directory, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
         self._tail = _Tail(0, base_offset)
+        cleaned_offset = partial(read_cleaned_offset, directory, filesystem)
+        self._all = ScanRange(base_offset=base_offset, cleaned_offset=cleaned_offset)
         self._unwritten: list[bytes | bytearray | memoryview] = []
+        self._pending_headers: bytearray | None = None
+        self._headers: HeadersCrc | None = None  # of a segment that was made here, and of which nothing was cut
 
     @classmethod
     def create(cls, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> "Segment":
         """A new, empty segment whose name is on disk. Raises OSError; then nothing of it remains."""
         segment = cls(filesystem, directory, base_offset, config)
+        segment._headers = HeadersCrc()
+        segment._pending_headers = segment._headers.pending
         try:
+            remove_seals(filesystem, directory, [base_offset])
             segment._file = filesystem.open(segment.path, create=True)
             for index in (segment.index, segment.time_index):
                 if len(index):  # of an earlier segment of this name that was cut off
@@ -152,6 +174,8 @@ class Segment:
         if batch.header.next_offset > OFFSET_MAX:
             raise OffsetsExhausted(self.path, batch.header.base_offset, len(batch))
         self._unwritten.append(batch.data)
+        if self._pending_headers is not None:
+            self._pending_headers += batch.data[:SEALED_BYTES]
         self.note(self._tail.size_bytes, batch.header)
         if batch.header.size_bytes > _TOGETHER_BYTES_MAX or len(self._unwritten) == _TOGETHER_MAX:
             self.write()
@@ -178,6 +202,8 @@ class Segment:
             self.note_time()
             self.index.append(header.last_offset - self.base_offset, position)
             tail.bytes_since_entry = 0
+            if self._headers is not None:
+                self._headers.fold_if_due()
         tail.bytes_since_entry += header.size_bytes
         tail.size_bytes = position + header.size_bytes
         tail.next_offset = header.next_offset
@@ -237,6 +263,7 @@ class Segment:
         Synced, because a cut that is not on disk comes undone with the power: refused records would come to life.
         """
         self._unwritten.clear()
+        self._headers = self._pending_headers = None
         self.file.truncate(mark.tail.size_bytes)
         self.file.sync()
         self._allocated = mark.tail.size_bytes
@@ -244,62 +271,78 @@ class Segment:
         self.time_index.keep(mark.time_entries)
         self._tail = mark.tail.copy()
 
-    def walk(self, recovery_point: int, end_offset: int | None, start_offset: int | None = None) -> Iterator[RunStep]:
+    def walk(
+        self,
+        recovery_point: int,
+        end_offset: int | None,
+        start_offset: int | None = None,
+        closed_at: int | None = None,
+    ) -> Iterator[RunStep]:
         """Learn the end of the segment from its file: scan it, and rebuild the index entries on the way.
 
-        The scan begins at the batch that the index names for `start_offset` (None: at its last entry), if a whole
-        batch of the right offset stands there, else at the beginning; entries behind that point are dropped.
+        The scan begins at the batch that the index names for `start_offset` (None: at its last entry), if a batch of
+        the right offset stands there, else at the beginning; entries behind that point are dropped.
         """
         self._begin_walk(start_offset)
-        tail = self._tail
-        range_ = ScanRange(
-            base_offset=self.base_offset,
-            position=tail.size_bytes,
-            next_offset=tail.next_offset,
+        range_ = replace(
+            self._all,
+            position=self._tail.size_bytes,
+            next_offset=self._tail.next_offset,
             end_offset=end_offset,
             recovery_point=recovery_point,
+            closed_at=closed_at,
         )
         for step in scan_runs(self.file, range_):
             if isinstance(step, BatchRun):
                 self.note_run(step)
             yield step
 
+    def seal(self, log_id: UUID | None, partition: int) -> Seal | None:
+        """Its seal as it is now; None if not every batch of it was seen as it was written."""
+        if self._headers is None or log_id is None:
+            return None
+        return Seal(
+            log_id=log_id,
+            partition=partition,
+            base_offset=self.base_offset,
+            end_offset=self.next_offset,
+            size_bytes=self.size_bytes,
+            batches=self._headers.batches,
+            headers_crc=self._headers.value,
+        )
+
     def _begin_walk(self, start_offset: int | None) -> None:
+        self._headers = self._pending_headers = None
         self._tail = _Tail(0, self.base_offset)
         # More entries than batches have room: they are not even read, a few bytes can claim to be terabytes.
         entries_max = self.file.size() // HEADER_BYTES
         sane = len(self.index) <= entries_max and self.index.ascends(0, 1)
-        sane = sane and len(self.time_index) <= entries_max and self.time_index.ascends(0)
+        sane = sane and len(self.time_index) <= entries_max and self.time_index.ascends(0, 1)
         relative = (POSITION_MAX if start_offset is None else start_offset - self.base_offset) if sane else -1
         self.index.keep(self.index.count_up_to(relative))
         entry = self.index.last
-        batch = self._batch_at(entry[1], entry[0]) if entry else None
-        if batch is not None and entry is not None:
+        begun = from_index_entry(self.file, self._all, entry)
+        if entry is not None and begun is not self._all:
             self.time_index.keep(self.time_index.count_up_to(entry[0], column=1))
-            first, (time, offset) = self._batch_at(0, None), self.time_index.last or (-1, -1 - self.base_offset)
+            first, (time, offset) = self._header(self._all), self.time_index.last or (-1, -1 - self.base_offset)
+            first_time = first[6] if first is not None else None
+            batch = self._header(begun)
             # The times up to an offset entry are there, too: else that file was lost, and is made anew with the other.
-            if time >= max(batch.max_timestamp_ms, first.max_timestamp_ms if first else -1):
+            if batch is not None and time >= max(batch[6], -1 if first_time is None else first_time):
                 self._tail = _Tail(
                     size_bytes=entry[1],
-                    next_offset=batch.base_offset,
+                    next_offset=batch[1],
                     max_timestamp_ms=time,
                     offset_of_max=offset + self.base_offset,
-                    first_timestamp_ms=first.max_timestamp_ms if first else None,
+                    first_timestamp_ms=first_time,
                 )
                 return
         self.index.keep(0)
         self.time_index.keep(0)
 
-    def _batch_at(self, position: int, relative_last: int | None) -> BatchHeader | None:
-        """Header of the whole batch at `position`, if it ends with the offset that an index promised."""
-        what = ScanRange(base_offset=self.base_offset, position=position)
-        step = next(scan(self.file, what, window_bytes=_PAGE_BYTES))
-        if not isinstance(step, WholeBatch):
-            return None
-        header = step.batch.header
-        if relative_last is not None and header.last_offset - self.base_offset != relative_last:
-            return None
-        return header
+    def _header(self, what: ScanRange) -> ScannedHeader | None:
+        """What the header says of the batch with which a scan begins, if it is in its place."""
+        return next(scan_headers(self.file, what), None)
 
     def trim(self) -> None:
         """Cut off what was allocated ahead. Raises OSError."""
@@ -337,10 +380,8 @@ class Segment:
         Raises CorruptBatch if a walk does not reach it.
         """
         entry = self.index.floor(offset - self.base_offset - 1)  # not the batch itself: we want to know what is before
-        batch = self._batch_at(entry[1], entry[0]) if entry else None
-        start = entry[1] if entry and batch else 0
         before = self.base_offset
-        for step in scan(self.file, ScanRange(base_offset=self.base_offset, position=start)):
+        for step in scan(self.file, from_index_entry(self.file, self._all, entry)):
             if not isinstance(step, WholeBatch):
                 if isinstance(step, CleanEnd) and may_end_before:
                     return step.position, before
@@ -356,6 +397,7 @@ class Segment:
 
         Raises OSError.
         """
+        remove_seals(self._filesystem, self.path.parent, [self.base_offset])
         self.file.truncate(position)
         self.file.sync()
         self._allocated = position
@@ -378,10 +420,30 @@ class Segment:
 
         By as much as it holds: ten thousand small logs would fill a disk with what they may never need.
         """
-        ahead = min(max(end, PREALLOCATE_BYTES_MIN), self._config.preallocate_bytes)
+        ahead = min(max(end, PREALLOCATE_BYTES_MIN), self._config.preallocate_bytes, self.ahead_bytes_max)
         wanted = min(end + ahead, max(end, self._config.segment_bytes))
         try:
             file.allocate(wanted)
             self._allocated = wanted
         except OSError:
             self._allocated = end  # a disk that has no room ahead may still have room for this batch
+
+
+def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, who hears of a bad index
+    filesystem: Filesystem,
+    directory: Path,
+    file: Readable,
+    what: ScanRange,
+    offset: int,
+    on_ignored: Callable[[int], None] | None = None,
+) -> ScanRange:
+    """`what` from a batch of the segment's `file` on that holds `offset`, or lies before it: by the sparse index.
+
+    on_ignored: is given the segment's base offset if the index led to no such batch. Raises OSError.
+    """
+    index = IndexFile(filesystem, segment_path(directory, what.base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
+    entry = index.floor(offset - what.base_offset)
+    begun = from_index_entry(file, what, entry)
+    if on_ignored is not None and entry is not None and begun is what:
+        on_ignored(what.base_offset)
+    return begun

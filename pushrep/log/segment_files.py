@@ -2,6 +2,7 @@
 
 00000000000000001042.log             batches; the number is the base offset of the first, 20 digits
 00000000000000001042.index           .timeindex, both rebuilt from the .log at need
+00000000000000001042.seal            what the segment was when it was rolled; see seals.py
 00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
                                      .corrupt in place of .cut: what was set aside because it is damaged
 00000000000000001042.log.4096.cut.part   .log.repair: a copy that is being made; the next opening removes one left over
@@ -18,6 +19,7 @@ from pathlib import Path
 from pushrep.seams import Filesystem
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
+SEAL_SUFFIX = ".seal"
 CUT_SUFFIX, CORRUPT_SUFFIX = ".cut", ".corrupt"
 PART_SUFFIX, REPAIR_SUFFIX = ".part", ".repair"
 MOVING_SUFFIX = ".moving"
@@ -26,7 +28,7 @@ _SEGMENT = re.compile(r"([0-9]{20})\.log")
 _SWAP = re.compile(r"[0-9]{20}\.log\.swap")
 _HALF_MADE = re.compile(r"[0-9]{20}\.log(?:\.repair|\.[0-9]+\.(?:cut|corrupt)\.part)")
 _MOVING = re.compile(r"([0-9]{20}\.log)\.([0-9]+)\.cut\.moving")
-_OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex)")
+_OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex|seal)")
 
 
 def segment_path(directory: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Path:
@@ -45,7 +47,7 @@ def segments_in(names: Iterable[str]) -> list[int]:
 
 
 def orphan_indexes_in(names: Iterable[str]) -> list[str]:
-    """Names of index files whose segment is gone: a crash came between the removal of the two."""
+    """Names of index files and seals whose segment is gone: a crash came between the removal of the two."""
     bases = set(segments_in(names := list(names)))
     return [name for name in names if (match := _OF_A_SEGMENT.fullmatch(name)) and int(match[1]) not in bases]
 

@@ -9,6 +9,7 @@ open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (
                                         + reader (reading.py) + what is kept and told meanwhile (housekeeping.py)
 """
 
+import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,19 +27,23 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.disk_watch import DiskWatch
 from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
 from pushrep.log.handed_over import may_be_interrupted
-from pushrep.log.keeping import NeededFrom
+from pushrep.log.keeping import NeededFrom, Purged
 from pushrep.log.leases import Lease, Told
 from pushrep.log.log_names import parse_log_name, real_log_path
 from pushrep.log.log_reader import Isolation, LogReader
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.opening import Attached, OpenedLog, open_log
+from pushrep.log.rebuilding import rebuild_suspect_indexes
 from pushrep.log.recovery_report import RecoveryReport
 from pushrep.log.replicated_log import ReplicatedLog
+from pushrep.log.scrub import Scrub
 from pushrep.log.slicing import LogSlices
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+_LOG = logging.getLogger("pushrep.log")
 
 
 class SegmentLog:
@@ -56,6 +61,8 @@ class SegmentLog:
         self.log_id = opened.log_id
         self.recovery: RecoveryReport = opened.report
         self._writer, self._reader, self._housekeeping = opened.writer, opened.reader, opened.housekeeping
+        config = around.config
+        directory.scrub.add(self._writer, config.scrub_bytes_per_s, config.scrub_pause_s)
         self._closing = threading.Lock()
         self._closed = False
 
@@ -158,6 +165,16 @@ class SegmentLog:
         return self._around.view.disk
 
     @property
+    def ignored_index_entries(self) -> int:
+        """So many entries of indexes led this object's reads to no batch that is theirs; `close` makes them anew."""
+        return self._reader.ignored_entries
+
+    @property
+    def scrub(self) -> Scrub:
+        """Reads the sealed segments of all logs of the directory again, slowly; `status` tells what it has found."""
+        return self._directory.scrub
+
+    @property
     def damaged_from(self) -> int | None:
         """First offset that was on disk and can't be read: the log ends there and takes no appends. None: all is well.
 
@@ -194,16 +211,22 @@ class SegmentLog:
             return writer.append_together(batches)
         result = writer.append(batches, base_offset)
         if durability is Durability.FLUSHED:
-            writer.flush(result.last_offset + 1)
+            writer.flush_acknowledged(result.last_offset + 1)
         return result
 
-    def append_as_is(self, batches: Sequence[RecordBatch]) -> None:
+    @property
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have left holes; 0 for a log that it never saw."""
+        return self._checked_writer().cleaned_offset()
+
+    def append_as_is(self, batches: Sequence[RecordBatch], *, cleaned_offset: int = 0) -> None:
         """Append a leader's batches with its offsets and epochs, as a replica does; they are checked already.
 
-        Newer epochs are on disk before their batches are written. Raises as `append`; LogEndMoved if they do not begin
-        at the log end or leave a hole.
+        Newer epochs are on disk before their batches are written. Only below `cleaned_offset`, the leader's word, may
+        they leave holes: this log's own cleaner's offset is on disk before what follows one is written. Raises as
+        `append`; LogEndMoved if they do not begin at the log end or leave a hole that nobody announced.
         """
-        self._checked_writer().append_as_is(batches)
+        self._checked_writer().append_as_is(batches, cleaned_offset)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
         """The epoch stands in the list of epochs from `start_offset`, the log end, on; on disk when this returns.
@@ -240,7 +263,8 @@ class SegmentLog:
 
     def flush(self) -> None:
         """Everything appended so far is on disk when this returns. Raises LogPoisoned."""
-        self._checked_writer().flush()
+        writer = self._checked_writer()
+        writer.flush_acknowledged(writer.log_end_offset)
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` but at least one.
@@ -322,6 +346,18 @@ class SegmentLog:
         self._checked_writer()
         return self._housekeeping.keeper.delete_records(before_offset)
 
+    def purge_old(
+        self, *, before_offset: int | None = None, before_ms: int | None = None, dry_run: bool = False
+    ) -> Purged:
+        """Remove whole segments that are old and that nobody needs: what ends at or below `before_offset`, or holds
+        only records older than `before_ms`. Never the active one, nor what a holder, a lease, a replica or a derived
+        store needs: `kept_by` of the answer names who.
+
+        dry_run: remove nothing, say what would go. Raises LogClosed, LogDamaged, LogPoisoned, OSError.
+        """
+        self._checked_writer()
+        return self._housekeeping.keeper.purge_old(before_offset=before_offset, before_ms=before_ms, dry_run=dry_run)
+
     def hold(self, name: str, needed_from: NeededFrom) -> None:
         """Remove nothing from what `needed_from()` answers on (None: nothing), until `drop_holder(name)`.
 
@@ -357,10 +393,12 @@ class SegmentLog:
             self._closed = True
         clean = None
         try:
+            self._directory.scrub.remove(self._writer)
             self._housekeeping.end()
             clean = self._writer.close()
             if clean is not None:
                 self._housekeeping.tell_all()
+                self._rebuild_suspect_indexes()
         finally:
             view = self._around.view
             try:
@@ -370,6 +408,14 @@ class SegmentLog:
                     view.close_clean(clean)
             finally:
                 self._directory.release()
+
+    def _rebuild_suspect_indexes(self) -> None:
+        around, suspects = self._around, self._reader.suspect_segments
+        if suspects:
+            try:
+                rebuild_suspect_indexes(around.filesystem, self.path, suspects, around.config)
+            except OSError as error:  # they are hints: readers do without
+                _LOG.warning("%s: its indexes are not made anew: %s", self.path, error)
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
     what is scanned      what it is compared with              Finding
     bytes                CRC, length, order                    DAMAGE
     epochs               the checkpoint of leader epochs       EPOCH
+    the headers          the segment's seal                    SEAL
     the end              the base of the next segment          JOINT
                          where the log was closed              END
     every batch          the entries of both indexes           INDEX
@@ -16,13 +17,14 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from pushrep.log.index_check import IndexCheck
 from pushrep.log.inspection import LogState
 from pushrep.log.leader_epochs import LeaderEpochs
-from pushrep.log.scan import CleanEnd, Damage, ScanEnd, ScanRange, TornTail
-from pushrep.log.scan_runs import scan_runs
+from pushrep.log.seals import HeadersCrc, Seal
 from pushrep.log.segment_files import segment_path
+from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, scan_runs
 from pushrep.records import BatchRun
 from pushrep.seams import File
 
@@ -40,13 +42,15 @@ class Kind(Enum):
     """A segment does not end where the next one begins: repair, or restore the file."""
     END = "end"
     """The log does not end where it was closed: repair."""
+    SEAL = "seal"
+    """Whole batches in order that are not those that were sealed when the segment was rolled: repair."""
     INDEX = "index"
     """An index entry is not true: rebuild-index."""
     FILE = "file"
     """A small file beside the segments is bad."""
 
 
-BATCH_KINDS = frozenset({Kind.DAMAGE, Kind.EPOCH, Kind.JOINT, Kind.END})
+BATCH_KINDS = frozenset({Kind.DAMAGE, Kind.EPOCH, Kind.JOINT, Kind.END, Kind.SEAL})
 """What concerns the batches themselves; the rest can be made again from them."""
 
 
@@ -72,7 +76,7 @@ class Expected:
     below: every offset below it was on disk, or stands in the page cache of a machine that is up; None: all there is.
     exact_bytes: the newest segment ends with this byte and with the offset `below`; None if that is not known.
     is_live: the writer goes on meanwhile.
-    cleaned_offset: a hole between two segments is no damage up to here, a broker's cleaner may have made it.
+    cleaned_offset: a hole is no damage up to here, a broker's cleaner may have made it.
     """
 
     below: int | None
@@ -88,6 +92,8 @@ class Expected:
             below = state.published.log_end_offset
         elif state.clean is not None:
             below, exact_bytes = state.clean.end_offset, state.clean.last_segment_bytes
+        elif state.published is not None and not state.is_copy:  # as the next opening takes it
+            below = max(below or 0, state.published.flushed_offset)
         return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, cleaned_offset=state.cleaned_offset)
 
     def accounts_for(self, end_offset: int, next_base: int) -> bool:
@@ -105,16 +111,22 @@ class SegmentLook(NamedTuple):
     batches: int
     records: int
     size_bytes: int
+    is_sealed: bool = False
 
 
 class SegmentTask(NamedTuple):
-    """A segment to look at: its base and the next one's, the epoch before it, what is expected, the kept epochs."""
+    """A segment to look at: its base and the next one's, the epoch before it, what is expected, the kept epochs, its
+    seal, the log's id and partition.
+    """
 
     base_offset: int
     next_base: int | None
     leader_epoch: int
     expected: Expected
     epochs: LeaderEpochs | None
+    seal: Seal | None = None
+    log_id: UUID | None = None
+    partition: int = 0
 
 
 def look_at_segment(
@@ -142,6 +154,7 @@ class _Walk:
         self._next_offset, self._epoch = task.base_offset, task.leader_epoch
         self._batches = self._records = self.position = 0
         self._end: ScanEnd | None = None
+        self._headers, self._is_sealed = HeadersCrc(), False
 
     def runs(self, file: File) -> Iterator[BatchRun]:
         """All whole batches that are expected; ends early at what lies behind, or at what is wrong with one."""
@@ -152,6 +165,7 @@ class _Walk:
             end_offset=task.next_base,
             recovery_point=below or 0,
             leader_epoch=task.leader_epoch,
+            cleaned_offset=task.expected.cleaned_offset,
         )
         if limit is not None and limit <= task.base_offset:
             return
@@ -181,6 +195,8 @@ class _Walk:
 
     def _take(self, run: BatchRun) -> None:
         self._indexes.run(run)
+        if self._task.seal is not None:
+            self._headers.add_run(run)
         self._batches += len(run)
         self._records += int(run.record_count.sum())
         self.position, self._next_offset, self._epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
@@ -190,6 +206,7 @@ class _Walk:
         task, expected = self._task, self._task.expected
         if self._end is not None and not self._findings:
             self._judge_end(self._end, size_bytes)
+            self._judge_seal()
         tolerated = None if expected.exact_bytes is not None or task.next_base is not None else expected.below
         if expected.is_live and expected.below is not None:
             tolerated = expected.below
@@ -205,7 +222,17 @@ class _Walk:
             self._batches,
             self._records,
             self.position,
+            self._is_sealed,
         )
+
+    def _judge_seal(self) -> None:
+        task = self._task
+        if task.seal is None or self._findings or not task.seal.fits(self.position):
+            return
+        self._is_sealed = True
+        why = task.seal.contradiction(task.log_id, task.partition, task.base_offset, self._headers, self._next_offset)
+        if why is not None:
+            self._findings.append(Finding(Kind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
 
     def _contradiction(self, run: BatchRun, limit: int | None) -> str | None:
         """Why its first batch is not the one that was written here: what its CRC does not cover, others know."""

@@ -28,5 +28,5 @@ def size_of_sealed(filesystem: Filesystem, directory: Path, bases: Sequence[int]
     if bases and offset > bases[first]:
         index = IndexFile(filesystem, segment_path(directory, bases[first], INDEX_SUFFIX), OFFSET_ENTRY)
         entry = index.floor(offset - 1 - bases[first])
-        size -= entry[1] if entry is not None else 0
+        size -= max(0, entry[1]) if entry is not None else 0  # a bad one only makes it less exact
     return max(0, size)

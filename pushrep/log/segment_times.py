@@ -7,14 +7,17 @@
 A flipped bit in an index must not make records old: retention deletes by this answer.
 """
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from pushrep.log.checkpoints import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.index_file import IndexFile
 from pushrep.log.retention import SealedSegment
-from pushrep.log.scan import CleanEnd, ScanRange, WholeBatch, scan
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, from_index_entry, scan
 from pushrep.seams import File, Filesystem
 
 
@@ -37,24 +40,19 @@ def newest_timestamp_ms(filesystem: Filesystem, directory: Path, segment: Sealed
 def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, file: File) -> ScanRange:
     """From the batch of the newest time entry on, if it is what the entry says; else the whole segment."""
     base = segment.base_offset
-    whole = ScanRange(base_offset=base, end_offset=segment.end_offset)
+    cleaned_offset = partial(read_cleaned_offset, directory, filesystem)
+    whole = ScanRange(base_offset=base, end_offset=segment.end_offset, cleaned_offset=cleaned_offset)
     time = IndexFile(filesystem, segment_path(directory, base, TIME_INDEX_SUFFIX), TIME_ENTRY).last
     if time is None:
         return whole
     index = IndexFile(filesystem, segment_path(directory, base, INDEX_SUFFIX), OFFSET_ENTRY)
-    entry = index.floor(time[1])
-    for step in scan(file, ScanRange(base_offset=base, position=entry[1] if entry else 0)):
+    for step in scan(file, from_index_entry(file, whole, index.floor(time[1]))):
         if not isinstance(step, WholeBatch):
             break
         header = step.batch.header
         if header.last_offset - base < time[1]:
             continue
         if header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]:  # some brokers name the record
-            return ScanRange(
-                base_offset=base,
-                position=step.position,
-                next_offset=header.base_offset,
-                end_offset=segment.end_offset,
-            )
+            return replace(whole, position=step.position, next_offset=header.base_offset)
         break
     return whole

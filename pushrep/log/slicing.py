@@ -1,6 +1,6 @@
 """Neighbouring batches as a slice of their segment's file, found by their headers: for who sends them by sendfile.
 
-    offset ─ segment, sparse index ─▶ header ─▶ header ─▶ ...       until the limit, or enough bytes: header_walk.py
+    offset ─ segment, sparse index ─▶ header ─▶ header ─▶ ...       until the limit, or enough bytes: walk.py
              | batch | batch | batch |                  one slice: whole batches, none of whose records was read
 
 Each has to begin with the offset that follows the one before; the CRC is the receiver's business. Where that does not
@@ -8,13 +8,20 @@ hold there is no slice, and `SegmentLog.read` says what is the matter.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pushrep.log.header_walk import position_near, walk
+from pushrep.log.checkpoints import read_cleaned_offset
+from pushrep.log.errors import CorruptBatch
+from pushrep.log.seal_check import hold_against_seal
+from pushrep.log.segment import begin_near
 from pushrep.log.segment_files import segment_path
+from pushrep.log.walk import ScannedHeader, ScanRange, scan_headers
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.seams import File, Filesystem
 
 
@@ -23,6 +30,11 @@ class Sliceable(Protocol):
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
         """Base offsets of the segments, ascending."""
+        ...
+
+    @property
+    def leader_epochs(self) -> LeaderEpochs:
+        """Which leader epoch begins where: the witness of the batches' own, which no CRC covers."""
         ...
 
 
@@ -62,11 +74,12 @@ class LogSlice(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a batch begins that holds `offset`, or lies before it."""
+    """Where the batch of `offset` begins, and the leader epoch of the one before."""
 
     offset: int
     segment: int
     position: int
+    leader_epoch: int
 
 
 class LogSlices:
@@ -88,36 +101,59 @@ class LogSlices:
             return None
         segment = bases[at]
         try:
-            file = SlicedFile(self._filesystem.open(segment_path(self._directory, segment), writable=False))
+            opened = self._filesystem.open(segment_path(self._directory, segment), writable=False)
         except FileNotFoundError:  # retention was here
             return None
-        found = _slice(file, self._position(file, segment, offset), offset, limit, max_bytes)
-        if found is not None and found.position + found.size_bytes > file.size():
-            return None  # a length that is damaged: who sent it as it stands would never come to its end
-        if found is not None:
-            self._next = _Place(found.end_offset, segment, found.position + found.size_bytes)
-        return found
+        file = SlicedFile(opened)
+        cleaned_offset = partial(read_cleaned_offset, self._directory, self._filesystem)
+        try:
+            hold_against_seal(self._filesystem, self._directory, segment, opened, cleaned_offset)
+        except CorruptBatch:
+            return None
+        what = ScanRange(
+            base_offset=segment,
+            end_offset=bases[at + 1] if at + 1 < len(bases) else None,
+            cleaned_offset=cleaned_offset,
+        )
+        batches = scan_headers(file, self._begun(file, what, offset))
+        found = _slice(batches, self._log.leader_epochs, file, offset, limit, max_bytes)
+        if found is None:
+            return None
+        piece, epoch = found
+        self._next = _Place(piece.end_offset, segment, piece.position + piece.size_bytes, epoch)
+        return piece
 
-    def _position(self, file: SlicedFile, segment: int, offset: int) -> int:
-        if segment == offset:
-            return 0
-        if self._next is not None and self._next[:2] == (offset, segment):
-            return self._next.position
-        return position_near(self._filesystem, self._directory, segment, file, offset)
+    def _begun(self, file: SlicedFile, what: ScanRange, offset: int) -> ScanRange:
+        """Where a scan begins that meets `offset`."""
+        if self._next is not None and self._next.offset == offset:
+            _, segment, position, epoch = self._next
+            if segment == what.base_offset:
+                return replace(what, position=position, next_offset=offset, leader_epoch=epoch)
+            what = replace(what, leader_epoch=epoch)
+        if what.base_offset == offset:
+            return what
+        return begin_near(self._filesystem, self._directory, file, what, offset)
 
 
-def _slice(file: SlicedFile, position: int, offset: int, limit: int, max_bytes: int) -> LogSlice | None:
-    batches = walk(file, position)
+def _slice(  # noqa: PLR0913, PLR0917 - where to look, and for how much
+    batches: Iterator[ScannedHeader], epochs: LeaderEpochs, file: SlicedFile, offset: int, limit: int, max_bytes: int
+) -> tuple[LogSlice, int] | None:
+    """The slice, up to the first batch whose leader epoch the log's list contradicts; and the epoch it ends with."""
     holds = next((batch for batch in batches if batch[2] > offset), None)
     if holds is None or holds[1] > offset or holds[1] >= limit:
         return None
-    begin, first, end_offset, size, *_ = holds
+    newest, newest_from = epochs.entries[-1] if epochs.entries else (-1, 0)
+    begin, first, end_offset, size, epoch, *_ = holds
+    if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:
+        return None
     end, until = begin + size, begin + max_bytes
     if end < until and end_offset < limit:
-        for _, base, following, size, _, _ in batches:
+        for _, base, following, size, its_epoch, _, _ in batches:
             if base != end_offset or end + size > until:
                 break
-            end, end_offset = end + size, following
+            if (its_epoch != newest or base < newest_from) and epochs.contradiction(base, its_epoch) is not None:
+                break
+            end, end_offset, epoch = end + size, following, its_epoch
             if end_offset >= limit:
                 break
-    return LogSlice(first, end_offset, file, begin, end - begin)
+    return LogSlice(first, end_offset, file, begin, end - begin), epoch

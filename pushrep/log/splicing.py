@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pushrep.errors import PushrepError
+from pushrep.log.checkpoints import read_cleaned_offset
 from pushrep.log.leader_epochs import LeaderEpochs
-from pushrep.log.scan import CleanEnd, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.log.segment_look import Expected, segment_name
+from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.records import BatchHeader
 from pushrep.seams import File, Filesystem
 
@@ -180,6 +181,7 @@ class SplicePlanner:
             end_offset=following,
             recovery_point=self._expected.below or 0,
             leader_epoch=self._previous.leader_epoch if self._previous is not None else -1,
+            cleaned_offset=self._expected.cleaned_offset,
         )
         for step in scan(file, what):
             if isinstance(step, WholeBatch) and (reason := self._contradiction(step.batch.header, following)):
@@ -233,7 +235,8 @@ class SplicePlanner:
 
     def _own_stands(self, file: File, base: int, position: int, header: BatchHeader) -> bool:
         """Whether the very batch of this header stands at a byte of ours."""
-        step = next(scan(file, ScanRange(base_offset=base, position=position), window_bytes=header.size_bytes))
+        what = ScanRange(base_offset=base, position=position, next_offset=header.base_offset)
+        step = next(scan(file, what, window_bytes=header.size_bytes))
         return isinstance(step, WholeBatch) and step.batch.header == header
 
     def _take_missing(self, limit: int) -> None:
@@ -294,13 +297,16 @@ class SplicePlanner:
         bases = [base for base in self._copy_bases if base <= offset][-1:]
         bases += [base for base in self._copy_bases if base > offset]
         expected, epoch = None, -1
+        cleaned_offset = read_cleaned_offset(self._copy, self._filesystem)
         for base, following in pairwise([*bases, None]):
             assert base is not None
             if expected is not None and base != expected:
                 return
             file = self._filesystem.open(segment_path(self._copy, base), writable=False)
             try:
-                what = ScanRange(base_offset=base, end_offset=following, leader_epoch=epoch)
+                what = ScanRange(
+                    base_offset=base, end_offset=following, leader_epoch=epoch, cleaned_offset=cleaned_offset
+                )
                 for step in scan(file, what):
                     if not isinstance(step, WholeBatch):
                         if not isinstance(step, CleanEnd):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pushrep.log.cutting import keep_range
 from pushrep.log.errors import NoRoomToCut
+from pushrep.log.seals import remove_seals
 from pushrep.log.segment_files import CUT_SUFFIX, MOVING_SUFFIX, free_name, moved_from
 from pushrep.seams import File, Filesystem
 
@@ -111,6 +112,7 @@ def set_aside(
 
     One that was begun before goes on. Raises NoRoomToCut, OSError; nothing of the log has changed then.
     """
+    remove_seals(filesystem, path.parent, [int(path.stem)])
     if not filesystem.exists(moving_path(path, position)):
         try:
             return keep_range(filesystem, path, file, position, suffix=suffix)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from pushrep.log.checkpoints import BadCheckpoint, read_bounded
 from pushrep.log.errors import CorruptPartitionMetadata
@@ -32,8 +33,10 @@ from pushrep.log.leader_epochs import (
     decode_leader_epochs,
     read_leader_epochs,
 )
+from pushrep.log.log_names import parse_log_name
 from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, read_partition_metadata
-from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
+from pushrep.log.seals import BadSeal, checked_seal, read_seal
+from pushrep.log.segment_files import INDEX_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.segment_look import (
     BATCH_KINDS,
     Expected,
@@ -58,6 +61,7 @@ class VerifyReport:
     log_start_offset: int
     verified_to: int
     segments: int = 0
+    sealed: int = 0
     batches: int = 0
     records: int = 0
     bytes_read: int = 0
@@ -178,14 +182,22 @@ class Verifier:
             return None  # if it should be there, the one before does not end where the next begins
         try:
             epochs = read_leader_epochs(self._log, self._filesystem)
+            seal = read_seal(self._filesystem, self._log, base) if following else None
+            next_base, (_, partition) = following[0] if following else None, parse_log_name(self._log.name)
             return look_at_segment(
                 file,
-                SegmentTask(base, following[0] if following else None, epoch, expected, epochs),
+                SegmentTask(base, next_base, epoch, expected, epochs, seal, self._log_id(), partition),
                 self._index_check(base, is_newest=not following),
                 self._on_bytes,
             )
         finally:
             file.close()
+
+    def _log_id(self) -> UUID | None:
+        try:
+            return read_partition_metadata(self._log, self._filesystem)
+        except CorruptPartitionMetadata:
+            return None  # told of itself
 
     def _index_check(self, base: int, *, is_newest: bool) -> IndexCheck:
         """The newest segment's index files are made late, and while it is written they may end inside an entry."""
@@ -222,6 +234,11 @@ def small_files(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Fin
         read_partition_metadata(log, filesystem)
     except CorruptPartitionMetadata as error:
         found.append(Finding(Kind.FILE, PARTITION_METADATA_NAME, None, None, error.why))
+    for base in list_segments(filesystem, log)[:-1]:
+        try:
+            checked_seal(filesystem, log, base)
+        except BadSeal as error:
+            found.append(Finding(Kind.FILE, segment_name(base, SEAL_SUFFIX), None, None, str(error)))
     if (why := _bad_epochs(log, filesystem)) is not None:
         found.append(Finding(Kind.FILE, LEADER_EPOCHS_NAME, None, None, why))
     return found
@@ -242,6 +259,7 @@ def _bad_epochs(log: Path, filesystem: Filesystem) -> str | None:
 
 def _add(report: VerifyReport, look: SegmentLook) -> None:
     report.segments += 1
+    report.sealed += look.is_sealed
     report.batches += look.batches
     report.records += look.records
     report.bytes_read += look.size_bytes

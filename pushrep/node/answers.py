@@ -6,19 +6,19 @@ ApiVersions is the connection's own; the calls of replay are refused with UNSUPP
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from uuid import UUID
 
 from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
+from pushrep.node.access import Access, Unauthorised, audit
 from pushrep.node.promises import NO_MEMBER
 from pushrep.node.replica import Replica
-from pushrep.node.settings import ANYBODY
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol import push_messages as wire
-from pushrep.protocol.calls import CALLS, PLACE_OF
+from pushrep.protocol.calls import CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.frames import Kind
-from pushrep.protocol.values import Struct
+from pushrep.protocol.values import OFFSET_MAX, Struct
+from pushrep.push.pusher import whole_batches
 from pushrep.push.sockets import Address
 from pushrep.push.wire import (
     CODE_OF,
@@ -28,6 +28,7 @@ from pushrep.push.wire import (
     request_from_wire,
     result_to_wire,
 )
+from pushrep.records import CorruptRecordBatch
 from pushrep.replication.epochs import LogEnds, granted_end
 from pushrep.replication.errors import BadGrant
 from pushrep.topic_id_partition import TopicIdPartition
@@ -41,8 +42,8 @@ _LOG_BYTES, _EPOCH_BYTES = 128, 15  # at most, in Avro
 class Answers:
     """The calls of one node. Thread-safe."""
 
-    def __init__(self, store: NodeStore, address: Address) -> None:
-        self._store, self._address = store, str(address)
+    def __init__(self, store: NodeStore, address: Address, access: Access) -> None:
+        self._store, self._address, self._access = store, str(address), access
         self._calls: Mapping[type[Struct], Callable[[Any, str], Struct]] = {
             wire.AppendRecordsRequest: self._append_records,
             wire.DescribeLogRequest: self._describe_log,
@@ -53,46 +54,58 @@ class Answers:
         }
 
     def answer(self, request: Struct, sender: str) -> Struct:
-        """The answer to `request`; `sender` is the name in the client's certificate, empty without one."""
+        """The answer to `request`; `sender` is the connection's identity (access.py)."""
         call = self._calls.get(type(request))
         if call is None:
             return _refusal(request, ErrorCode.UNSUPPORTED)
+        key, _ = PLACE_OF[type(request)]
         try:
+            if not self._access.could(sender, key):
+                raise self._access.refused(sender, key)
             return call(request, sender)
+        except Unauthorised as error:
+            return _refusal(request, ErrorCode.UNAUTHORISED, str(error))
         except Refusal as error:
-            return _refusal(request, error.code)
+            return _refusal(request, error.code, str(error))
         except (OSError, PushrepError) as error:
             _LOG.error("%s failed: %s", type(request).__name__, error)
-            return _refusal(request, ErrorCode.KAFKA_STORAGE_ERROR)
+            return _refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
-    def _append_records(self, request: wire.AppendRecordsRequest, _sender: str) -> Struct:
+    def _append_records(self, request: wire.AppendRecordsRequest, sender: str) -> Struct:
         results, grants = [], {}
         for part in request.partitions:
-            replica = self._store.described(part.tp)
+            replica, kept = self._store.described(part.tp), self._store.owner_of(part.tp)
+            if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
+                results.append(wire.AppendRecordsResult(error_code=ErrorCode.UNAUTHORISED))
+                continue
             if replica is None:
                 # It was described to this leader before the node started again, or it never was.
                 results.append(wire.AppendRecordsResult(error_code=ErrorCode.STALE_SESSION))
                 continue
             result = replica.follow(request_from_wire(part))
             results.append(result_to_wire(result))
-            if result.grant_epoch > part.leader_epoch and (kept := self._store.owner_of(part.tp)) is not None:
+            if result.grant_epoch > part.leader_epoch and kept is not None:
                 grants[kept.outbox_id] = _grants(kept)
         return wire.AppendRecordsResponse(
             results=tuple(results), grants=tuple(grant for of_outbox in grants.values() for grant in of_outbox)
         )
 
     def _describe_log(self, request: wire.DescribeLogRequest, sender: str) -> Struct:
-        create = request.create and self._may_create(request.outbox_id, sender)
+        create, topics = request.create, [tp.topic for tp in request.partitions]
+        self._access.check(sender, ApiKey.DESCRIBE_LOG, request.outbox_id, topics, begins=create)
         kept = self._store.outbox(request.outbox_id) if create else self._store.look_up(request.outbox_id)
         with kept.at_home():
             logs = self._descriptions(kept, request.partitions or tuple(kept.partitions()), create=create)
             return wire.DescribeLogResponse(
+                error_message=kept.refused(request.partitions),
                 replica_epoch=self._store.replica_epoch,
                 member=self._index_in(kept),
                 highest_epoch=_highest_epoch(kept),
                 grants=_grants(kept),
                 logs=logs,
                 last_contact_ms=kept.last_contact_ms,
+                directory_id=kept.directory_id,
+                unfilled=int(kept.promises.is_unfilled),
             )
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
@@ -100,18 +113,22 @@ class Answers:
             offered = grant_from_wire(request.grant)
         except BadGrant as error:
             return wire.GrantResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=str(error))
-        kept = self._store.look_up(offered.outbox_id)
-        if kept.promises.grant is None and not self._may_create(offered.outbox_id, sender):
-            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{offered.outbox_id} may not be created here")
+        topics = {offered.topic, *(tp.topic for tp in request.partitions)}
+        self._access.check(sender, ApiKey.GRANT, offered.outbox_id, topics, begins=True)
+        audit(sender, request, ApiKey.GRANT)
         kept = self._store.outbox(offered.outbox_id)
         with kept.at_home():
-            outcome = kept.offer_grant(offered, request.sender, self._address)
+            outcome = kept.offer_grant(
+                offered, request.sender, self._address, request.member, is_first=request.is_first
+            )
             return wire.GrantResponse(
                 error_code=CODE_OF[outcome],
                 member=self._index_in(kept),
                 highest_epoch=_highest_epoch(kept),
                 grants=_grants(kept),
                 logs=self._descriptions(kept, request.partitions, create=False),
+                directory_id=kept.directory_id,
+                unfilled=int(kept.promises.is_unfilled),
             )
 
     def _descriptions(
@@ -138,14 +155,21 @@ class Answers:
             return promises.member
         return promises.grant.index_at(self._address)
 
-    def _may_create(self, outbox_id: UUID, sender: str) -> bool:
-        allow = self._store.settings.allow
-        return ANYBODY in allow or str(outbox_id) in allow or (sender != "" and sender in allow)
+    def _may_lead(self, sender: str, call: ApiKey, kept: KeptOutbox | None) -> bool:
+        """Whether it may make this call about a partition; of one that was not described nothing is known to tell."""
+        leads = call is ApiKey.APPEND_RECORDS
+        if kept is None or self._access.may(sender, call, kept.outbox_id, begins=leads):
+            return True
+        self._access.refused(sender, call, kept.outbox_id)
+        return False
 
-    def _end_offset_for_epoch(self, request: wire.EndOffsetForEpochRequest, _sender: str) -> Struct:
+    def _end_offset_for_epoch(self, request: wire.EndOffsetForEpochRequest, sender: str) -> Struct:
         results = []
         for question in request.partitions:
             replica = self._store.described(question.tp)
+            if not self._may_lead(sender, ApiKey.END_OFFSET_FOR_EPOCH, self._store.owner_of(question.tp)):
+                results.append(wire.EpochEnd(error_code=ErrorCode.UNAUTHORISED))
+                continue
             if replica is None:
                 results.append(wire.EpochEnd(error_code=ErrorCode.UNKNOWN_TOPIC_ID))
                 continue
@@ -153,30 +177,38 @@ class Answers:
             results.append(wire.EpochEnd(epoch=found.epoch, end_offset=found.end_offset))
         return wire.EndOffsetForEpochResponse(results=tuple(results))
 
-    def _fetch_records(self, request: wire.FetchRecordsRequest, _sender: str) -> Struct:
+    def _fetch_records(self, request: wire.FetchRecordsRequest, sender: str) -> Struct:
         replica, kept = self._store.described(request.tp), self._store.owner_of(request.tp)
+        if kept is not None:
+            self._access.check(sender, ApiKey.FETCH_RECORDS, kept.outbox_id)
         if replica is None or kept is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{request.tp} was not described")
         if request.grant_epoch < kept.promises.newest_epoch:
             raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {kept.promises.newest_epoch} is granted")
         log = replica.log
         try:
-            data = log.read(request.offset, min(request.max_bytes, FETCH_BYTES_MAX))
+            data, cleaned_offset = log.read(request.offset, min(request.max_bytes, FETCH_BYTES_MAX)), 0
+            if data and whole_batches(data, request.offset, OFFSET_MAX, log.leader_epochs).cleaned_offset:
+                cleaned_offset = log.cleaned_offset
         except OffsetOutOfRange as error:
             raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE, str(error)) from error
-        except CorruptBatch as error:
+        except (CorruptBatch, CorruptRecordBatch) as error:
             raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         return wire.FetchRecordsResponse(
             log_end_offset=log.log_end_offset,
             log_start_offset=log.log_start_offset,
             high_watermark=log.high_watermark,
+            cleaned_offset=cleaned_offset,
             records=(data,) if data else (),
         )
 
-    def _list_logs(self, request: wire.ListLogsRequest, _sender: str) -> Struct:
-        outboxes = (
-            self._store.outboxes() if request.outbox_id == wire.NO_OUTBOX else [self._store.look_up(request.outbox_id)]
-        )
+    def _list_logs(self, request: wire.ListLogsRequest, sender: str) -> Struct:
+        if request.outbox_id == wire.NO_OUTBOX:
+            found = self._store.outboxes()
+            outboxes = [kept for kept in found if self._access.may(sender, ApiKey.LIST_LOGS, kept.outbox_id)]
+        else:
+            self._access.check(sender, ApiKey.LIST_LOGS, request.outbox_id)
+            outboxes = [self._store.look_up(request.outbox_id)]
         listed = [self._listed(kept, tp) for kept in outboxes for tp in kept.partitions()]
         return wire.ListLogsResponse(logs=tuple(sorted(listed, key=lambda log: (log.outbox_id, log.tp))))
 
@@ -229,7 +261,9 @@ def _description(replica: Replica) -> wire.LogDescription:
     )
 
 
-def _refusal(request: Struct, code: ErrorCode) -> Struct:
+def _refusal(request: Struct, code: ErrorCode, why: str = "") -> Struct:
     key, _ = PLACE_OF[type(request)]
     response: type[Struct] = CALLS[key][Kind.RESPONSE]
+    if why and hasattr(response, "error_message"):  # the default of the field
+        return response(error_code=code, error_message=why)  # type: ignore[call-arg]
     return response(error_code=code)  # type: ignore[call-arg]  # every response has one

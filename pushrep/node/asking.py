@@ -16,6 +16,7 @@ from uuid import UUID
 from pushrep.log import SegmentLog
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import (
+    NOT_SAID,
     DescribeLogRequest,
     DescribeLogResponse,
     FetchRecordsRequest,
@@ -30,6 +31,7 @@ from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from pushrep.push.wire import grant_from_wire, grant_to_wire, log_ends_of
 from pushrep.records import RecordBatch
+from pushrep.records.joining import misjoined
 from pushrep.replication.candidate import MemberAnswer, PartitionLog
 from pushrep.replication.epochs import EpochEnd, LogEnds, Ungranted
 from pushrep.replication.errors import BadGrant
@@ -93,11 +95,16 @@ class Asking:
             first = self._describe(client, 0)
             return self._whole(index, client, first)
 
-    def offer(self, grant: Grant, index: int, address: Address) -> MemberAnswer:
-        """What a member holds behind the grant that it stored; or which newer one it keeps. Raises as `look`."""
+    def offer(self, grant: Grant, index: int, address: Address, *, is_first: bool = False) -> MemberAnswer:
+        """What a member holds behind the grant that it stored; or which newer one it keeps. Raises as `look`.
+
+        is_first: nothing was ever acknowledged, so a member without a grant has lost nothing.
+        """
         with ReplicaClient(address, self._settings) as client:
             page = tuple(self._tps[:_DESCRIBED_AT_ONCE])
-            request = GrantRequest(grant=grant_to_wire(grant), sender=self._member, partitions=page)
+            request = GrantRequest(
+                grant=grant_to_wire(grant), sender=self._member, partitions=page, member=index, is_first=is_first
+            )
             first = client.ask(request, GrantResponse)
             if first.error_code is not ErrorCode.NONE and not first.grants:
                 raise ReplicaUnreachable(str(address), first.error_message or first.error_code.meaning)
@@ -105,10 +112,10 @@ class Asking:
 
     def fetch(
         self, address: Address, log: SegmentLog, grant_epoch: int, end_offset: int
-    ) -> Iterator[list[RecordBatch]]:
+    ) -> Iterator[tuple[list[RecordBatch], int]]:
         """The batches from the log's end on, up to `end_offset`; the caller appends each list before the next.
 
-        Raises ReplicaUnreachable.
+        Beside them what that member says its cleaner went over, 0 if nothing is missing. Raises ReplicaUnreachable.
         """
         with ReplicaClient(address, self._settings) as client:
             while (offset := log.log_end_offset) < end_offset:
@@ -121,9 +128,11 @@ class Asking:
                     raise ReplicaUnreachable(str(address), f"it gave no records of {log.path.name} at {offset}: {why}")
                 found, is_whole = batches_of(bytes(answer.records[0]))  # type: ignore[arg-type]
                 batches = [RecordBatch(batch.data) for batch in found if batch.next_offset <= end_offset]
-                if not is_whole or not batches or batches[0].header.base_offset != offset:
-                    raise ReplicaUnreachable(str(address), f"it sent broken batches of {log.path.name} at {offset}")
-                yield batches
+                why_not = misjoined((batch[:2] for batch in found), offset, answer.cleaned_offset)
+                if not is_whole or not batches or why_not is not None:
+                    why = f"it sent broken batches of {log.path.name} at {offset}"
+                    raise ReplicaUnreachable(str(address), why if why_not is None else f"{why}: {why_not}")
+                yield batches, answer.cleaned_offset
 
     def _whole(self, index: int, client: ReplicaClient, first: DescribeLogResponse | GrantResponse) -> MemberAnswer:
         descriptions = list(first.logs)
@@ -136,7 +145,11 @@ class Asking:
         except BadGrant as error:
             raise ReplicaUnreachable(str(client.address), str(error)) from error
         return MemberAnswer(
-            index=index, grant=grant, highest_epoch=first.highest_epoch, logs=dict(_partition_logs(descriptions))
+            index=index,
+            grant=grant,
+            highest_epoch=first.highest_epoch,
+            logs=dict(_partition_logs(descriptions)),
+            is_unfilled=None if first.unfilled == NOT_SAID else bool(first.unfilled),
         )
 
     def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:

@@ -85,7 +85,9 @@ class Candidacy:
             for number, log in self.logs.items()
         }
         highest = max(kept.newest_epoch, kept.number, *(log.log.leader_epochs.latest_epoch for log in logs.values()))
-        return MemberAnswer(index=self.index, grant=kept.grant, highest_epoch=highest, logs=logs)
+        return MemberAnswer(
+            index=self.index, grant=kept.grant, highest_epoch=highest, logs=logs, is_unfilled=kept.is_unfilled
+        )
 
     def run(
         self,
@@ -129,7 +131,7 @@ class Candidacy:
             self.store(effect.grant)
         elif isinstance(effect, SendGrant):
             self._answers = self._round(timeout_s)  # late answers to looks count no more
-            self._ask(effect.members, partial(self._asking.offer, effect.grant))
+            self._ask(effect.members, partial(self._asking.offer, effect.grant, is_first=candidate.is_first))
         elif isinstance(effect, Fetch):
             assert candidate.grant is not None, "nothing is fetched before it was granted"
             self.fetch(effect, candidate.grant)
@@ -148,7 +150,7 @@ class Candidacy:
             log.flush()
             log.begin_epoch(grant.epoch, log.log_end_offset)
         with self.keeper.lock:
-            self.keeper.keep(replace(self.keeper.kept, ungranted={}))
+            self.keeper.keep(replace(self.keeper.kept, ungranted={}, is_unfilled=False))
 
     def begin_ungranted(self) -> int:
         """Too few members answer: the next own number, which appends from now on carry; they are marked first.
@@ -200,8 +202,8 @@ class Candidacy:
             raise LogNotFit(fetch.partition, f"it was to be cut at {fetch.cut_at}, inside of a batch")
         if fetch.member != self.index:
             address = self._address(fetch.member)
-            for batches in self._asking.fetch(address, log, grant.epoch, fetch.until.end_offset):
-                log.append_as_is(batches)
+            for batches, cleaned_offset in self._asking.fetch(address, log, grant.epoch, fetch.until.end_offset):
+                log.append_as_is(batches, cleaned_offset=cleaned_offset)
                 log.flush()
                 for batch in batches:
                     self._fetched(fetch.partition, batch)

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from pushrep.node.access import identity_in
 from pushrep.node.replay_line import Handed
 from pushrep.node.replay_server import REPLAY_CALLS
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.errors import ProtocolError
+from pushrep.protocol.errors import NotInVersion, ProtocolError
 from pushrep.protocol.server import Call, ServerConnection
 from pushrep.protocol.spares import Spares
 from pushrep.protocol.values import Struct
@@ -63,6 +64,8 @@ class Connections:
         network: Network = REAL_NETWORK,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self.tls = settings.tls if settings.certificates is None else settings.certificates.context()
+        """For connections from now on; those that are open keep what they began with."""
         self._listener, self._settings, self._answer = listener, settings, answer
         self._replays = replays
         self._spares = Spares()
@@ -148,11 +151,11 @@ class Connections:
         settings = self._settings
         peer.socket.settimeout(settings.handshake_timeout_s)
         tune(peer.socket)
-        sender = ""
-        if settings.tls is not None:
+        sender = settings.plain_identity
+        if (tls := self.tls) is not None:
             assert isinstance(peer.socket, socket.socket), "TLS runs on the system's own sockets"
-            peer.socket = secured = settings.tls.wrap_socket(peer.socket, server_side=True)
-            sender = name_in_certificate(secured)
+            peer.socket = secured = tls.wrap_socket(peer.socket, server_side=True)
+            sender = identity_in(secured.getpeercert() or {})
         connection = ServerConnection(limits=settings.limits, spares=self._spares)
         while True:
             count = peer.socket.recv_into(connection.get_buffer())
@@ -179,7 +182,11 @@ class Connections:
         elif self._stopping.is_set():
             parts = connection.refuse(call, ErrorCode.NODE_STOPPING)
         else:
-            parts = connection.answer(call, self._answer(call.request, sender))
+            try:
+                parts = connection.answer(call, self._answer(call.request, sender))
+            except NotInVersion as error:  # as of a hole, to who would take it for damage
+                _LOG.warning("%s is too old: %s", peer.name, error)
+                parts = connection.refuse(call, ErrorCode.UNSUPPORTED_VERSION)
         send_all(peer.socket, parts)
 
     def _forget(self, peer: Peer) -> None:
@@ -187,13 +194,3 @@ class Connections:
             self._peers.pop(peer, None)
         with suppress(OSError):
             peer.socket.close()
-
-
-def name_in_certificate(sock: ssl.SSLSocket) -> str:
-    """The common name that the client's certificate was made for; empty without one."""
-    certificate = sock.getpeercert() or {}
-    for part in certificate.get("subject", ()):
-        for field in part:
-            if len(field) == 2 and field[0] == "commonName":
-                return str(field[1])
-    return ""

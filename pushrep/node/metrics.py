@@ -39,18 +39,25 @@ class NodeCollector(Collector):
         for (call, code), count in node.refusals().items():
             help_ = "Answers with an error, a partition's counted alone."
             families.counter("pushrep_node_refusals", help_, {"call": call, "code": code.name}, count)
+        for (call, identity), count in node.unauthorised().items():
+            help_ = "Calls that this identity may not make."
+            families.counter("pushrep_node_unauthorised", help_, {"call": call, "identity": identity}, count)
+        if (expires_s := node.certificate_expires_s()) is not None:
+            help_ = "Unix time when this node's certificate, or its CA's, expires."
+            families.gauge("pushrep_node_certificate_expiry_seconds", help_, {}, expires_s)
         self._replays(families)
         disks = {}
         for outbox_id, replica in replicas:
             labels = {"outbox": str(outbox_id), "topic": replica.tp.topic}
             try:
-                disks[outbox_id] = (labels, replica.log.disk)
+                disks[outbox_id] = (labels, replica.log.disk, replica.log.scrub.status)
                 if self._by_partition:
                     _log(families, {**labels, "partition": str(replica.tp.partition)}, replica)
             except PushrepError:  # it was closed meanwhile
                 continue
-        for labels, disk in disks.values():
+        for labels, disk, scrubbed in disks.values():
             families.disk(labels, disk)
+            families.scrub(labels, scrubbed)
         return families
 
     def _replays(self, families: Families) -> None:

@@ -4,7 +4,7 @@
     <data>/<outbox id>/promises.json             {"version": 2, "outbox_id": u, "member": i, "leader_epoch": n,
                                                   "grant": {...} | null, "number": n,
                                                   "ungranted": {log: [start, epoch, end]},
-                                                  "unfilled": {log: offset}, "crc32c": c}
+                                                  "unfilled": {log: offset}, "is_unfilled": bool, "crc32c": c}
 
 A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
 becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`.
@@ -12,7 +12,6 @@ crc32c is taken over the other fields as compact JSON with sorted keys. Both fil
 file that is there and can't be believed stops the node for that outbox: a promise that is forgotten loses records.
 """
 
-import json
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,13 +19,12 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import google_crc32c
-
 from pushrep.node.errors import CorruptNodeFile
 from pushrep.replication.epochs import EpochEnd, Ungranted
 from pushrep.replication.errors import BadGrant
 from pushrep.replication.grants import Grant, Member
-from pushrep.seams import Filesystem, read_whole, write_atomic
+from pushrep.seams import Clock, Filesystem
+from pushrep.seams.checked_json import BadJsonFile, read_checked_json, write_checked_json
 
 PROMISES_NAME = "promises.json"
 REPLICA_EPOCH_NAME = "replica-epoch.json"
@@ -42,7 +40,8 @@ class Promises:
 
     member: which one this is; NO_MEMBER until a grant names where it listens. number: the newest own one it has taken,
     granted or not. ungranted: by log, what was appended without a grant. unfilled: by log, up to where it held records
-    that it lost; until it ends there again it counts for nothing.
+    that it lost; until it ends there again it counts for nothing. is_unfilled: it had no grant when it stored its first
+    one, so it may be a member whose disk was lost: until a leader has given it everything it counts for nothing.
     """
 
     leader_epoch: int = -1
@@ -51,6 +50,7 @@ class Promises:
     number: int = -1
     ungranted: Mapping[str, Ungranted] = field(default_factory=dict)
     unfilled: Mapping[str, int] = field(default_factory=dict)
+    is_unfilled: bool = False
 
     @property
     def newest_epoch(self) -> int:
@@ -119,6 +119,7 @@ def find_promises(directory: Path, filesystem: Filesystem) -> tuple[UUID, Promis
                 for log, (start, epoch, end) in fields.get("ungranted", {}).items()
             },
             unfilled={str(log): int(end) for log, end in fields.get("unfilled", {}).items()},
+            is_unfilled=bool(fields.get("is_unfilled", False)),
         )
     except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
@@ -134,47 +135,32 @@ def write_promises(directory: Path, outbox_id: UUID, promises: Promises, filesys
         "number": promises.number,
         "ungranted": {log: [start, *granted] for log, (start, granted) in promises.ungranted.items()},
         "unfilled": dict(promises.unfilled),
+        "is_unfilled": promises.is_unfilled,
     }
-    _write(directory / PROMISES_NAME, fields, filesystem, _PROMISES_VERSION)
+    write_checked_json(filesystem, directory / PROMISES_NAME, fields, _PROMISES_VERSION)
 
 
-def raise_replica_epoch(data: Path, filesystem: Filesystem) -> int:
-    """The replica epoch of this start of the node: one more than the last, on disk. Raises CorruptNodeFile, OSError."""
+def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int:
+    """The replica epoch of this start of the node: one more than the last, on disk. Raises CorruptNodeFile, OSError.
+
+    The first one is the wall clock's milliseconds: behind a lost disk it must not be below what a leader knows of the
+    node, which would take its sessions for older ones and never fill it again.
+    """
     path = data / REPLICA_EPOCH_NAME
     fields = _read(path, filesystem)
     try:
-        epoch = 1 if fields is None else int(fields["replica_epoch"]) + 1
+        epoch = max(1, clock.wall_ms()) if fields is None else int(fields["replica_epoch"]) + 1
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptNodeFile(path, f"its number is missing or none: {error!r}") from error
-    _write(path, {"replica_epoch": epoch}, filesystem)
+    write_checked_json(filesystem, path, {"replica_epoch": epoch}, _VERSION)
     return epoch
 
 
 def _read(path: Path, filesystem: Filesystem, newest: int = _VERSION) -> dict[str, Any] | None:
-    data = read_whole(filesystem, path, _FILE_BYTES_MAX)
-    if data is None:
-        return None
     try:
-        fields = json.loads(data)
-        crc = fields.pop("crc32c")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptNodeFile(path, f"it is no JSON object with a crc32c: {error}") from error
-    if crc != _crc(fields):
-        raise CorruptNodeFile(path, "its crc32c does not match")
-    version = fields.pop("version", None)
-    if version not in range(_VERSION, newest + 1):
-        raise CorruptNodeFile(path, f"its version is {version}, not {newest}: it was written by a newer pushrep")
-    return dict(fields)
-
-
-def _write(path: Path, fields: Mapping[str, Any], filesystem: Filesystem, version: int = _VERSION) -> None:
-    whole = {"version": version, **fields}
-    whole["crc32c"] = _crc(whole)
-    write_atomic(filesystem, path, [json.dumps(whole, sort_keys=True, indent=1).encode() + b"\n"])
-
-
-def _crc(fields: Mapping[str, Any]) -> int:
-    return int(google_crc32c.value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))
+        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, newest)
+    except BadJsonFile as error:
+        raise CorruptNodeFile(path, str(error)) from error
 
 
 def _grant_fields(grant: Grant) -> dict[str, Any]:

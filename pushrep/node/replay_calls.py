@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.errors import BadArgument, PushrepError
+from pushrep.node.access import audit
 from pushrep.node.replay_keeping import Keeping
 from pushrep.node.replay_line import Line
 from pushrep.node.replay_recordings import KeptRecording, NodeSource
@@ -71,6 +72,10 @@ class ReplayCalls:
             line.send(line.protocol.answer_versions(call))
             self._server.flush(line)
         elif (carry_out := self._calls.get(type(call.request))) is not None:
+            access = self._server.recordings.access
+            if not access.could(line.sender, call.api_key):
+                self.refuse(line, call, ErrorCode.UNAUTHORISED, str(access.refused(line.sender, call.api_key)))
+                return
             carry_out(line, call, call.request)
         else:
             # Its sessions share a thread: what a leader asks here could hold all of them up.
@@ -133,7 +138,7 @@ class ReplayCalls:
         recordings = self._server.recordings
         assert isinstance(request.recording, int), "ids go over the wire"
         recording = recordings.find(request.recording)
-        if not recordings.may(None if recording is None else recording.entry.outbox_id, sender):
+        if not recordings.may(ApiKey.START_REPLAY, recording, sender):
             return _Looked(is_allowed=False)
         source = recordings.source(recording) if recording is not None else None
         if recording is None or source is None:
@@ -166,6 +171,7 @@ class ReplayCalls:
         assert looked.source is not None, "without a log it was refused"
         assert looked.recording is not None, "the log is a recording's"
         served = ServedSession(session, looked.source, server.files, server)
+        served.identity, served.outbox_id = line.sender, looked.recording.entry.outbox_id
         server.keep(served, looked.recording)
         server.worker.do(lambda: self._open(line, call, served, looked))
 
@@ -216,6 +222,9 @@ class ReplayCalls:
 
     def _attach(self, line: Line, call: Call, asked: wire.AttachRequest) -> None:
         served = self._server.served.get(asked.session_id)
+        if served is not None and served.identity != line.sender:
+            self._server.recordings.access.refused(line.sender, ApiKey.ATTACH)
+            served = None  # as one that is not there
         if served is None or served.line is not None or served.session.state is not ReplayState.INIT:
             why = "no such replay, or its time to attach is over, or it has a subscriber"
             self.refuse(line, call, ErrorCode.UNKNOWN_REPLAY, why)
@@ -231,7 +240,14 @@ class ReplayCalls:
                 served.tell(e.Credited(told.message.bytes))
 
     def _stop(self, line: Line, call: Call, asked: wire.StopReplayRequest) -> None:
+        access = self._server.recordings.access
         if asked.recording_id < 0:
+            served = self._server.served.get(asked.session_id)
+            is_own = served is None or served.identity == line.sender
+            if served is not None and not is_own and not access.may_stop(line.sender, served.outbox_id):
+                access.refused(line.sender, ApiKey.STOP_REPLAY)
+                self.answer(line, call, wire.StopReplayResponse(stopped=0))  # as of one that is not there
+                return
             now_ms = self._server.now_ms()
             self._answer_stopped(line, call, self._server.sessions.stop(asked.session_id, now_ms))
             return
@@ -239,7 +255,11 @@ class ReplayCalls:
 
         def may() -> bool:
             recording = recordings.find(recording_id)
-            return recordings.may(None if recording is None else recording.entry.outbox_id, line.sender)
+            if not access.may_stop(line.sender, None if recording is None else recording.entry.outbox_id):
+                access.refused(line.sender, ApiKey.STOP_REPLAY)
+                return False
+            audit(line.sender, asked, ApiKey.STOP_REPLAY)
+            return True
 
         def stop(is_allowed: bool) -> None:  # noqa: FBT001 - the worker's answer
             if is_allowed:

@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pushrep.errors import PushrepError
 from pushrep.log import BelowHighWatermark, OffsetOutOfRange, SegmentLog, StillNeeded
+from pushrep.node.access import audit
 from pushrep.node.replay_recordings import KeptRecording
 from pushrep.node.store import Refusal
 from pushrep.protocol import replay_messages as wire
+from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused
 
 if TYPE_CHECKING:
     from pushrep.node.replay_server import ReplayServer
+
+
+_Asked = wire.ExtendRequest | wire.TruncateRequest | wire.PurgeRequest | wire.DeleteRequest
 
 
 class _Log(NamedTuple):
@@ -36,7 +41,7 @@ class Keeping:
 
     def extend(self, asked: wire.ExtendRequest, sender: str) -> wire.ExtendResponse:
         """The log goes on at its end."""
-        recording, log = self._own(asked.recording_id, sender)
+        recording, log = self._own(ApiKey.EXTEND, asked, sender)
         if self._server.recordings.is_live(recording):
             why = f"{recording.entry.tp} is written: only a stopped log can be extended"
             raise KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
@@ -52,7 +57,7 @@ class Keeping:
 
     def truncate(self, asked: wire.TruncateRequest, sender: str) -> wire.TruncateResponse:
         """The log is cut at the base of the batch that holds the offset."""
-        recording, log = self._own(asked.recording_id, sender)
+        recording, log = self._own(ApiKey.TRUNCATE, asked, sender)
         if not log.log_start_offset <= asked.offset <= log.log_end_offset:
             why = f"offset {asked.offset} is outside of [{log.log_start_offset}, {log.log_end_offset}]"
             raise KeepingRefused(ErrorCode.INVALID_POSITION, why)
@@ -70,7 +75,7 @@ class Keeping:
 
     def purge(self, asked: wire.PurgeRequest, sender: str) -> wire.PurgeResponse:
         """Whole segments below the offset go."""
-        recording, log = self._log(asked.recording_id, sender)
+        recording, log = self._log(ApiKey.PURGE, asked, sender)
         before = asked.before_offset
         if self._server.recordings.is_led(recording):
             before = min(before, log.log_start_offset)  # as the leader said last
@@ -84,7 +89,7 @@ class Keeping:
 
     def mark_deleted(self, asked: wire.DeleteRequest, sender: str) -> KeptRecording:
         """It is DELETED in the catalogue, and its sessions are told."""
-        recording = self._found(asked.recording_id, sender)
+        recording = self._found(ApiKey.DELETE, asked, sender)
         if self._server.recordings.is_led(recording):
             raise _led(recording)
         running = self._server.sessions_of(recording)
@@ -109,26 +114,27 @@ class Keeping:
 
     # ---- inside
 
-    def _found(self, recording_id: int, sender: str) -> KeptRecording:
-        recordings = self._server.recordings
+    def _found(self, call: ApiKey, asked: _Asked, sender: str) -> KeptRecording:
+        recordings, recording_id = self._server.recordings, asked.recording_id
         recording = recordings.find(recording_id)
-        if not recordings.may(None if recording is None else recording.entry.outbox_id, sender):
+        if not recordings.may(call, recording, sender):
             raise KeepingRefused(ErrorCode.UNAUTHORISED, f"recording {recording_id} is not yours to keep")
         if recording is None:
             raise KeepingRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording_id}")
+        audit(sender, asked, call)
         return recording
 
-    def _log(self, recording_id: int, sender: str) -> _Log:
-        recording = self._found(recording_id, sender)
+    def _log(self, call: ApiKey, asked: _Asked, sender: str) -> _Log:
+        recording = self._found(call, asked, sender)
         try:
             replica = self._server.recordings.store.describe(recording.kept, recording.entry.tp, create=False)
         except Refusal as error:
             raise KeepingRefused(ErrorCode.UNKNOWN_RECORDING, str(error)) from error
         return _Log(recording, replica.log)
 
-    def _own(self, recording_id: int, sender: str) -> _Log:
+    def _own(self, call: ApiKey, asked: _Asked, sender: str) -> _Log:
         """A log that no leader has a say in."""
-        found = self._log(recording_id, sender)
+        found = self._log(call, asked, sender)
         if self._server.recordings.is_led(found.recording):
             raise _led(found.recording)
         return found

@@ -6,17 +6,16 @@ A log is live while a leader's session is open on it, and as long as one may com
 the node started and the newest grant names this node. A log that was extended is live until the node stops.
 """
 
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
-from uuid import UUID
 
 from pushrep.log import LogClosed, LogReader, NotALog, SegmentLog
 from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, read_partition_metadata
-from pushrep.node.settings import ANYBODY
+from pushrep.node.access import Access
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol import replay_messages as wire
+from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog
@@ -72,8 +71,8 @@ class NodeSource(LogSource):
 class Recordings:
     """What of a node can be replayed. For the worker's thread, but for `is_live`, `may` and `source_of`."""
 
-    def __init__(self, store: NodeStore, address: str) -> None:
-        self.store = store
+    def __init__(self, store: NodeStore, address: str, access: Access) -> None:
+        self.store, self.access = store, access
         self._address = address
         self._opened: Catalogue | None = None
         self._extended: set[int] = set()
@@ -112,14 +111,13 @@ class Recordings:
         except (Refusal, NotALog):
             return None
 
-    def may(self, outbox_id: UUID | None, sender: str) -> bool:
-        """Whether `sender` may replay and keep the logs of that outbox (None: of one that nobody knows)."""
-        allow = self.store.settings.allow
-        return (
-            ANYBODY in allow
-            or (outbox_id is not None and str(outbox_id) in allow)
-            or (sender != "" and sender in allow)
-        )
+    def may(self, call: ApiKey, recording: KeptRecording | None, sender: str) -> bool:
+        """Whether `sender` may make this call about it (None: one that is not here); a refusal is counted."""
+        outbox_id = None if recording is None else recording.entry.outbox_id
+        if self.access.may(sender, call, outbox_id):
+            return True
+        self.access.refused(sender, call)  # in the same words, be it another's or not here
+        return False
 
     def is_live(self, recording: KeptRecording) -> bool:
         """Whether somebody writes it."""
@@ -200,19 +198,21 @@ class Recordings:
         chosen: list[wire.Recording] = []
         for entry in self.catalogue:
             if entry.recording_id >= asked.from_recording_id and asked.topic in {"", entry.tp.topic}:
-                if not self.may(entry.outbox_id, sender):
+                if not self._may_see(entry, sender):
                     continue
                 if len(chosen) == min(max(1, asked.limit), _ENTRIES_MAX):
                     return wire.DescribeRecordingsResponse(recordings=tuple(chosen), has_more=True)
                 chosen.append(self._wire(entry))
-        if not chosen and not self.may(None, sender) and not any(True for _ in self._of(sender)):
+        could = self.access.everywhere(sender, ApiKey.DESCRIBE_RECORDINGS)
+        if not chosen and not could and not any(self._may_see(entry, sender) for entry in self.catalogue):
+            self.access.refused(sender, ApiKey.DESCRIBE_RECORDINGS)
             return wire.DescribeRecordingsResponse(
                 error_code=ErrorCode.UNAUTHORISED, error_message="no recording here is for you: ask for --allow"
             )
         return wire.DescribeRecordingsResponse(recordings=tuple(chosen))
 
-    def _of(self, sender: str) -> Iterator[CatalogueEntry]:
-        return (entry for entry in self.catalogue if self.may(entry.outbox_id, sender))
+    def _may_see(self, entry: CatalogueEntry, sender: str) -> bool:
+        return self.access.may(sender, ApiKey.DESCRIBE_RECORDINGS, entry.outbox_id)
 
     def _wire(self, entry: CatalogueEntry) -> wire.Recording:
         start, tip, stop, state = entry.start_offset, entry.start_offset, entry.stop_offset or -1, entry.state

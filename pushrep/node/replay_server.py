@@ -126,6 +126,18 @@ class ReplayServer:
             pass
         return ended[0]
 
+    def recheck(self) -> None:
+        """The allow list has changed: sessions end that may not be read any more."""
+        if self._thread is not None:
+            self.post(self._end_unauthorised)
+
+    def _end_unauthorised(self) -> None:
+        access = self.recordings.access
+        for served in list(self.served.values()):
+            if not access.may(served.identity, ApiKey.START_REPLAY, served.outbox_id):
+                access.refused(served.identity, ApiKey.START_REPLAY, served.outbox_id)
+                served.tell(e.Stop())
+
     def sessions_of(self, recording: KeptRecording) -> int:
         """How many there are. Any thread."""
         return len(self.watched.of(recording.entry.tp))

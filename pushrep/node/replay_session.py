@@ -8,11 +8,13 @@ What is under way costs its header and the places of its bytes, however slow the
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
+from uuid import UUID
 
 from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.node.replay_line import Line
 from pushrep.node.replay_recordings import NodeSource
 from pushrep.protocol import replay_messages as wire
+from pushrep.protocol.calls import HOLES_SINCE
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.protocol.server import Call
@@ -63,6 +65,10 @@ class ServedSession:
     def __init__(self, session: ReplaySession, source: NodeSource, files: OpenSegments, server: Server) -> None:
         self.session, self.source = session, source
         self.line: Line | None = None
+        self.identity = ""
+        """Who began it: nobody else may attach to it."""
+        self.outbox_id: UUID | None = None
+        """Whose log it reads."""
         self.not_before_ms = 0
         """A turn before that would do nothing."""
         self._server, self._slices = server, SliceReader(source.path, source.filesystem, files)
@@ -74,6 +80,7 @@ class ServedSession:
         self._looks = 0
         self._is_cut = False
         self._marker = source.marker()
+        self._sent_to = session.position  # what was sent ends there; between it and the position lie holes
         self._before: int | None = None
         """Leader epoch of the record before the position."""
         self._facts: LogFacts | None = None
@@ -130,7 +137,7 @@ class ServedSession:
         """Its subscriber is to come again when the node is back."""
         end = e.SendEnd(ReplayEndReason.STOPPED, self.session.position, ErrorCode.NODE_STOPPING, "the node stops")
         if self.session.state is ReplayState.REPLAY:
-            self._send(_end_to_wire(self.session.id, end))
+            self._send(self._end_to_wire(end))
         self.tell(e.SubscriberGone())
 
     def turn(self) -> None:
@@ -166,7 +173,7 @@ class ServedSession:
                 if self._lease is not None:
                     self._lease.release()
             case e.SendEnd():
-                self._send(_end_to_wire(self.session.id, effect), self._end_sent)
+                self._send(self._end_to_wire(effect), self._end_sent)
             case e.Forget():
                 self._let_go()
                 self._server.forget(self)
@@ -203,6 +210,12 @@ class ServedSession:
 
     def _send_block(self, block: e.SendBlock) -> None:
         going = self._found[: block.spans]
+        is_behind_hole = max(block.start, self._slices.behind_hole) > self._sent_to
+        has_hole = is_behind_hole or block.end > going[-1].span.next_offset
+        cleaned_offset = self._slices.cleaned_offset if has_hole else 0
+        if cleaned_offset and not self._may_have_holes():
+            return
+        self._sent_to = block.end
         self._slices.rewind(self._found, block.spans)
         self._before, self._found = going[-1].leader_epoch, []
         try:
@@ -215,9 +228,19 @@ class ServedSession:
             start_offset=block.start,
             end_offset=block.end,
             tip_offset=max(block.tip, block.end),
+            cleaned_offset=cleaned_offset,
             records=pieces,
         )
         self._send(data, self._sent)
+
+    def _may_have_holes(self) -> bool:
+        """Whether the subscriber knows what a cleaner's hole is; if not, that is told, and ends it."""
+        assert self._call is not None, "somebody attached"
+        if self._call.version >= HOLES_SINCE:
+            return True
+        why = "a cleaner took offsets here, and the subscriber is too old to be told: upgrade it"
+        self.tell(e.ReadFailed(ErrorCode.UNSUPPORTED_VERSION, why))
+        return False
 
     def _sent(self) -> None:
         self._release_files()
@@ -305,17 +328,19 @@ class ServedSession:
         self._release_files()
         self.source.close()
 
+    def _end_to_wire(self, end: e.SendEnd) -> wire.ReplayEnd:
+        is_behind_hole = end.cut_offset is None and end.offset > self._sent_to
+        speaks_of_holes = self._call is not None and self._call.version >= HOLES_SINCE
+        return wire.ReplayEnd(
+            session_id=self.session.id,
+            reason=end.reason,
+            offset=end.offset if end.cut_offset is None else end.cut_offset,
+            error_code=end.code,
+            error_message=end.why,
+            leader_epoch=end.leader_epoch,
+            segment=-1 if end.segment is None else end.segment,
+            cleaned_offset=self._slices.cleaned_offset if is_behind_hole and speaks_of_holes else 0,
+        )
+
 
 _WAKING = frozenset({e.Opened.kind, e.Attached.kind, e.Credited.kind, e.Sent.kind, e.BlockRead.kind, e.Truncated.kind})
-
-
-def _end_to_wire(session_id: int, end: e.SendEnd) -> wire.ReplayEnd:
-    return wire.ReplayEnd(
-        session_id=session_id,
-        reason=end.reason,
-        offset=end.offset if end.cut_offset is None else end.cut_offset,
-        error_code=end.code,
-        error_message=end.why,
-        leader_epoch=end.leader_epoch,
-        segment=-1 if end.segment is None else end.segment,
-    )

@@ -7,6 +7,7 @@ One request at a time: nothing is judged before the effects of the one before it
 """
 
 import logging
+import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from pushrep.seams import Clock, Filesystem
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
+_LOGGED_AGAIN_MS = 60_000
 
 
 class CantFollow(PushrepError):
@@ -41,6 +43,7 @@ class KeepsPromises(Protocol):
     def take_epoch(self, leader_epoch: int) -> None: ...
     def forget_ungranted(self, log: str) -> None: ...
     def note_unfilled(self, log: str, end_offset: int | None) -> None: ...
+    def note_filled(self, tp: TopicIdPartition) -> None: ...
 
 
 class Replica:
@@ -66,6 +69,10 @@ class Replica:
         self.finding: Finding | None = None
         """Why it waits for an operator, if it does."""
         self.last_contact_ms = -1
+        self.refused: str | None = None
+        """Why its disk took nothing the last time, with the host and how full it is; None since it took something."""
+        self._refused_at_ms: int | None = None
+        self._filesystem = filesystem
         self._outbox, self._clock, self._flush, self._news = promises, clock, flush, news
         self._session: ReplicaSession = NO_SESSION
         self._lock = threading.Lock()
@@ -111,13 +118,17 @@ class Replica:
                     effects = follow(self.state(), request, self._batch_at)
                 self._carry_out_all(effects[:-1])
             except AppendFailed as error:  # nothing was written; the leader comes again with backoff
-                _LOG.warning("%s: %s", self.tp, error)
+                self._note_refusal(error)
                 return storage_error(self.state())
             except (OSError, PushrepError) as error:
                 return self._fail(error, state)
             answer = effects[-1]
             assert isinstance(answer, Answer), "the last effect answers"
+            if self.refused is not None and answer.result.error is Outcome.NONE and request.batches:
+                self.refused = None
             self._end_refill()
+            if answer.result.error is Outcome.NONE and self._outbox.promises.is_unfilled:
+                self._note_filled(request)
             return answer.result
 
     @property
@@ -149,6 +160,12 @@ class Replica:
         )
         return True
 
+    def _note_filled(self, request: AppendRecords) -> None:
+        """As a leader lets a replica join its in-sync set: below is everything that was acknowledged before it led."""
+        if self.log.log_end_offset >= max(request.high_watermark, request.epoch_start_offset):
+            self.log.flush()  # it will be counted as one that holds it
+            self._outbox.note_filled(self.tp)
+
     def _end_refill(self) -> None:
         unfilled_to = self._outbox.promises.unfilled.get(str(self.tp))
         if unfilled_to is not None and self.lacks_from is None:
@@ -173,6 +190,15 @@ class Replica:
                 self.log.close()
             except (OSError, PushrepError) as error:
                 _LOG.warning("%s was not closed clean: %s", self.tp, error)
+
+    def _note_refusal(self, error: AppendFailed) -> None:
+        """For who asks; logged at once, and again after a minute."""
+        full = f"{self._filesystem.usage(self.log.path).used_percent:.0f} % of its disk are used"
+        self.refused = f"{error} ({full}, host {platform.node()})"
+        now_ms = self._clock.monotonic_ms()
+        if self._refused_at_ms is None or now_ms - self._refused_at_ms >= _LOGGED_AGAIN_MS:
+            self._refused_at_ms = now_ms
+            _LOG.warning("%s: %s", self.tp, self.refused)
 
     def _fail(self, error: BaseException, state: ReplicaState) -> AppendRecordsResult:
         _LOG.error("%s is offline, the others go on: %s", self.tp, error)
@@ -215,7 +241,7 @@ class Replica:
         _LOG.error("%s waits for an operator: %s", self.tp, finding.name)
 
     def _cut(self, offset: int) -> None:
-        if offset < self.log.log_end_offset and self._batch_at(offset) is None:
+        if offset < self.log.log_end_offset and self._is_inside_batch(offset):
             # A log is cut between batches, and to go back to the batch's base could take what was acknowledged.
             raise CantFollow(f"{self.tp} was to be cut at {offset}, inside of a batch: one epoch has two histories")
         self.log.truncate_to(offset, keep=True)
@@ -231,6 +257,10 @@ class Replica:
             except StillNeeded as error:  # somebody reads there; the leader says it again with its next request
                 _LOG.info("%s: %s", self.tp, error)
 
+    def _is_inside_batch(self, offset: int) -> bool:
+        data = self.log.read(offset, 1)
+        return bool(data) and RecordBatch(data).header.base_offset < offset
+
     def _batch_at(self, offset: int) -> bytes | None:
         try:
             data = self.log.read(offset, 1)
@@ -241,7 +271,7 @@ class Replica:
 
 _DONE_BY: Mapping[type, Callable[[Replica, Any], None]] = {
     does.Append: lambda self, do: self.log.append_as_is(
-        [RecordBatch(batch.data, batch.header) for batch in do.batches]
+        [RecordBatch(batch.data, batch.header) for batch in do.batches], cleaned_offset=do.cleaned_offset
     ),
     does.BeginEpoch: lambda self, do: self.log.begin_epoch(do.leader_epoch, do.start_offset),
     does.CloseSession: lambda self, _: self._open_session(self._session._replace(is_over=True)),

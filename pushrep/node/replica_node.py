@@ -6,6 +6,7 @@
 store.py keeps the logs, answers.py answers, connections.py owns sockets and threads, replay_*.py what is replayed.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,13 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from pushrep.errors import BadArgument
+from pushrep.node.access import Access, Kept
 from pushrep.node.answers import Answers
 from pushrep.node.connections import Connections
 from pushrep.node.errors import CantListen
 from pushrep.node.refusals import CountedAnswers, Refused
+from pushrep.node.reloading import Reloading
 from pushrep.node.replay_recordings import Recordings
 from pushrep.node.replay_server import ReplayServer
 from pushrep.node.replica import Replica
@@ -25,6 +29,8 @@ from pushrep.node.store import NodeStore
 from pushrep.push.sockets import Address
 from pushrep.replay.counters import ReplayCounters
 from pushrep.seams import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
+
+_LOG = logging.getLogger("pushrep.node")
 
 
 class ReplicaNode:
@@ -52,19 +58,63 @@ class ReplicaNode:
         self.directory = self._store.data
         """Where it keeps what it is sent."""
         self.replica_epoch = self._store.replica_epoch
+        self._settings = settings
+        self._access = Access(settings.rules, self._kept, filesystem, clock)
         self._replays = ReplayServer(
-            Recordings(self._store, str(self.address)),
+            Recordings(self._store, str(self.address), self._access),
             settings.replay,
             settings.replay_counters,
             network=network,
             clock=clock,
         )
         self._store.on_change = self._replays.changed
-        self._answers = CountedAnswers(Answers(self._store, self.address).answer)
+        self._answers = CountedAnswers(Answers(self._store, self.address, self._access).answer)
         answer = self._answers.answer
         self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
         self._is_stopped = False
+        files = [*(settings.certificates or ()), *([] if settings.allow_file is None else [settings.allow_file])]
+        self._reloading = (
+            Reloading(files, self.reload, self.certificate_expires_s, lambda: clock.wall_ms() / 1000) if files else None
+        )
+        if not settings.address.is_loopback and not settings.is_secured:
+            _LOG.warning("%s is served without TLS: everybody who reaches it is 'anonymous'", self.address)
         self._connections.start()
+        if self._reloading is not None:
+            self._reloading.start()
+
+    def reload(self) -> None:
+        """Read certificates and allow list again. Connections go on; replays that may not be read any more end.
+
+        Raises BadArgument: then everything stays as it was.
+        """
+        tls = self._settings.tls if self._settings.certificates is None else self._settings.certificates.context()
+        self._access.reload()
+        self._connections.tls = tls
+        self._replays.recheck()
+
+    def reload_soon(self) -> None:
+        """The same in another thread, which logs what can't be read; for a signal's handler."""
+        if self._reloading is not None:
+            self._reloading.soon()
+
+    def certificate_expires_s(self) -> int | None:
+        """When the first of this node's certificate and its CA expires, Unix time; None where no files are known."""
+        certificates = self._settings.certificates
+        try:
+            return None if certificates is None else certificates.expires_s()
+        except BadArgument as error:
+            _LOG.warning("%s", error)
+            return None
+
+    def unauthorised(self) -> Mapping[tuple[str, str], int]:
+        """How often each (call, identity) was refused since the node started."""
+        return self._access.refusals()
+
+    def _kept(self, outbox_id: UUID) -> Kept:
+        kept = self._store.look_up(outbox_id)
+        grant = kept.promises.grant
+        topics = {tp.topic for tp in kept.partitions()} | ({grant.topic} if grant is not None else set())
+        return Kept(kept.directory, frozenset(topics))
 
     @property
     def connections(self) -> int:
@@ -100,6 +150,8 @@ class ReplicaNode:
         if self._is_stopped:
             return
         self._is_stopped = True
+        if self._reloading is not None:
+            self._reloading.stop()
         self._replays.stop()
         self._connections.stop()
         self._store.close()

@@ -13,7 +13,7 @@ node only answers who wants to lead (`at_home`), when the service is not running
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,8 @@ from uuid import UUID
 
 from pushrep.errors import PushrepError
 from pushrep.log.directory import LogDirectory
-from pushrep.log.errors import LogLocked
+from pushrep.log.directory_id import read_directory_id
+from pushrep.log.errors import DirectoryIsCopy, LogLocked
 from pushrep.log.log_names import list_logs
 from pushrep.log.losses import held_to, lost_behind
 from pushrep.log.partition_metadata import read_partition_metadata
@@ -58,11 +59,19 @@ class KeptOutbox:
         self._visiting = threading.RLock()
         self._is_visited = False
         self._borrowers = 0
+        self._filled: set[int] = set()  # the partitions of an unfilled member that have everything
+        self._is_known = False  # that the directory is no copy
         self._is_unread = False  # what is known of its promises may be out of date: whoever borrowed it wrote them
         self._last_contact_ms = -1
         self._replicas: dict[tuple[str, int], Replica] = {}
         self._removing: set[tuple[str, int]] = set()
         self._keeper = PromiseKeeper(self.directory, outbox_id, store.filesystem)
+
+    @property
+    def directory_id(self) -> UUID:
+        """As it stands in the directory; zero if there is none. Raises OSError."""
+        found, _ = read_directory_id(self.directory, self._store.filesystem)
+        return UUID(int=0) if found is None else found.directory_id
 
     @property
     def promises(self) -> Promises:
@@ -76,15 +85,17 @@ class KeptOutbox:
 
     @contextmanager
     def at_home(self) -> Iterator[None]:
-        """While a call about grants and logs is answered. Raises Refusal while the directory is another's."""
+        """While a call about grants and logs is answered. Raises Refusal for a directory of another's, or a copy."""
         self._check_not_let_go()
         if not self.promises.is_led_here:
+            self.check_not_a_copy()
             yield
             return
         with self._visiting:
             self._check_not_let_go()  # while we waited
             held = self._acquire()
             try:
+                self._refuse_copy(held)
                 self._keeper.read_again()
                 self._is_visited = True
                 yield
@@ -129,13 +140,37 @@ class KeptOutbox:
 
     def _acquire(self) -> LogDirectory:
         try:
-            held = LogDirectory.acquire(self.directory, self._store.filesystem, self._store.clock)
+            held = self._acquired()
         except LogLocked as error:
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"its service has it: {error}") from error
         if held.references > 1:
             held.release()
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"a service in this process has {self.directory}")
         return held
+
+    def _refuse_copy(self, held: LogDirectory) -> None:
+        """Raise Refusal while the directory is a copy of another."""
+        try:
+            held.refuse_copy()
+        except DirectoryIsCopy as error:
+            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+
+    def check_not_a_copy(self) -> None:
+        """Before the first answer that something is promised here. Raises Refusal, OSError."""
+        with self._lock:
+            if self._is_known or not self._store.filesystem.exists(self.directory):
+                return
+            held = self._acquired()
+            try:
+                self._refuse_copy(held)
+                held.settle_id()
+                self._is_known = True
+            finally:
+                held.release()
+
+    def _acquired(self) -> LogDirectory:
+        store = self._store
+        return LogDirectory.acquire(self.directory, store.filesystem, store.clock, copy_check=store.settings.copy_check)
 
     @property
     def last_contact_ms(self) -> int:
@@ -148,23 +183,48 @@ class KeptOutbox:
             if leader_epoch > self.promises.leader_epoch:
                 self._keeper.keep(replace(self.promises, leader_epoch=leader_epoch))
 
-    def offer_grant(self, offered: Grant, sender: int, address: str) -> Outcome:
+    def offer_grant(
+        self, offered: Grant, sender: int, address: str, addressed_as: int = NO_MEMBER, *, is_first: bool = False
+    ) -> Outcome:
         """Store it, on disk when this returns, if the rules let it; else why not. Raises OSError, Refusal.
 
-        address: where this node listens; the member that the first grant knows there is this one, and another one once
-        that was removed.
+        addressed_as: the member that the sender takes this node for, which it is from its first grant on, and another
+        one once that was removed. NO_MEMBER: an older sender, so it is the member that the grant knows at `address`,
+        where this node listens. is_first: nothing was ever acknowledged, so who has no grant has lost nothing.
         """
         with self._keeper.lock:
             self._check_not_let_go()  # who borrowed the directory writes promises there
             kept = self.promises
+            if addressed_as not in {NO_MEMBER, kept.member} and kept.member in offered.indexes:
+                raise Refusal(
+                    ErrorCode.MEMBER_TWICE,
+                    f"this node is member {kept.member} of outbox {self.outbox_id}, and it is addressed as member "
+                    f"{addressed_as}, too: one disk would count twice",
+                )
             outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
-            if outcome is Outcome.NONE and offered != kept.grant:
-                member = kept.member if kept.member in offered.indexes else offered.index_at(address)
+            is_named = kept.member == NO_MEMBER and addressed_as != NO_MEMBER
+            if outcome is Outcome.NONE and (offered != kept.grant or is_named):
+                found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as
+                member = kept.member if kept.member in offered.indexes else found
                 # Its epoch as well, as who leads keeps it: its first request would be one more write of this file.
                 leader_epoch = max(kept.leader_epoch, offered.epoch)
                 member = kept.member if member == NO_MEMBER else member
-                self._keeper.keep(replace(kept, grant=offered, leader_epoch=leader_epoch, member=member))
+                is_unfilled = kept.is_unfilled or (kept.grant is None and not is_first)
+                self._keeper.keep(
+                    replace(kept, grant=offered, leader_epoch=leader_epoch, member=member, is_unfilled=is_unfilled)
+                )
             return outcome
+
+    def note_filled(self, tp: TopicIdPartition) -> None:
+        """Its leader gave `tp` everything; this member counts once that is so of all partitions. Raises OSError."""
+        with self._keeper.lock:
+            kept = self.promises
+            if not kept.is_unfilled or kept.grant is None:
+                return
+            self._filled.add(tp.partition)
+            if self._filled >= set(range(kept.grant.partitions)):
+                self._keeper.keep(replace(kept, is_unfilled=False))
+                _LOG.info("%s has been given everything: it counts as member %d", self.directory, kept.member)
 
     def note_unfilled(self, log: str, end_offset: int | None) -> None:
         """`log` held records up to `end_offset` that it lost; None: it has them again. Raises OSError."""
@@ -235,6 +295,11 @@ class KeptOutbox:
         with self._lock:
             return list(self._replicas.values())
 
+    def refused(self, tps: Iterable[TopicIdPartition]) -> str:
+        """Why the disk took nothing of one of these logs the last time; empty if it did."""
+        open_ones = [self._replicas.get((tp.topic, tp.partition)) for tp in tps]
+        return next((one.refused for one in open_ones if one is not None and one.refused is not None), "")
+
     def partitions(self) -> Iterator[TopicIdPartition]:
         """Every log that lies here, in use or not."""
         if not self._store.filesystem.exists(self.directory):
@@ -254,7 +319,7 @@ class KeptOutbox:
 
     def _opened(self, tp: TopicIdPartition) -> Replica:
         store = self._store
-        directory = LogDirectory.acquire(self.directory, store.filesystem, store.clock)
+        directory = self._acquired()
         try:
             held = held_to(directory, str(tp))
             replica = Replica(
@@ -314,7 +379,7 @@ class NodeStore:
         except LockHeld as error:
             raise NodeInUse(data, error.pid) from error
         try:
-            self.replica_epoch = raise_replica_epoch(data, filesystem)
+            self.replica_epoch = raise_replica_epoch(data, filesystem, clock)
         except BaseException:
             self._lock_file.close()
             raise

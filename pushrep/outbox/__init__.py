@@ -16,6 +16,7 @@ from pushrep.outbox.errors import (
     LogsMissing,
     MetadataGap,
     MetadataNotRising,
+    NoFreeSlot,
     NoOutbox,
     NotEnoughReplicas,
     NotReplicatedInTime,
@@ -29,7 +30,8 @@ from pushrep.outbox.errors import (
 )
 from pushrep.outbox.identity import OutboxIdentity, read_identity
 from pushrep.outbox.outbox import Outbox
-from pushrep.outbox.settings import Acks
+from pushrep.outbox.settings import Acks, OnDiverged
+from pushrep.outbox.slots import slot_directories
 
 __all__ = [
     "Acks",
@@ -42,10 +44,12 @@ __all__ = [
     "ManyReceipt",
     "MetadataGap",
     "MetadataNotRising",
+    "NoFreeSlot",
     "NoOutbox",
     "NotEnoughReplicas",
     "NotReplicatedInTime",
     "OffsetsMoved",
+    "OnDiverged",
     "Outbox",
     "OutboxClosed",
     "OutboxDiffers",
@@ -58,4 +62,5 @@ __all__ = [
     "begin_pid_epoch",
     "outbox_of_log",
     "read_identity",
+    "slot_directories",
 ]

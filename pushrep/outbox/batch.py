@@ -7,9 +7,11 @@ Columns other than `values` may be shorter than it: what is missing at the end i
 time when the batch was begun, this outbox's own metadata), so that a plain record costs one list append.
 """
 
+import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
 
 if TYPE_CHECKING:
     from pushrep.outbox.lane import Lane
+
+_LOG = logging.getLogger("pushrep.outbox")
 
 
 class Gate:
@@ -49,7 +53,7 @@ class Batch:
     """Records of one partition that will be one record batch. Guarded by its lane's lock until it is decided."""
 
     __slots__ = (
-        "base_offset", "failure", "granted", "headers", "keys", "lane", "opened_ms", "runs", "seen",
+        "base_offset", "calls", "failure", "granted", "headers", "keys", "lane", "opened_ms", "runs", "seen",
         "timestamps_ms", "values", "waiters",
     )  # fmt: skip
 
@@ -66,6 +70,7 @@ class Batch:
         self.failure: tuple[BaseException, bool] | None = None  # (why, may be delivered)
         self.seen = False  # somebody was told of the failure
         self.waiters: Gate | None = None
+        self.calls: list[Callable[[], object]] = []  # who wants to be called once it is decided
 
     @property
     def decided(self) -> bool:
@@ -196,10 +201,33 @@ class Batch:
         """Wait until the batch is decided; what still lingers is sealed at once. False after `timeout` seconds."""
         if self.decided:
             return True
-        if os.getpid() != self.lane.owner_pid:
-            raise ForkedProcess(f"the outbox of {self.lane.name}", owner_pid=self.lane.owner_pid, pid=os.getpid())
+        self._refuse_in_fork()
         gate = self.lane.hurry(self)
         return gate is None or gate.wait(timeout)
+
+    def when_decided(self, call: Callable[[], object]) -> None:
+        """`call()` once the batch is decided, in the thread that decides it; here and now if it is."""
+        self._refuse_in_fork()
+        with self.lane.lock:
+            if not self.decided:
+                self.calls.append(call)
+                return
+        call()
+
+    def _refuse_in_fork(self) -> None:
+        if os.getpid() != self.lane.owner_pid:
+            raise ForkedProcess(f"the outbox of {self.lane.name}", owner_pid=self.lane.owner_pid, pid=os.getpid())
+
+    def announce(self) -> None:
+        """It was decided, and nothing is added to it or to `calls` any more: let everybody know who waits."""
+        if self.waiters is not None:
+            self.waiters.open()
+        for call in self.calls:
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - a caller's own mistake must not stop the writer
+                _LOG.exception("a callback of a receipt of %s failed", self.lane.name)
+        self.calls = []
 
     def raise_failure(self, delivered: int = 0) -> None:
         """Raise why the batch failed, if it did; `delivered` records of the same call are in the log before it."""
@@ -239,6 +267,34 @@ class Receipt:
         batch.raise_failure()
         return batch.base_offset + self._index
 
+    def add_done_callback(self, callback: Callable[["Receipt"], object]) -> None:
+        """Call `callback(receipt)` once it is done: in a thread of the outbox, or here and now if it is done already.
+
+        It must be quick and must not wait: other records wait behind it. What it raises is logged. It seals nothing;
+        what lingers is written after `linger_ms`. Raises `ForkedProcess`.
+        """
+        self._batch.when_decided(partial(callback, self))
+
+    def __await__(self) -> Generator[Any, None, int]:
+        """`offset = await receipt`, in a task of asyncio or uvloop, any number of times: suspends the task alone.
+
+        Raises `DeliveryFailed` as `result` does. A cancelled await says in a note that the record may still be
+        delivered; the receipt can be awaited again.
+        """
+        batch = self._batch
+        if batch.base_offset >= 0 and self.__class__ is Receipt:
+            return batch.base_offset + self._index
+        if not self.done():
+            from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
+
+            loop = receipts_of_running_loop()
+            for batch in self._batches():
+                yield from loop.wait(batch).__await__()
+        return self.result(0)
+
+    def _batches(self) -> Iterable[Batch]:
+        return (self._batch,)
+
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._batch.failure else "done"
         return f"<Receipt {self._batch.lane.name} {state}>"
@@ -255,7 +311,21 @@ class ManyReceipt(Receipt):
         self.count = sum(part[2] for part in parts)  # the last record's offset is result() + count - 1
 
     def done(self) -> bool:
-        return all(batch.decided for batch, _, _ in self._parts)
+        return all(batch.decided for batch in self._batches())
+
+    def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
+        self._call_when_decided(callback, 0)
+
+    def _call_when_decided(self, callback: Callable[[Receipt], object], part: int) -> None:
+        while part < len(self._parts) and self._parts[part][0].decided:
+            part += 1
+        if part == len(self._parts):
+            callback(self)
+        else:
+            self._parts[part][0].when_decided(partial(self._call_when_decided, callback, part))
+
+    def _batches(self) -> Iterable[Batch]:
+        return (batch for batch, _, _ in self._parts)
 
     def result(self, timeout: float | None = None) -> int:
         """The first record's log offset, once all of them are acknowledged.

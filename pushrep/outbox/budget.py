@@ -5,6 +5,7 @@ record costs no call here while its slice lasts.
 """
 
 import threading
+from collections.abc import Callable
 
 from pushrep.seams import Clock
 
@@ -18,6 +19,7 @@ class Budget:
         self._lock = threading.Lock()  # not the condition's own `with`: Ctrl-C could leave that locked
         self._changed = threading.Condition(self._lock)
         self._clock = clock
+        self._calls: list[Callable[[], object]] = []
 
     @property
     def taken(self) -> int:
@@ -39,6 +41,14 @@ class Budget:
             with self._lock:
                 self._free += size
                 self._changed.notify_all()
+                calls, self._calls = self._calls, []
+            for call in calls:
+                call()
+
+    def when_given(self, call: Callable[[], object]) -> None:
+        """`call()` once, when bytes are given back next, in whichever thread does; it must neither wait nor raise."""
+        with self._lock:
+            self._calls.append(call)
 
     def wait_for(self, size: int, deadline_ms: int) -> bool:
         """Wait until `size` bytes were free, at most to `deadline_ms` of the monotonic clock; True if they were."""

@@ -6,7 +6,7 @@ Sizes are upper bounds of a record's encoded bytes, so that a batch never outgro
     header   name 5 + 4 per character · value 5 + h           + the 20 bytes of metadata: in k, or as one header
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
@@ -163,6 +163,8 @@ class RecordRules:
         kept = []
         size = 0
         given: object = headers
+        if isinstance(given, Mapping):
+            raise RecordRefused(argument, "give (name, value) pairs, not a dict: headers=list(headers.items())")
         if not isinstance(given, Iterable):
             raise RecordRefused(argument, f"give a list of (name, value) pairs, not {type(given).__name__}")
         for header in headers:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pushrep.errors import BadArgument
-from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
+from pushrep.kafka.progress import PartitionProgress, Progress, Skip, read_progress, write_progress
 from pushrep.log import LogLocked, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.log_names import log_name
@@ -36,17 +37,75 @@ def skip_record(  # noqa: PLR0913 - what is skipped, and where the outbox stands
 
     Raises BadArgument for what is no record that is still to be shipped, NoOutbox, LogLocked.
     """
-    with _locked(Path(directory), filesystem, clock) as (path, identity):
+    with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
         known = read_progress(filesystem, path)
         name = destination_of(known, topic)
         if not 0 <= partition < identity.partitions:
             raise BadArgument("partition", f"{partition} is not one of the {identity.partitions}, counted from 0")
-        with _opened(path, identity, partition, filesystem, clock) as log:
+        with opened_log(path, identity, partition, filesystem, clock) as log:
             end = log.log_end_offset
         at = known[name].partitions.get(partition)
         skip = checked_skip(Skip(partition, offset, reason, clock.wall_ms()), 0 if at is None else at[0], end)
         write_progress(filesystem, path, known | {name: with_skip(known[name], skip)})
         return skip
+
+
+class Unshipped(NamedTuple):
+    """Records [start, end) of a log partition that a topic has not acknowledged."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+def not_known_to_be_shipped(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Unshipped]:
+    """By every topic that the outbox ships to. Takes no lock. Raises NoOutbox, CorruptDestinationsFile."""
+    identity = read_identity(filesystem, directory)
+    if identity is None:
+        raise NoOutbox(directory)
+    found = []
+    for topic, progress in read_progress(filesystem, directory).items():
+        for partition in range(identity.partitions):
+            path = directory / log_name(identity.topic, partition)
+            if not filesystem.exists(path):
+                continue
+            with SegmentLog.open_reader(path) as log:
+                at = progress.partitions.get(partition)
+                start, end = log.log_start_offset if at is None else at.acknowledged, log.log_end_offset
+                if start < end:
+                    found.append(Unshipped(topic, partition, start, end))
+    return found
+
+
+def ship_again(
+    directory: Path,
+    first: Mapping[int, int],
+    *,
+    topic: str | None = None,
+    filesystem: Filesystem = REAL_FILESYSTEM,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Take back that a topic holds what the log partitions have from these offsets on; the next shipping looks there.
+
+    What it finds in the topic is not sent again. Raises BadArgument for an offset that the topic did not acknowledge or
+    the log has not any more, and as `skip_record`.
+    """
+    with locked_outbox(directory, filesystem, clock) as (path, identity):
+        known = read_progress(filesystem, path)
+        name = destination_of(known, topic)
+        partitions, lost = dict(known[name].partitions), dict(known[name].lost)
+        for partition, offset in first.items():
+            if partition not in partitions:
+                raise BadArgument("again", f"the topic has acknowledged nothing of partition {partition}")
+            with opened_log(path, identity, partition, filesystem, clock) as log:
+                start, end = log.log_start_offset, partitions[partition].acknowledged
+                end = min(end, *lost.pop(partition, (end,)))
+                if not start <= offset <= end:
+                    raise BadArgument("again", f"partition {partition}: give an offset from {start} to {end}")
+                before = next(iter(log.batches(offset - 1, offset)), None) if offset > start else None
+            partitions[partition] = PartitionProgress(offset, -1, 0 if before is None else before.header.crc)
+        write_progress(filesystem, path, known | {name: replace(known[name], partitions=partitions, lost=lost)})
 
 
 def checked_skip(skip: Skip, acknowledged: int, log_end_offset: int) -> Skip:
@@ -78,12 +137,12 @@ def repartition(
 
     It goes on under a new PID: the same one would be met in two partitions. Raises as `skip_record`.
     """
-    with _locked(Path(directory), filesystem, clock) as (path, identity):
+    with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
         known = read_progress(filesystem, path)
         name = destination_of(known, topic)
         ends = {}
         for partition in range(identity.partitions):
-            with _opened(path, identity, partition, filesystem, clock) as log:
+            with opened_log(path, identity, partition, filesystem, clock) as log:
                 ends[partition] = log.log_end_offset
         # First the PID: under the old one, the new number would put one pair into two partitions.
         raised = begin_pid_epoch(path, filesystem=filesystem, clock=clock)
@@ -96,20 +155,21 @@ def drop_destination(
     directory: Path | str, topic: str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
 ) -> None:
     """Forget how far a topic is; the logs keep nothing for it any more. Raises as `skip_record`."""
-    with _locked(Path(directory), filesystem, clock) as (path, _):
+    with locked_outbox(Path(directory), filesystem, clock) as (path, _):
         known = read_progress(filesystem, path)
         del known[destination_of(known, topic)]
         write_progress(filesystem, path, known)
 
 
 @contextmanager
-def _locked(directory: Path, filesystem: Filesystem, clock: Clock) -> Iterator[tuple[Path, OutboxIdentity]]:
+def locked_outbox(directory: Path, filesystem: Filesystem, clock: Clock) -> Iterator[tuple[Path, OutboxIdentity]]:
+    """The directory's lock is held, by nobody else in this process either. Raises NoOutbox, LogLocked."""
     if read_identity(filesystem, directory) is None:  # before anything is made there
         raise NoOutbox(directory)
     held = LogDirectory.acquire(directory, filesystem, clock)
     try:
         if held.references > 1:  # by this very process
-            raise LogLocked(held.path, os.getpid())
+            raise LogLocked(held.path, os.getpid(), is_own=True)
         identity = read_identity(filesystem, held.path)
         if identity is None:
             raise NoOutbox(directory)
@@ -119,9 +179,10 @@ def _locked(directory: Path, filesystem: Filesystem, clock: Clock) -> Iterator[t
 
 
 @contextmanager
-def _opened(
+def opened_log(
     path: Path, identity: OutboxIdentity, partition: int, filesystem: Filesystem, clock: Clock
 ) -> Iterator[SegmentLog]:
+    """One of its logs, to be written to."""
     with SegmentLog.open(
         path / log_name(identity.topic, partition),
         has_replicas=bool(identity.replicas),

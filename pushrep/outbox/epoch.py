@@ -6,7 +6,11 @@
                                                                                                 raises with accept_loss
     a directory is gone, and nothing is known of it            its name                         raises
     outbox.json is older than its logs                         PIDs of later epochs in them     leaps
-    everything was restored from an older copy                 nothing: an operator says so     begin_pid_epoch leaps
+    everything is a copy of another directory                  directory-id.json                leaps
+    the same, where the file system can't tell a copy          nothing: an operator says so     begin_pid_epoch leaps
+
+Shipping calls for a leap as well, while the outbox is open: where a topic begins above what was known of it, retention
+took records unread that a log which is ahead of this one may have shipped.
 
 A copy does not know which epochs were used since it was made, so behind one the epoch leaps by a random number of up to
 2^24: the next one could be the second of its name. (More would leave the 31 bits that a grant has for it after two.)
@@ -77,8 +81,14 @@ def settle_epoch(
             reasons.append(f"{log.path.name} ends at {log.log_end_offset}, and readers may have seen up to {given_up}")
     if later := _later_epoch(identity, logs):
         reasons.append(f"records of epoch {later} are in the logs, so {FILE_NAME} is an older copy")
+    if held.is_unsettled_copy:
+        assert held.directory_id is not None, "it has an id"
+        reasons.append(
+            f"this directory is a copy of directory {held.directory_id.copy_of[-1].hex}, which may have gone on"
+        )
     if reasons:
-        epoch = _leap(later) if later else identity.pid_epoch + 1
+        is_copy = bool(later) or held.is_unsettled_copy
+        epoch = _leap(later or identity.pid_epoch) if is_copy else identity.pid_epoch + 1
         identity = _raised(held.filesystem, held.path, identity, epoch, "; ".join(reasons))
     struck_out = [log.path.name for log, _ in logs if was_cut(held, log.path.name)]
     for name in struck_out:
@@ -104,9 +114,20 @@ def begin_pid_epoch(
         identity = read_identity(filesystem, held.path)
         if identity is None:
             raise NoOutbox(directory)
-        return _raised(filesystem, held.path, identity, _leap(identity.pid_epoch), "it was asked for")
+        raised = _raised(filesystem, held.path, identity, _leap(identity.pid_epoch), "it was asked for")
+        if held.is_unsettled_copy and not identity.replicas:
+            held.settle_id()  # the next opening need not begin one more
+        return raised
     finally:
         held.release()
+
+
+def leap_epoch(filesystem: Filesystem, directory: Path, identity: OutboxIdentity, why: str) -> OutboxIdentity:
+    """The identity under a PID that no copy of the directory can have, on disk; the caller holds the directory's lock.
+
+    Raises OSError.
+    """
+    return _raised(filesystem, directory, identity, _leap(identity.pid_epoch), why)
 
 
 def outbox_of_log(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[str, int | str] | None:

@@ -2,13 +2,14 @@
 
 SettingRefused, OutboxDiffers   fix the argument of `open`     RecordRefused and below   fix the record
 CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull                append again, later
+NoFreeSlot                      give more slots
 NoOutbox                        mind the path                  OutboxInUse               stop the service first
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
 PartitionStopped, OutboxClosed, CloseTimedOut                  open again
 NotEnoughReplicas               append again, when replicas are back          CantChangeMembers         another way
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pushrep.errors import PushrepError
@@ -48,9 +49,21 @@ class CorruptOutboxFile(PushrepError):
 class NoOutbox(PushrepError):
     """There is no outbox in the directory, and none was to be made: look at the path. Nothing was changed."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(f"there is no outbox in {directory}: look at the path, or open it with create=True")
-        self.directory = directory
+    def __init__(self, directory: Path, why: str = "look at the path, or open it with create=True") -> None:
+        super().__init__(f"there is no outbox in {directory}: {why}")
+        self.directory, self.why = directory, why
+
+
+class NoFreeSlot(PushrepError):
+    """Every slot is held by a process: give more slots than there are workers at once, old and new ones."""
+
+    def __init__(self, directory: Path, slots: int, pids: Sequence[int | None]) -> None:
+        held = ", ".join("?" if pid is None else str(pid) for pid in pids)
+        super().__init__(
+            f"all {slots} slots in {directory} are taken, by the processes {held}: give a larger slots=, more than "
+            "there are workers at once, those counted that are ending"
+        )
+        self.directory, self.slots, self.pids = directory, slots, tuple(pids)
 
 
 class OutboxInUse(PushrepError):
@@ -94,6 +107,14 @@ class CantAdopt(PushrepError):
     def __init__(self, directory: Path, why: str) -> None:
         super().__init__(f"{directory} can't be adopted: {why}")
         self.directory, self.why = directory, why
+
+
+class NotACopy(PushrepError):
+    """`pushrep replica moved` was said of a directory that is no copy; the message says why. Nothing was changed."""
+
+    def __init__(self, directory: Path, why: str) -> None:
+        super().__init__(f"{directory}: {why}")
+        self.directory = directory
 
 
 class OutboxClosed(PushrepError):

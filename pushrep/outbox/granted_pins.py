@@ -3,6 +3,7 @@
 Grant.destinations: (topic id, n) of each destination; of one that was repartitioned one after another, oldest first
 """
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -13,6 +14,8 @@ from pushrep.kafka.errors import NotPinned
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
     from pushrep.replication.grants import Grant
+
+_LOG = logging.getLogger("pushrep.outbox")
 
 Destinations = tuple[tuple[UUID, int], ...]
 
@@ -50,6 +53,23 @@ class GrantedPins:
         if grant is None:
             raise NotPinned("too few members answer")
         return grant
+
+
+class GrantedLeadership:
+    """pushrep.kafka.fencing.Leadership over the members of an open outbox."""
+
+    has_members = True
+
+    def __init__(self, replication: "Replication") -> None:
+        self._replication = replication
+
+    def is_newest(self) -> bool:
+        """Whether enough members answer, and none keeps a newer grant than the one that this outbox leads by."""
+        try:
+            return self._replication.leads_by_the_newest_grant()
+        except (PushrepError, OSError) as error:
+            _LOG.warning("whether this outbox leads by the newest grant can't be found out: %s", error)
+            return False
 
 
 def _with(known: Destinations, topic_id: UUID, partitions: tuple[int, ...]) -> Destinations:

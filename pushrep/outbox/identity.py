@@ -3,6 +3,8 @@
     {"version": 1, "outbox_id": uuid, "producer": str, "topic": str, "partitions": int,
      "carrier": "key" | "header", "pid_epoch": int, "crc32c": int}
 
+An outbox made by 0.2.0 or later has "retention_default_ms": int, too: what a destination has is kept so long. One made
+before has none, and keeps everything unless it is told otherwise.
 With replicas "version" is 2, and there is as well (indexes are 0 to 255, this directory's own is `member`)
 
     "member": int, "replicas": [[index, "host:port"], ...], "min_insync_replicas": int
@@ -36,6 +38,7 @@ FILE_NAME = "outbox.json"
 VERSION = 1
 VERSION_WITH_REPLICAS = 2
 _OF_REPLICAS = ("member", "replicas", "min_insync_replicas")
+RETENTION_DEFAULT_MS = 7 * 86_400_000
 CARRIERS = ("key", "header")
 PARTITIONS_MAX = 1 << 20  # far above any real outbox; a slip of the keyboard makes no million directories
 _FILE_BYTES_MAX = 1 << 20
@@ -54,6 +57,7 @@ class OutboxIdentity:
     member: int = 0
     replicas: tuple[tuple[int, str], ...] = ()
     min_insync_replicas: int = 1
+    retention_default_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.producer, str) or not self.producer:
@@ -107,6 +111,7 @@ def new_identity(  # noqa: PLR0913 - what is fixed
         carrier=carrier,
         replicas=tuple(enumerate(replicas, start=1)),
         min_insync_replicas=min_insync_replicas or default_min_insync(len(replicas) + 1),
+        retention_default_ms=RETENTION_DEFAULT_MS,
     )
 
 
@@ -120,6 +125,8 @@ def encode(identity: OutboxIdentity) -> bytes:
     if not identity.replicas:
         for name in _OF_REPLICAS:
             del fields[name]
+    if identity.retention_default_ms is None:
+        del fields["retention_default_ms"]
     return (json.dumps({**fields, "crc32c": _checksum(fields)}, indent=1) + "\n").encode()
 
 
@@ -186,6 +193,7 @@ def settle_identity(  # noqa: PLR0913 - what is there, and what is wanted
     stored = read_identity(filesystem, directory)
     if stored is None and lead is not None:
         stored = replace(wanted, outbox_id=str(lead.grant.outbox_id), pid_epoch=lead.grant.pid_epoch)
+        stored = replace(stored, retention_default_ms=None)  # nobody knows by which version the outbox was made
         stored = replace(stored, topic=lead.grant.topic, partitions=lead.grant.partitions, carrier=lead.grant.carrier)
         _check_fixed(path, stored, wanted)
         stored = _as_granted(path, stored, lead, wanted, min_insync_replicas)

@@ -48,7 +48,7 @@ class Lane:
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
         # Where the log ends for us. Its own word would do until somebody cuts it: below, our PID names other records.
         self._next_offset = log.log_end_offset
-        self._shared, self._settings = shared, shared.settings
+        self._shared, self._settings, self._pid = shared, shared.settings, shared.pid
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
         self._full: deque[Batch] = deque()
         self._writing: list[Batch] = []
@@ -310,13 +310,13 @@ class Lane:
 
     def _append_to_log(self, round_: list[Batch], bases: list[int]) -> tuple[list[RecordBatch], int, Exception | None]:
         """What was appended, how many batches may be in the log, and what went wrong; `bases` gets their offsets."""
-        shared, codec, carrier = self._shared, self._settings.codec, self._shared.identity.carrier
+        codec, carrier = self._settings.codec, self._shared.identity.carrier
         done: list[RecordBatch] = []
         base = 0
         try:
             for batch in round_:
                 base = self._next_offset
-                sealed = batch.seal(base, pid=shared.pid, partition=self.partition, carrier=carrier, codec=codec)
+                sealed = batch.seal(base, pid=self._pid, partition=self.partition, carrier=carrier, codec=codec)
                 self.log.append(sealed, durability=Durability.BUFFERED, base_offset=base)
                 self._next_offset += len(batch.values)
                 done.append(sealed)
@@ -334,6 +334,12 @@ class Lane:
     def go_on_at_log_end(self) -> None:
         """The log got records from another member; nothing was taken here meanwhile."""
         self._next_offset = self.log.log_end_offset
+
+    def go_on_as(self, pid: int) -> None:
+        """Records without metadata that are sealed from now on are of this PID."""
+        with self._turn:  # no batch is between being sealed and being noted
+            self._pid = pid
+            self._order.go_on_as(pid)
 
     def last_position(self, pid: int, partition: int) -> int | None:
         """The highest source offset of the pair in the log; raises `PartitionStopped` if the log was cut meanwhile."""
@@ -385,7 +391,7 @@ class Lane:
             self._first_failed = batch
 
     def _note_positions(self, batch: Batch, base: int, epoch: int) -> None:
-        noted = batch.last_positions(base, self._shared.pid, self.partition)
+        noted = batch.last_positions(base, self._pid, self.partition)
         positions = self.positions
         for pair, offset in noted:
             if positions.get(pair, -1) < offset:
@@ -396,5 +402,4 @@ class Lane:
         for batch in decided:
             self._shared.budget.give(batch.granted)
             batch.drop_records()
-            if batch.waiters is not None:
-                batch.waiters.open()
+            batch.announce()

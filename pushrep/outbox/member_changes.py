@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pushrep.errors import BadArgument
 from pushrep.outbox.errors import CantChangeMembers
 from pushrep.outbox.status import Facts
+from pushrep.protocol.error_codes import ErrorCode
 from pushrep.push.sockets import Address
 from pushrep.replication.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
 
@@ -51,16 +52,19 @@ class Step(NamedTuple):
         return {**self._asdict(), "phase": self.phase.value, "members": members}
 
 
-def add_member(facts: Facts, address: str, min_insync_replicas: int | None = None) -> Step:
+def add_member(
+    facts: Facts, address: str, min_insync_replicas: int | None = None, *, replaced: int | None = None
+) -> Step:
     """One step to a member that listens at `address`.
 
-    min_insync_replicas: of the new list; None: as it was, the default where that was the default. Raises
+    min_insync_replicas: of the new list; None: as it was, the default where that was the default. replaced: the member
+    in whose place it comes, which is removed afterwards: an address in the list is refused then. Raises
     CantChangeMembers, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
     """
     replication = _replication(facts)
     address = str(Address.parse(address))
     with replication.step_lock:
-        return _add(replication, address, min_insync_replicas)
+        return _add(replication, address, min_insync_replicas, replaced)
 
 
 def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> Step:
@@ -72,24 +76,43 @@ def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = No
         return _remove(replication, index, min_insync_replicas)
 
 
-def _add(replication: "Replication", address: str, min_insync_replicas: int | None) -> Step:
+def _add(
+    replication: "Replication", address: str, min_insync_replicas: int | None, replaced: int | None = None
+) -> Step:
+    coming = _new_of(replication.grant)  # before this very step may settle it
     grant = _settled_or_settling(replication)
     known = next((one for one in grant.members if one.address == address), None)
     if known is not None:
+        if replaced is not None and known.index not in coming:
+            raise CantChangeMembers(_why_not_in_the_place_of(replaced, known))
         return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, known.index, grant)
     if grant.previous_members:
         return _step(Phase.SETTLING, _changing(grant), grant)  # another change is not over yet
+    if replaced is not None:
+        _check_replaced(grant, replaced)  # before anything is added: the list would grow, and m with it
     learners = replication.learners
     index = next((index for index, at in learners.items() if at == address), None)
     if index is None:
         index = _free_index(grant, learners)
         replication.push_to(index, address)
+    if (trouble := replication.troubles().get(index, "")) and ErrorCode.MEMBER_TWICE.name in trouble:
+        replication.stop_pushing_to(index)
+        raise CantChangeMembers(f"{address} can't be another member: {trouble}")
     if not replication.has_caught_up(index):
         return _step(Phase.CATCHING_UP, index, grant)
     joint = _change(replication, grant, _with(Member(index, address), None, min_insync_replicas))
     replication.forget_learner(index)
     _LOG.info("member %d (%s) was added by the grant of epoch %d", index, address, joint.epoch)
     return _step(Phase.SETTLING, index, joint)
+
+
+def _check_replaced(grant: Grant, replaced: int) -> None:
+    if replaced == grant.leader:
+        raise CantChangeMembers(
+            f"member {replaced} leads: promote another one first, then replace it there. Nothing was changed"
+        )
+    if all(one.index != replaced for one in grant.members):
+        raise CantChangeMembers(f"there is no member {replaced}, but {_names(grant.members)}. Nothing was changed")
 
 
 def _remove(replication: "Replication", index: int, min_insync_replicas: int | None) -> Step:
@@ -115,10 +138,12 @@ def change_calls(facts: Facts) -> Mapping[str, Callable[[Mapping[str, Any]], Any
     """The same for the control socket."""
 
     def add(arguments: Mapping[str, Any]) -> Any:
-        address, least = arguments.get("address"), _least(arguments)
+        address, least, replaced = arguments.get("address"), _least(arguments), arguments.get("replaced")
         if not isinstance(address, str):
             raise BadArgument("address", f"give host:port, got {address!r}")
-        return add_member(facts, address, least).as_dict()
+        if replaced is not None and (isinstance(replaced, bool) or not isinstance(replaced, int)):
+            raise BadArgument("replaced", f"give a member's number, got {replaced!r}")
+        return add_member(facts, address, least, replaced=replaced).as_dict()
 
     def remove(arguments: Mapping[str, Any]) -> Any:
         index, least = arguments.get("index"), _least(arguments)
@@ -167,6 +192,26 @@ def _with(new: Member | None, gone: int | None, min_insync_replicas: int | None)
         return newest.with_members(epoch, members, least)
 
     return change
+
+
+def _new_of(grant: Grant | None) -> frozenset[int]:
+    """The members of a change that is not settled which the list before it did not have."""
+    if grant is None:
+        return frozenset()
+    before = {one.index for one in grant.previous_members}
+    return frozenset(one.index for one in grant.members if before and one.index not in before)
+
+
+def _why_not_in_the_place_of(replaced: int, known: Member) -> str:
+    if known.index == replaced:
+        return (
+            f"{known.address} is member {replaced} itself. Behind a new disk it needs no command: its node begins with "
+            "an empty directory, is given everything again, and counts for nothing before. Nothing was changed"
+        )
+    return (
+        f"{known.address} is member {known.index} already, so the list would only become shorter. If that is meant, or "
+        f"was added for it before: pushrep replica remove DIRECTORY {replaced}. Nothing was changed"
+    )
 
 
 def _free_index(grant: Grant, learners: Iterable[int]) -> int:

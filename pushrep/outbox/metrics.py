@@ -8,18 +8,66 @@ One collector for all outboxes of a registry: their samples differ in the labels
 outbox tells nothing more. Needs the extra `metrics`.
 """
 
+import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pushrep.errors import ForkedProcess
+from pushrep.errors import ForkedProcess, PushrepError
+from pushrep.kafka.fence import Fence
+from pushrep.kafka.progress import read_progress
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogClosed
+from pushrep.log.inspection import lock_holder, summarize
+from pushrep.log.log_names import log_name
 from pushrep.metrics import Families
+from pushrep.outbox.identity import read_identity
 from pushrep.outbox.outbox import Outbox
+from pushrep.outbox.shipping import holder_name
+from pushrep.outbox.slots import slot_directories
 from pushrep.outbox.status import Facts, LeadingState, MemberStatus, OutboxStatus, partitions_of, status_of
 from pushrep.push.manager import PushManager
+from pushrep.seams import REAL_FILESYSTEM
+
+_LOG = logging.getLogger("pushrep.outbox")
+
+
+class SlotsCollector(Collector):
+    """The slots of one directory (`Outbox.open_slot`), in any process: by what their files say, the dead ones' too."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = Path(directory)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing yet, as above."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Of each slot whether somebody has it open, where its logs end, what a topic has not acknowledged."""
+        families = Families()
+        for path in slot_directories(self._directory):
+            try:
+                self._collect(families, path)
+            except (PushrepError, OSError) as error:  # it is being made, or damaged: the others are told of
+                _LOG.warning("%s: no figures of this slot: %s", path, error)
+        return families
+
+    @staticmethod
+    def _collect(families: Families, path: Path) -> None:
+        identity = read_identity(REAL_FILESYSTEM, path)
+        if identity is None:
+            return
+        labels = {"slot": path.name, "outbox": identity.outbox_id, "topic": identity.topic}
+        families.gauge("pushrep_slot_open", "1 while a process has it open.", labels, lock_holder(path) is not None)
+        ends = [summarize(path / log_name(identity.topic, n)).log_end_offset or 0 for n in range(identity.partitions)]
+        families.gauge("pushrep_slot_log_end_offsets", "Sum over its partitions.", labels, sum(ends))
+        for topic, progress in read_progress(REAL_FILESYSTEM, path).items():
+            has = (progress.partitions[n].acknowledged if n in progress.partitions else 0 for n in range(len(ends)))
+            left = sum(max(0, end - acknowledged) for end, acknowledged in zip(ends, has, strict=True))
+            help_ = "Not known to be acknowledged by the topic; known a second after it is."
+            families.gauge("pushrep_slot_unshipped_records", help_, {**labels, "destination": topic}, left)
 
 
 class OutboxCollector(Collector):
@@ -59,6 +107,8 @@ class OutboxCollector(Collector):
             _member(families, labels, member)
         for destination, lag in facts.shipping.lag().items():
             _destination(families, {**labels, "destination": destination}, lag)
+        if facts.shipping.shipper is not None and (fence := facts.shipping.shipper.fence) is not None:
+            _fence(families, {**labels, "destination": holder_name(facts.shipping.shipper.topic)}, fence)
         if facts.replication is not None and (manager := facts.replication.manager) is not None:
             _pushing(families, labels, manager)
         if self._by_partition:
@@ -78,7 +128,9 @@ def _outbox(families: Families, labels: dict[str, str], facts: Facts, status: Ou
         ("pushrep_outbox_buffer_limit_bytes", "buffer_bytes; at it appends wait.", facts.budget.limit),
     ):
         families.gauge(name, help_, labels, value)
-    families.disk(labels, next(iter(facts.logs.values())).disk)
+    log = next(iter(facts.logs.values()))
+    families.disk(labels, log.disk)
+    families.scrub(labels, log.scrub.status)
 
 
 def _member(families: Families, labels: dict[str, str], member: MemberStatus) -> None:
@@ -105,6 +157,13 @@ def _destination(families: Families, labels: dict[str, str], lag: DestinationLag
         ("pushrep_destination_in_trouble", "1 while something keeps all of it back.", lag.trouble is not None),
     ):
         families.gauge(name, help_, labels, value)
+
+
+def _fence(families: Families, labels: dict[str, str], fence: Fence) -> None:
+    help_ = "1 while brokers refuse batches of other instances of the outbox."
+    families.gauge("pushrep_destination_fenced", help_, labels, fence.is_standing)
+    help_ = "1 if the coordinator did not know this outbox, so that instances from before are not refused."
+    families.gauge("pushrep_destination_earlier_unfenced", help_, labels, fence.earlier_unfenced)
 
 
 def _pushing(families: Families, labels: dict[str, str], manager: PushManager) -> None:

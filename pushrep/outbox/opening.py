@@ -5,15 +5,17 @@
 Everything that was opened stands in `resources`, which frees it backwards: replication ends before a log is closed.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.progress import read_progress
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.log.losses import held_to, lost_behind
@@ -21,13 +23,19 @@ from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import Lead, OutboxIdentity, settle_identity
 from pushrep.outbox.lane_replicas import LaneReplicas
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
-from pushrep.outbox.settings import ReplicaSettings
+from pushrep.outbox.settings import OnDiverged, ReplicaSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
 from pushrep.replication.errors import NotLeader
 from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
+
+
+_LOG = logging.getLogger("pushrep.outbox")
+NEVER = -1
+"""A retention that is off, as Kafka writes it; None is "not said"."""
+OPENING = "the opening of the outbox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +47,12 @@ class ToOpen:
     replicas: ReplicaSettings
     durability: Durability
     kafka: KafkaDestination | None
+    on_diverged: OnDiverged
     batch_bytes: int
     accept_loss: bool
+    copy_check: bool
+    retention_ms: int | None
+    retention_bytes: int | None
     log_config: LogConfig
     filesystem: Filesystem
     clock: Clock
@@ -62,9 +74,11 @@ class Opened:
 
 def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     """Raises as `Outbox.open` does."""
-    held = LogDirectory.acquire(asked.directory, asked.filesystem, asked.clock)
+    held = LogDirectory.acquire(asked.directory, asked.filesystem, asked.clock, copy_check=asked.copy_check)
     resources.callback(held.release)
     lead = _lead_of(held)
+    if asked.wanted.replicas or lead is not None:
+        held.refuse_copy()
     identity, is_new = settle_identity(
         asked.filesystem,
         held.path,
@@ -73,6 +87,7 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
         min_insync_replicas=asked.replicas.min_insync_replicas,
         lead=lead,
     )
+    asked = replace(asked, log_config=_with_retention(asked, identity))
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=asked.accept_loss)
     logs: list[tuple[SegmentLog, PositionsStore]] = []
     before = {n: held_to(held, f"{identity.topic}-{n}") for n in range(identity.partitions) if identity.replicas}
@@ -81,8 +96,10 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
         logs.append(_open_log(resources, held, n, asked, has_replicas=bool(identity.replicas), log_id=log_id))
     if not identity.replicas:
         identity = settle_epoch(held, identity, logs, made_anew)
-        shipping = _start_shipping(resources, asked, identity, logs)
+        held.settle_id()
+        shipping = _start_shipping(resources, asked, held, identity, logs, is_new=is_new)
         return Opened(identity=identity, logs=logs, replication=None, shipping=shipping)
+    held.settle_id()
     # Half of the wire's room comes with it, which an outbox without replicas does not need.
     from pushrep.outbox.replication import Replication  # noqa: PLC0415
 
@@ -92,17 +109,38 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     replication.open()  # before the PID epoch: what comes back was not lost
     identity = settle_epoch(held, identity, logs, made_anew)
     replication.start(identity.pid_epoch)
-    shipping = _start_shipping(resources, asked, identity, logs, replication)
+    shipping = _start_shipping(resources, asked, held, identity, logs, replication)
     return Opened(identity=identity, logs=logs, replication=replication, shipping=shipping)
 
 
-def _start_shipping(
+def _with_retention(asked: ToOpen, identity: OutboxIdentity) -> LogConfig:
+    """What is kept: as asked for, in the arguments first; else by the outbox's own default, with a destination."""
+    given = {"retention_ms": asked.retention_ms, "retention_bytes": asked.retention_bytes}
+    wanted = {name: None if at == NEVER else at for name, at in given.items() if at is not None}
+    config = replace(asked.log_config, **wanted)  # type: ignore[arg-type]  # two numbers, by name
+    is_set = wanted or config.retention_ms is not None or config.retention_bytes is not None
+    if is_set or (asked.kafka is None and not read_progress(asked.filesystem, asked.directory)):
+        return config
+    if identity.retention_default_ms is None:
+        _LOG.info(
+            "%s: this outbox was made before 0.2.0, so nothing is removed that the topic has: give retention_ms, or "
+            "retention_ms=-1 to keep it so",
+            asked.directory,
+        )
+    return replace(config, retention_ms=identity.retention_default_ms)
+
+
+def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
     resources: ExitStack,
     asked: ToOpen,
+    held: LogDirectory,
     identity: OutboxIdentity,
     logs: Sequence[tuple[SegmentLog, PositionsStore]],
     replication: "Replication | None" = None,
+    *,
+    is_new: bool = False,
 ) -> Shipping:
+    known = held.directory_id
     to_ship = ToShip(
         directory=asked.directory,
         identity=identity,
@@ -111,8 +149,13 @@ def _start_shipping(
         filesystem=asked.filesystem,
         clock=asked.clock,
         replication=replication,
+        is_new=is_new,
+        copy_id=known.directory_id.hex if known is not None and known.is_copy else None,
     )
-    return start_shipping(resources, to_ship, asked.kafka, asked.replicas.open_timeout_s)
+    shipping = start_shipping(resources, to_ship, asked.kafka, asked.replicas.open_timeout_s, asked.on_diverged)
+    for log, _ in logs:
+        log.drop_holder(OPENING)
+    return shipping
 
 
 def _lead_of(held: LogDirectory) -> Lead | None:
@@ -146,6 +189,7 @@ def _open_log(  # noqa: PLR0913 - one log, and what it belongs to
         path,
         config=asked.log_config,
         derived=(store,),
+        holders={OPENING: lambda: 0},  # until those are there who know what they need
         log_id=log_id,
         has_replicas=has_replicas,
         filesystem=asked.filesystem,

@@ -9,17 +9,20 @@ Every record carries where it first lived as a 20-byte key or header, so that a 
 `metadata`, or this outbox's PID, the partition and the record's own log offset.
 """
 
+import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import NoReturn, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
-from pushrep.errors import ForkedProcess
+from pushrep.errors import ForkedProcess, checked_path
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
@@ -27,6 +30,7 @@ from pushrep.outbox.batch import Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.control.serving import serve_control
+from pushrep.outbox.epoch import leap_epoch
 from pushrep.outbox.errors import (
     BufferFull,
     CloseTimedOut,
@@ -35,6 +39,7 @@ from pushrep.outbox.errors import (
     RecordRefused,
     SettingRefused,
 )
+from pushrep.outbox.forgotten import close_if_forgotten, collected
 from pushrep.outbox.identity import new_identity, read_identity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.lane import Lane
@@ -45,16 +50,23 @@ from pushrep.outbox.settings import (
     BATCH_BYTES,
     BUFFER_BYTES,
     Acks,
+    OnDiverged,
     OutboxSettings,
     ReplicaSettings,
+    check_flags,
+    checked_on_diverged,
+    checked_retention,
 )
 from pushrep.outbox.shared import Shared
 from pushrep.outbox.shipping import check_destination
+from pushrep.outbox.slots import open_free_slot, refuse_above_slots
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import Sealer, Writers
 from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+_LOG = logging.getLogger("pushrep.outbox")
 
 _GRACE_S = 1.0  # a writer that is not stuck ends its round in that time
 
@@ -76,16 +88,18 @@ class Outbox:
         self._lanes: Mapping[int, Lane] = {lane.partition: lane for lane in self._all_lanes}
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
-        self._owner_pid = os.getpid()
+        self.owner_pid = os.getpid()
         logs_at = {log.partition: log for log, _ in logs}
         self.facts = Facts(directory, identity, settings, logs_at, replication, self._budget, opened.shipping)
         self._closing = threading.Lock()
-        self._closed = False
+        self._closed = True  # until all of it runs
         self._sealer.start()
         self._writers.start()
         if replication is not None:
             replication.watch(self._all_lanes)
         refuse_in_forks(self)
+        close_if_forgotten(self)
+        self._closed = False
 
     @classmethod
     def open(  # noqa: PLR0913 - the settings of an outbox, all by name
@@ -97,6 +111,7 @@ class Outbox:
         *,
         replicas: Sequence[str] = (),
         kafka: KafkaDestination | None = None,
+        on_diverged: OnDiverged = OnDiverged.REFUSE,
         acks: Acks | None = None,
         min_insync_replicas: int | None = None,
         durability: Durability = Durability.FLUSHED,
@@ -113,6 +128,9 @@ class Outbox:
         push: PushSettings | None = None,
         create: bool = True,
         accept_loss: bool = False,
+        copy_check: bool = True,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
         log_config: LogConfig | None = None,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
@@ -129,6 +147,12 @@ class Outbox:
         close_timeout_s: how long `close` waits for the disk.
         create: False: refuse with `NoOutbox` where there is none, so that a mistyped path makes no new one.
         accept_loss: go on although a partition's directory is missing that held records, with a PID of the next epoch.
+        copy_check: notice a directory that is a copy of another (a restored backup, a clone): it goes on with a PID of
+            an epoch of its own, or is refused with replicas (`DirectoryIsCopy`). False: do not ask.
+        retention_ms, retention_bytes: whole old segments go once their newest record is older than this, or the log
+            without them still has this size; -1: never. None: 7 days where there is a Kafka destination, never without
+            one, nor in an outbox made before 0.2.0. Nothing goes that a destination, a replica or a replay needs.
+        log_config: everything else about the files and the disk, with the percentages at which appends are refused.
         replicas: "host:port" of each node (`pushrep replica serve`) that keeps a copy; fixed when they are first given.
         acks: who must have a record before its receipt says so. ALL (the default with replicas): `min_insync_replicas`
             members at least, this one counted, and every one that is in sync; LOCAL: this one.
@@ -138,11 +162,13 @@ class Outbox:
         open_timeout_s: so long `open` looks for replicas; with ALL it waits until enough are in sync, or opens without.
         push: TLS, limits and timeouts of the connections to replicas.
         kafka: the topic that everything is shipped to, later if it does not answer within `open_timeout_s`.
+        on_diverged: what appends do once the topic is found to hold other records than this log (`OutboxDiverged`),
+            which stops the shipping. REFUSE: they raise it; GO_ON: they go on, and `lag()` shows the trouble.
 
         What `last_metadata` knows is kept beside the logs; only what a crash left out is read again. Raises
         `SettingRefused` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
-        `LogLocked`, `NotALogDirectory`, and what opening a log raises. With replicas also `NotLeader`, `LogNotFit`,
-        `ReplicaUnreachable` (one that is ahead went away while its records were fetched).
+        `LogLocked`, `NotALogDirectory`, and what opening a log raises. With replicas also `DirectoryIsCopy`,
+        `NotLeader`, `LogNotFit`, `ReplicaUnreachable` (one that is ahead went away while its records were fetched).
         """
         followed = ReplicaSettings(
             replicas=replicas,
@@ -174,7 +200,9 @@ class Outbox:
             replicas=replicas,
             min_insync_replicas=min_insync_replicas,
         )
-        directory = Path(directory)
+        check_flags(create=create, accept_loss=accept_loss, copy_check=copy_check)
+        directory = checked_path("directory", directory)
+        refuse_above_slots(directory)
         if not create and read_identity(filesystem, directory) is None:
             raise NoOutbox(directory)
         asked = ToOpen(
@@ -183,17 +211,44 @@ class Outbox:
             replicas=followed,
             durability=durability,
             kafka=check_destination(kafka),
+            on_diverged=checked_on_diverged(on_diverged),
             batch_bytes=settings.batch_bytes,
             accept_loss=accept_loss,
+            copy_check=copy_check,
+            retention_ms=checked_retention("retention_ms", retention_ms),
+            retention_bytes=checked_retention("retention_bytes", retention_bytes),
             log_config=config,
             filesystem=filesystem,
             clock=clock,
         )
         with ExitStack() as resources:
             outbox = cls(directory, open_all(resources, asked), settings, clock=clock)
+            leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_lanes, filesystem)
+            outbox.facts.shipping.when_head_was_cut(leap)
+            if asked.on_diverged is OnDiverged.REFUSE:
+                outbox.facts.shipping.when_diverged(partial(_refuse_appends, outbox._all_lanes))
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
             serve_control(outbox._resources, outbox.facts, filesystem)
             return outbox
+
+    @classmethod
+    def open_slot(
+        cls,
+        directory: Path | str,
+        topic: str,
+        partitions: int,
+        producer: str,
+        slots: int = 8,
+        **settings: Any,
+    ) -> "Outbox":
+        """Open the first free one of `slots` outboxes below `directory`: for a program with many worker processes.
+
+        Each worker calls it behind its fork and has an outbox of its own, `directory/slot-<n>`, until it closes it or
+        ends, however it ends; the next worker goes on with what it left, under the slot's PID. `slots`: more than
+        there are workers at once; it may differ from start to start. The other arguments are those of `open`.
+        Raises `NoFreeSlot`, and what `open` raises.
+        """
+        return open_free_slot(directory, slots, lambda slot: cls.open(slot, topic, partitions, producer, **settings))
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
         self,
@@ -203,14 +258,17 @@ class Outbox:
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
         metadata: StreamMetadata | None = None,
+        *,
+        block: bool = True,
     ) -> Receipt:
         """Append one record, and return at once; the receipt tells its offset when it is safe.
 
         `timestamp_ms`: milliseconds since 1970 UTC; None: the time when its batch was begun, at most `linger_ms` ago.
         `metadata`: where the record lived upstream; its partition mod `partitions` must be `partition`, and the source
         offsets of a pair rise from open to close.
+        `block`: False: raise `BufferFull` at once instead of waiting for `block_ms`.
         Raises `RecordRefused` (the argument is named, nothing was taken), `BufferFull`, `PartitionStopped`,
-        `OutboxClosed`, `ForkedProcess`.
+        `OutboxClosed`, `ForkedProcess`; `OutboxDiverged`, `DestinationAhead` once shipping has found that (see `open`).
         """
         try:
             lane = self._lanes[partition]
@@ -235,7 +293,14 @@ class Outbox:
                         receipt = lane.add_within_room(value, timestamp_ms, metadata)
                         lane.room -= size
                         return receipt
-        return self._append_slowly(lane, value, key, headers, timestamp_ms, metadata)
+        record = self._rules.one(value, key, headers, timestamp_ms, metadata)
+        deadline_ms: int | None = None
+        while True:
+            with lane.lock:
+                taken = lane.add_one(record)
+            if taken is not None:
+                return taken
+            deadline_ms = self._wait_for_room(record.size_bytes, deadline_ms, block=block)
 
     def append_many(  # noqa: PLR0913 - the records' columns
         self,
@@ -246,6 +311,7 @@ class Outbox:
         headers: Sequence[Iterable[tuple[str, bytes | None]]] | None = None,
         timestamps_ms: int | Sequence[int] | None = None,
         metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
+        block: bool = True,
     ) -> Receipt:
         """Append records that stay neighbours in the log: the fast road. One receipt; its result is the first offset.
 
@@ -265,7 +331,7 @@ class Outbox:
             )
         deadline_ms: int | None = None
         while not self._budget.try_take(size, size):
-            deadline_ms = self._wait_for_room(size, deadline_ms)
+            deadline_ms = self._wait_for_room(size, deadline_ms, block=block)
         try:
             with lane.lock:
                 return lane.add_many(columns)
@@ -320,8 +386,9 @@ class Outbox:
 
         What is not decided by then fails as "may still be delivered". Raises `DeliveryFailed` for a failure that no
         receipt was asked about, and `CloseTimedOut` if the disk did not answer. A second call does nothing.
+        An outbox that is still open when the interpreter exits is closed then, with a warning.
         """
-        if os.getpid() != self._owner_pid:
+        if os.getpid() != self.owner_pid:
             raise self._forked()
         with self._closing:
             if self._closed:
@@ -346,12 +413,25 @@ class Outbox:
         finally:
             tell_failure(self._all_lanes)  # lost records are the worse news
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def pending_records(self) -> int:
+        """How many records were appended and are not decided yet."""
+        return sum(len(batch.values) for batch in pending_in(self._all_lanes))
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and os.getpid() == self.owner_pid:
+            collected(self)
+
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
         self._lanes, self.facts = RefusingLanes(self._forked), cast("Facts", Refusing(self._forked))
 
     def _forked(self) -> ForkedProcess:
-        return ForkedProcess(f"the outbox in {self.directory}", owner_pid=self._owner_pid, pid=os.getpid())
+        return ForkedProcess(f"the outbox in {self.directory}", owner_pid=self.owner_pid, pid=os.getpid())
 
     def __enter__(self) -> Self:
         return self
@@ -366,35 +446,46 @@ class Outbox:
                 raise
             error.add_note(f"and closing the outbox: {failure}")  # what went wrong first is the caller's to see
 
-    def _append_slowly(  # noqa: PLR0913, PLR0917
-        self,
-        lane: Lane,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Iterable[tuple[str, bytes | None]],
-        timestamp_ms: int | None,
-        metadata: StreamMetadata | None,
-    ) -> Receipt:
-        record = self._rules.one(value, key, headers, timestamp_ms, metadata)
-        deadline_ms: int | None = None
-        while True:
-            with lane.lock:
-                receipt = lane.add_one(record)
-            if receipt is not None:
-                return receipt
-            deadline_ms = self._wait_for_room(record.size_bytes, deadline_ms)
-
-    def _wait_for_room(self, size: int, deadline_ms: int | None) -> int:
+    def _wait_for_room(self, size: int, deadline_ms: int | None, *, block: bool) -> int:
         """Back-pressure: returns the deadline once `size` bytes were free; raises `BufferFull` behind it."""
+        block_ms = self._settings.block_ms if block else 0
         if deadline_ms is None:
-            deadline_ms = self._clock.monotonic_ms() + self._settings.block_ms
+            deadline_ms = self._clock.monotonic_ms() + block_ms
         for lane in self._all_lanes:
             lane.want_seal()  # what lingers holds room, too
         if not self._budget.wait_for(size, deadline_ms):
-            raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=self._settings.block_ms)
+            raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=block_ms)
         return deadline_ms
+
+    def when_room_may_be(self, call: Callable[[], object]) -> None:
+        """`call()` once, when memory is freed next, in whichever thread frees it; it must neither wait nor raise."""
+        self._budget.when_given(call)
 
     def _no_partition(self, partition: object) -> NoReturn:
         raise RecordRefused(
             "partition", f"{partition!r} is not one of the {self.identity.partitions}, counted from 0"
         ) from None
+
+
+def _refuse_appends(lanes: Iterable[Lane], refusal: Exception) -> None:
+    """What was taken is sealed; it and everything before stays in the log. Holds no outbox: one may be collected."""
+    for lane in lanes:
+        lane.refuse(lambda: refusal)
+
+
+def _begin_pid_epoch(opened: "weakref.ref[Outbox]", lanes: Sequence[Lane], filesystem: Filesystem, why: str) -> None:
+    """What is sealed from now on is under another PID. With replicas from the next opening on: a grant carries it."""
+    outbox = opened()
+    if outbox is None:
+        return
+    try:
+        identity = leap_epoch(filesystem, outbox.directory, outbox.identity, why)
+    except OSError as error:
+        _LOG.error("%s: another PID can't be written down: %s", outbox.directory, error)
+        return
+    if outbox.facts.replication is not None:
+        _LOG.warning("%s has replicas, so its new PID begins with its next opening", outbox.directory)
+        return
+    outbox.identity, outbox.pid = identity, identity.pid
+    for lane in lanes:
+        lane.go_on_as(identity.pid)

@@ -9,7 +9,7 @@ other members as replicas. What stopped half-way is safe: at worst nobody leads 
 
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -28,10 +28,11 @@ from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, find_promi
 from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.letting_go import NEVER, borrowed
 from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
 from pushrep.replication.candidate import Fetch, MemberAnswer, Purpose
 from pushrep.replication.epochs import common_end, without_ungranted
 from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
-from pushrep.replication.grants import Grant, next_ballot
+from pushrep.replication.grants import Grant, Member, default_min_insync, next_ballot
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -75,6 +76,8 @@ def promote(  # noqa: PLR0913 - an operator's choices
     catch_up: bool = False,
     accept_loss: bool = False,
     member: int | None = None,
+    lost: Collection[int] = (),
+    new: Sequence[str] = (),
     last_contact_ms: int = NEVER,
     push: PushSettings | None = None,
     timeout_s: float = 5.0,
@@ -86,10 +89,12 @@ def promote(  # noqa: PLR0913 - an operator's choices
 
     catch_up: fetch first what another member has more, instead of refusing. accept_loss: if fewer than N - m + 1
     members answer, lead all the same; records that only the others hold are lost. member: its index, where the node was
-    reached under another address than the one it listens on. last_contact_ms: with a leader, as `ReplicaNode.let_go`
-    tells it, for what an accepted loss says; a node in another process is asked.
+    reached under another address than the one it listens on. lost, with accept_loss: members whose directories are
+    destroyed, so that none of them will ever vote: they leave the list at once. new: "host:port" of nodes that come
+    into it under new indexes, and are given everything by whoever opens the Outbox here. last_contact_ms: with a
+    leader, as `ReplicaNode.let_go` tells it, for what an accepted loss says; a node in another process is asked.
     Raises CantPromote (with what to do), NotAhead (both pairs in it), TooFewMembers, NotLeader if another's promotion
-    was faster, LogNotFit, NotAMember, ReplicaUnreachable, CorruptNodeFile, LogPoisoned, OSError.
+    was faster, DirectoryIsCopy, LogNotFit, NotAMember, ReplicaUnreachable, CorruptNodeFile, LogPoisoned, OSError.
     """
     directory = Path(directory)
     found = find_promises(directory, filesystem)
@@ -104,21 +109,33 @@ def promote(  # noqa: PLR0913 - an operator's choices
             wait=wait_fixed(0.05),
             reraise=True,
         )
-        stack.callback(taking(_take, directory, filesystem, clock).release)
+        held = taking(_take, directory, filesystem, clock)
+        stack.callback(held.release)
+        held.refuse_copy()
         keeper = PromiseKeeper(directory, outbox_id, filesystem)
         stack.callback(_forget_member, keeper, keeper.kept)
         kept = _settle_member(keeper, directory, member)
         logs = _open_logs(stack, directory, kept, log_config, filesystem, clock)
         candidacy = Candidacy(keeper, logs, push or PushSettings(), clock=clock)
+        if lost or new:
+            if not accept_loss:
+                raise CantPromote(directory, "members are only given up with --accept-loss")
+            change = _without(candidacy, frozenset(lost), [str(Address.parse(one)) for one in new])
+            grant = _with_loss(candidacy, last_contact_ms, catch_up=catch_up, timeout_s=timeout_s, change=change)
+            return _begun(candidacy, grant, directory, last_contact_ms)
         try:
             grant = candidacy.run(Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE, timeout_s)
         except TooFewMembers:
             if not accept_loss:
                 raise
             grant = _with_loss(candidacy, last_contact_ms, catch_up=catch_up, timeout_s=timeout_s)
-        ends = tuple(_ends_of(candidacy))
-        candidacy.begin(grant)
-        return Promotion(directory=directory, grant=grant, partitions=ends, last_contact_ms=last_contact_ms)
+        return _begun(candidacy, grant, directory, last_contact_ms)
+
+
+def _begun(candidacy: Candidacy, grant: Grant, directory: Path, last_contact_ms: int) -> Promotion:
+    ends = tuple(_ends_of(candidacy))
+    candidacy.begin(grant)
+    return Promotion(directory=directory, grant=grant, partitions=ends, last_contact_ms=last_contact_ms)
 
 
 def _take(directory: Path, filesystem: Filesystem, clock: Clock) -> LogDirectory:
@@ -176,8 +193,94 @@ def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on
     return logs
 
 
-def _with_loss(candidacy: Candidacy, last_contact_ms: int, *, catch_up: bool, timeout_s: float) -> Grant:
-    """Too few answer, and that is accepted: compared with those that do. Raises NotAhead, NotLeader, LogNotFit."""
+class _ListChange(NamedTuple):
+    """Members that are destroyed leave the list, nodes at `new` come into it, without the others' agreement.
+
+    Who is destroyed votes no more: so it is as good as one that stored the new list. With those m of the old list know
+    it, who meet every N - m + 1 that could still lead by the old one.
+    """
+
+    lost: frozenset[int] = frozenset()
+    new: Sequence[str] = ()
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the list changes."""
+        return bool(self.lost or self.new)
+
+    def of(self, grant: Grant) -> Grant:
+        """`grant` with the list that it makes, as one that nobody has to settle. Raises BadGrant."""
+        if not self.is_any:
+            return grant
+        left = [one for one in grant.members if one.index not in self.lost]
+        coming = [Member(grant.next_index + number, address) for number, address in enumerate(self.new)]
+        members = (*left, *coming)
+        return replace(
+            grant,
+            members=members,
+            min_insync_replicas=default_min_insync(len(members)),
+            members_epoch=grant.epoch,
+            previous_members=(),
+            previous_min_insync_replicas=0,
+        )
+
+    def check_looked(self, directory: Path, base: Grant, own: int, found: Mapping[int, MemberAnswer]) -> None:
+        """Before anything is stored. Raises CantPromote, TooFewMembers."""
+        answered = {index for index, one in found.items() if one.grant is not None and not one.is_unfilled}
+        if alive := self.lost & answered:
+            raise CantPromote(directory, f"member {min(alive)} answers: it is not lost")
+        if self.is_any:
+            self._check(base, own, answered)
+
+    def check_stored(
+        self, directory: Path, base: Grant, own: int, answers: Mapping[int, MemberAnswer], grant: Grant
+    ) -> None:
+        """Before anybody leads by `grant`. Raises CantPromote."""
+        try:
+            if self.is_any:
+                self._check(base, own, {index for index, one in answers.items() if one.grant == grant})
+        except TooFewMembers as error:
+            why = f"the new list is stored here, but {error}. Then run the same command again"
+            raise CantPromote(directory, why) from error
+
+    def _check(self, base: Grant, own: int, answered: Collection[int]) -> None:
+        """Raise TooFewMembers if a leader by the old list could still come from those that neither answered nor are
+        said to be lost.
+        """
+        for quorum in base.quorums:
+            known = quorum.members & {own, *answered, *self.lost}
+            if len(known) < quorum.to_change:
+                silent = tuple(sorted(quorum.members - known))
+                raise TooFewMembers(answered=len(known), needed=quorum.to_change, silent=silent)
+
+
+_SAME_LIST = _ListChange()
+
+
+def _without(candidacy: Candidacy, lost: frozenset[int], new: Sequence[str]) -> _ListChange:
+    kept, directory = candidacy.keeper.kept.grant, candidacy.keeper.directory
+    assert kept is not None, "it was looked at before"
+    if unknown := lost - kept.indexes:
+        raise CantPromote(directory, f"there is no member {min(unknown)}, but {sorted(kept.indexes)}")
+    if candidacy.index in lost:
+        raise CantPromote(directory, f"member {candidacy.index} is this directory itself")
+    for address in new:
+        if (index := kept.index_at(address)) not in {-1, *lost}:
+            raise CantPromote(directory, f"{address} is member {index} already")
+    return _ListChange(lost, new)
+
+
+def _with_loss(
+    candidacy: Candidacy,
+    last_contact_ms: int,
+    *,
+    catch_up: bool,
+    timeout_s: float,
+    change: _ListChange = _SAME_LIST,
+) -> Grant:
+    """Too few answer, and that is accepted: compared with those that do. Raises NotAhead, NotLeader, LogNotFit,
+    TooFewMembers if a list is changed that the others could still lead by.
+    """
     kept = candidacy.keeper.kept.grant
     assert kept is not None, "it was looked at before"
     found, own = candidacy.look(kept, timeout_s), candidacy.own()
@@ -186,24 +289,29 @@ def _with_loss(candidacy: Candidacy, last_contact_ms: int, *, catch_up: bool, ti
             raise LogNotFit(partition, log.why_unfit)
     shown = [kept, *(answer.grant for answer in found.values() if answer.grant is not None)]
     base = max(shown, key=lambda grant: (grant.members_epoch, grant.epoch))
+    directory = candidacy.keeper.directory
+    change.check_looked(directory, base, own.index, found)
     epoch = next_ballot(candidacy.index, max(answer.highest_epoch for answer in (own, *found.values())))
     accepted = _loss(_ends_of(candidacy), last_contact_ms, base.indexes - {candidacy.index, *found})
     # Offsets that the others gave out, and readers may have seen, are given out again: under another PID.
     pid_epoch = base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP)
     grant = replace(base.renewed(epoch, candidacy.index), accepted_loss=accepted, pid_epoch=pid_epoch)
+    grant = change.of(grant)
     is_anothers = max(shown, key=lambda grant: grant.epoch).leader != own.index
     fetches = _fetches(own, found, catch_up=catch_up, is_anothers=is_anothers)
     for fetch in fetches:
         if fetch.member == own.index:  # a cut: while the other's grant stands here, which is the reason for it
             candidacy.fetch(fetch, grant)
     candidacy.store(grant)
-    for answer in candidacy.offer(grant, timeout_s).values():
+    answers = candidacy.offer(grant, timeout_s)
+    for answer in answers.values():
         if answer.grant is not None and answer.grant != grant and answer.grant.epoch >= epoch:
             raise NotLeader(answer.grant.leader, answer.grant.epoch)
+    change.check_stored(directory, base, own.index, answers, grant)
     for fetch in fetches:
         if fetch.member != own.index:
             candidacy.fetch(fetch, grant)
-    _LOG.error("%s leads without %s", candidacy.keeper.directory, accepted)
+    _LOG.error("%s leads without %s", directory, accepted)
     return grant
 
 

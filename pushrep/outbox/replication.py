@@ -44,6 +44,7 @@ from pushrep.seams import Clock
 _LOG = logging.getLogger("pushrep.outbox")
 _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits
 _LOOK_AGAIN_S = 0.5
+_ASK_S = 5.0  # who asks whether this one leads asks again
 _TICKS_PER_TIMEOUT = 4
 _TICK_MAX_S = 1.0
 
@@ -223,7 +224,8 @@ class Replication:
         """
         with self._changing:
             grant = self._keeper.kept.grant or self._first()
-            found = self._candidacy.look(grant, self._settings.open_timeout_s)
+            looked = self._candidacy.look(grant, self._settings.open_timeout_s)
+            found = {index: answer for index, answer in looked.items() if answer.grant is not None}
             refusal = too_few(grant, self._identity.member, found) or self._why_not_leading()
             if refusal is not None:
                 raise refusal
@@ -231,6 +233,21 @@ class Replication:
                 granted, started = self._hand_over(change), monotonic()
                 self._wait_for_members(started)
                 return granted
+
+    def leads_by_the_newest_grant(self) -> bool:
+        """Whether min_insync_replicas members answer, this one counted, and none keeps a newer grant than this one's.
+
+        So many meet every set of members that could have granted a lead to another. Waits for them.
+        """
+        with self._changing:
+            grant = self.grant
+            if grant is None or self._why_not_leading() is not None:
+                return False
+            found = self._candidacy.look(grant, min(_ASK_S, self._settings.open_timeout_s))
+        if any(one.grant is not None and one.grant.epoch > grant.epoch for one in found.values()):
+            return False
+        answered = {self._identity.member, *found}
+        return any(len(one.members & answered) >= one.min_insync_replicas for one in grant.quorums)
 
     def _why_not_leading(self) -> Exception | None:
         if self._stop.is_set():

@@ -31,6 +31,23 @@ class Acks(Enum):
     """The log and every in-sync replica."""
 
 
+class OnDiverged(Enum):
+    """What appends do once the topic is found to hold other records than the log."""
+
+    REFUSE = auto()
+    """They raise what stopped the shipping."""
+
+    GO_ON = auto()
+    """The log takes them; nothing is shipped before `pushrep outbox rebase`."""
+
+
+def checked_on_diverged(value: object) -> OnDiverged:
+    """The argument of `Outbox.open`. Raises SettingRefused."""
+    if not isinstance(value, OnDiverged):
+        raise SettingRefused("on_diverged", f"give OnDiverged.REFUSE or GO_ON, not {value!r}")
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSettings:
     """See `Outbox.open`; raises `SettingRefused`, which names the argument."""
@@ -62,6 +79,20 @@ class OutboxSettings:
             raise SettingRefused(
                 "buffer_bytes", f"{self.buffer_bytes} does not hold one batch of batch_bytes={self.batch_bytes}"
             )
+
+
+def checked_retention(setting: str, value: int | None) -> int | None:
+    """The argument of `Outbox.open`: None: by default, -1: never. Raises SettingRefused."""
+    if value is not None:
+        _check_number(setting, value, -1, int)
+    return value
+
+
+def check_flags(**flags: object) -> None:
+    """Raise SettingRefused for one that is neither True nor False: the text "no" counts as true in Python."""
+    for setting, value in flags.items():
+        if not isinstance(value, bool):
+            raise SettingRefused(setting, f"give True or False, not {value!r}")
 
 
 def _check_number(setting: str, value: object, least: int, kind: object, most: float = math.inf) -> None:

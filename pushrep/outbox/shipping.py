@@ -6,7 +6,7 @@ until it is dropped by name. Kafka's clients are loaded when there is a destinat
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,18 +14,21 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
+from filtering.extras import needed_by
 from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.progress import Skip, read_progress, write_progress
+from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.outbox.destinations import checked_skip, destination_of
 from pushrep.outbox.epoch import LATER_EPOCHS
 from pushrep.outbox.errors import OutboxInUse, SettingRefused
-from pushrep.outbox.granted_pins import GrantedPins
+from pushrep.outbox.granted_pins import GrantedLeadership, GrantedPins
 from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.settings import OnDiverged
 from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
+    from pushrep.kafka.resume import Origin
     from pushrep.kafka.shipment import DestinationLag
     from pushrep.kafka.shipper import Shipped, Shipper
     from pushrep.outbox.replication import Replication
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToShip:
-    """What there is to ship from."""
+    """What there is to ship from. copy_id: the directory's own id, if it is a copy of another that may be in use."""
 
     directory: Path
     identity: OutboxIdentity
@@ -42,6 +45,8 @@ class ToShip:
     filesystem: Filesystem
     clock: Clock
     replication: "Replication | None" = None
+    is_new: bool = False
+    copy_id: str | None = None
 
 
 def check_destination(kafka: object) -> KafkaDestination | None:
@@ -85,6 +90,16 @@ class Shipping:
         skip = Skip(partition, offset, reason, self._clock.wall_ms())
         self.shipper.skip(checked_skip(skip, self.shipper.needed_from(partition), ends[partition]))
 
+    def when_diverged(self, call: Callable[[Exception], None]) -> None:
+        """`call` learns once that the logs and the topic are not one any more; from any thread."""
+        if self.shipper is not None:
+            self.shipper.when_diverged(call)
+
+    def when_head_was_cut(self, call: Callable[[str], None]) -> None:
+        """`call` learns why what is appended from now on needs another PID; from any thread."""
+        if self.shipper is not None:
+            self.shipper.when_head_was_cut(call)
+
     def drop(self, topic: object) -> None:
         """As `pushrep outbox drop-destination`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
         OSError.
@@ -118,21 +133,26 @@ def holder_name(topic: str) -> str:
 
 
 def start_shipping(
-    resources: ExitStack, to_ship: ToShip, destination: KafkaDestination | None, timeout_s: float
+    resources: ExitStack,
+    to_ship: ToShip,
+    destination: KafkaDestination | None,
+    timeout_s: float,
+    on_diverged: OnDiverged = OnDiverged.REFUSE,
 ) -> Shipping:
     """Ship from now on; `resources` ends it. Waits so long until the topic is known, then goes on without.
 
-    Raises what refuses the topic, CorruptDestinationsFile, DestinationAhead.
+    Raises what refuses the topic, CorruptDestinationsFile, OutboxDiverged, DestinationAhead, TopicLostRecords.
     """
     shipper = None
     if destination is not None:
-        from pushrep.kafka.shipper import Shipper  # noqa: PLC0415 - Kafka's clients are an extra of their own
+        with needed_by("Outbox.open(kafka=...)"):
+            from pushrep.kafka.shipper import Shipper  # noqa: PLC0415 - Kafka's clients are an extra of their own
 
         shipper = Shipper(_shipped(to_ship), destination)
     _hold(to_ship, shipper)
     if shipper is not None:
         resources.callback(shipper.close)
-        shipper.start(timeout_s)
+        shipper.start(timeout_s, goes_on=on_diverged is OnDiverged.GO_ON)
     return Shipping(to_ship, shipper)
 
 
@@ -148,21 +168,37 @@ def _hold(to_ship: ToShip, shipper: "Shipper | None") -> None:
             log.hold(holder_name(shipper.topic), partial(shipper.needed_from, log.partition))
 
 
-def _shipped(to_ship: ToShip) -> "Shipped":
-    from pushrep.kafka.pins import OwnPins  # noqa: PLC0415
+def origin_of(identity: OutboxIdentity, progress: Iterable[Progress]) -> "Origin":
+    """By which PIDs the outbox's records in a topic are known: of its present epoch, of those that could follow, and of
+    earlier ones, which after a leap are told by destinations.json.
+    """
     from pushrep.kafka.resume import Origin  # noqa: PLC0415
+
+    pid_epoch = identity.pid_epoch
+    epochs = {*range(LATER_EPOCHS), *range(max(0, pid_epoch - LATER_EPOCHS), pid_epoch + LATER_EPOCHS + 1)}
+    for one in progress:
+        epochs |= {one.pid_epoch, *one.pid_epochs, *(epoch.pid_epoch for epoch in one.epochs)}
+    pids = {epoch: replace(identity, pid_epoch=epoch).pid for epoch in epochs}
+    return Origin(carrier=identity.carrier, pids=pids, pid_epoch=pid_epoch)
+
+
+def _shipped(to_ship: ToShip) -> "Shipped":
+    from pushrep.kafka.fencing import AloneLeadership  # noqa: PLC0415
+    from pushrep.kafka.pins import OwnPins  # noqa: PLC0415
     from pushrep.kafka.shipper import Shipped  # noqa: PLC0415
 
     identity = to_ship.identity
-    epochs = range(identity.pid_epoch, identity.pid_epoch + LATER_EPOCHS + 1)
-    pids = {epoch: replace(identity, pid_epoch=epoch).pid for epoch in epochs}
     return Shipped(
         directory=to_ship.directory,
+        outbox_id=identity.outbox_id,
         topic=identity.topic,
         logs=to_ship.logs,
-        origin=Origin(carrier=identity.carrier, pids=pids, pid_epoch=identity.pid_epoch),
+        origin=origin_of(identity, read_progress(to_ship.filesystem, to_ship.directory).values()),
         batch_bytes=to_ship.batch_bytes,
         filesystem=to_ship.filesystem,
         clock=to_ship.clock,
+        is_new=to_ship.is_new,
         pins=OwnPins() if to_ship.replication is None else GrantedPins(to_ship.replication),
+        copy_id=to_ship.copy_id,
+        leadership=AloneLeadership() if to_ship.replication is None else GrantedLeadership(to_ship.replication),
     )

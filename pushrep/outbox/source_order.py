@@ -94,6 +94,10 @@ class SourceOrder:
         elif metadata is not None:
             self.failed([Run(0, 1, position) for position in metadata[start:end]], "interrupted")
 
+    def go_on_as(self, own_pid: int) -> None:
+        """The outbox has another PID from now on."""
+        self._own_pid = own_pid
+
     def _check_pair(self, metadata: StreamMetadata) -> None:
         if metadata.pid == self._own_pid:
             raise RecordRefused(

@@ -85,6 +85,9 @@ assert CALL_OF_EVENT.keys() == {key for key, call in CALLS.items() if Kind.EVENT
 CALLS_WITH_EVENTS = frozenset(CALL_OF_EVENT.values())
 """After their answer, if it says no error, events may follow."""
 
+HOLES_SINCE = 1
+"""From this version of APPEND_RECORDS, FETCH_RECORDS and ATTACH on, what Kafka's cleaner took is announced."""
+
 LAST_EVENTS = frozenset({ApiKey.REPLAY_END, ApiKey.DELETE_DONE})
 """After one of these no other event follows."""
 

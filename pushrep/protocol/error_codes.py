@@ -36,6 +36,7 @@ class ErrorCode(IntEnum):
     NODE_STOPPING = 1005
     UNSUPPORTED = 1006
     INCONSISTENT_OUTBOX = 1007
+    MEMBER_TWICE = 1008
     MAX_REPLAYS = 1100
     UNKNOWN_RECORDING = 1101
     INVALID_POSITION = 1102
@@ -97,6 +98,7 @@ ERROR_TABLE: Mapping[ErrorCode, ErrorRow] = MappingProxyType(
         ErrorCode.NODE_STOPPING: ErrorRow(_AGAIN, "the peer is shutting down"),
         ErrorCode.UNSUPPORTED: ErrorRow(_FINAL, "this peer does not serve this call"),
         ErrorCode.INCONSISTENT_OUTBOX: ErrorRow(_FINAL, "topic, partitions or carrier differ from the outbox's own"),
+        ErrorCode.MEMBER_TWICE: ErrorRow(_FINAL, "the peer is another member of the outbox already"),
         ErrorCode.MAX_REPLAYS: ErrorRow(_AGAIN, "as many replay sessions run as the peer allows"),
         ErrorCode.UNKNOWN_RECORDING: ErrorRow(_FINAL, "no such recording"),
         ErrorCode.INVALID_POSITION: ErrorRow(_FINAL, "the position lies outside of the recording"),

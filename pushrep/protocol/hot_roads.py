@@ -48,6 +48,7 @@ def _request_to_datum(request: AppendRecordsRequest, bodies: Bodies) -> Datum:
                 "flush_wanted": part.flush_wanted,
                 "restart": part.restart,
                 "end_session_reason": part.end_session_reason,
+                "cleaned_offset": part.cleaned_offset,
                 "records_bytes": size_of(records) if records else 0,
             }
         )

@@ -56,6 +56,7 @@ def write_request(request: AppendRecordsRequest, bodies: Bodies) -> bytes:
             _FLAG[part.flush_wanted],
             _FLAG[part.restart],
             varints[part.end_session_reason],
+            varints[part.cleaned_offset] if part.cleaned_offset else _END,
             varints[size_of(records)] if records else _END,
         )
     if request.partitions:
@@ -88,7 +89,8 @@ def write_replay_data(data: ReplayData, bodies: Bodies) -> bytes:
     """The header of a ReplayData; its records go to `bodies`."""
     varints, records = VARINTS, data.records
     bodies.append(records)
-    numbers = (data.session_id, data.start_offset, data.end_offset, data.tip_offset, size_of(records) if records else 0)
+    size_bytes = size_of(records) if records else 0
+    numbers = (data.session_id, data.start_offset, data.end_offset, data.tip_offset, data.cleaned_offset, size_bytes)
     return b"".join([varints[number] for number in numbers])
 
 
@@ -100,7 +102,7 @@ assert _has_fields(TopicIdPartition, "topic_id topic partition")
 assert _has_fields(
     AppendRecordsPartition,
     "tp leader_epoch replica_epoch session_id append_offset previous_epoch epoch_start_offset high_watermark"
-    " log_start_offset flush_wanted restart end_session_reason records",
+    " log_start_offset flush_wanted restart end_session_reason cleaned_offset records",
 )
 assert _has_fields(
     AppendRecordsResult,
@@ -108,7 +110,7 @@ assert _has_fields(
 )
 assert _has_fields(AppendRecordsRequest, "partitions")
 assert _has_fields(AppendRecordsResponse, "error_code results grants")
-assert _has_fields(ReplayData, "session_id start_offset end_offset tip_offset records")
+assert _has_fields(ReplayData, "session_id start_offset end_offset tip_offset cleaned_offset records")
 
 HOT_WRITERS: dict[type[Struct], HeaderWriter] = {
     AppendRecordsRequest: write_request,

@@ -39,6 +39,8 @@ from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.topic_id_partition import TopicIdPartition
 
 NO_OUTBOX = UUID(int=0)
+NO_DIRECTORY = UUID(int=0)
+NOT_SAID = -1
 Tps: TypeAlias = tuple[TopicIdPartition, ...]
 
 
@@ -156,7 +158,10 @@ class LogDescription(Struct):
 class DescribeLogResponse(Struct):
     """What a member says of itself: its index (-1 without a grant), the newest grant, the highest epoch it has seen.
 
+    `error_message` without an error: why the disk took nothing of one of these logs the last time.
     `replica_epoch` goes into every AppendRecords to it, until it restarts. `last_contact_ms`: with the grant's leader.
+    From version 1 on: `directory_id` of what it keeps, zero if it has none; `unfilled` 1 for a member that had no grant
+    when it stored its first, and has not been given everything since, 0 for another; -1 from an older node.
     """
 
     error_code: ErrorCode = ErrorCode.NONE
@@ -167,6 +172,8 @@ class DescribeLogResponse(Struct):
     grants: tuple[Grant, ...] = ()
     logs: tuple[LogDescription, ...] = ()
     last_contact_ms: TimeMs = -1
+    directory_id: UUID = NO_DIRECTORY
+    unfilled: CountOrNone = NOT_SAID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +182,8 @@ class AppendRecordsPartition(Struct):
 
     `previous_epoch`: leader epoch of the batch that ends at `append_offset`, -1 at the log's start.
     `epoch_start_offset`: where `leader_epoch` begins in the leader's log. `restart`: the leader's log begins above the
-    replica's end, begin anew at `append_offset`.
+    replica's end, begin anew at `append_offset`. `cleaned_offset`: 0, or offsets are missing between these records (or
+    before them) since Kafka's cleaner took them: below it any may be.
     """
 
     tp: TopicIdPartition
@@ -190,6 +198,7 @@ class AppendRecordsPartition(Struct):
     flush_wanted: bool = False
     restart: bool = False
     end_session_reason: CountOrNone = NOT_ENDED
+    cleaned_offset: Offset = 0
     records: Records = ()
 
     def __post_init__(self) -> None:
@@ -204,6 +213,7 @@ class AppendRecordsPartition(Struct):
             and 0 <= self.high_watermark <= OFFSET_MAX
             and 0 <= self.log_start_offset <= OFFSET_MAX
             and -1 <= self.end_session_reason <= INT_MAX
+            and 0 <= self.cleaned_offset <= OFFSET_MAX
         ):
             Struct.__post_init__(self)
 
@@ -296,12 +306,16 @@ class EndOffsetForEpochResponse(Struct):
 class GrantRequest(Struct):
     """Store this grant, on disk before you answer, and describe `partitions`. `sender`: the index of who asks.
 
-    An outbox of many partitions asks for the rest by DescribeLog: a header has its limit.
+    An outbox of many partitions asks for the rest by DescribeLog: a header has its limit. `member` (version 1): the
+    index that the node is addressed as; one that is another live member already answers MEMBER_TWICE. `is_first`:
+    nothing was ever acknowledged by its members, so one without a grant has lost nothing.
     """
 
     grant: Grant
     sender: MemberIndex
     partitions: Tps = ()
+    member: MemberIndexOrNone = -1
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +328,8 @@ class GrantResponse(Struct):
     highest_epoch: EpochOrNone = -1
     grants: tuple[Grant, ...] = ()
     logs: tuple[LogDescription, ...] = ()
+    directory_id: UUID = NO_DIRECTORY
+    unfilled: CountOrNone = NOT_SAID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +344,10 @@ class FetchRecordsRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRecordsResponse(Struct):
-    """The batches up to the log's end, whatever the watermark is; none at the end."""
+    """The batches up to the log's end, whatever the watermark is; none at the end.
+
+    `cleaned_offset`: as in AppendRecordsPartition.
+    """
 
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
@@ -336,6 +355,7 @@ class FetchRecordsResponse(Struct):
     log_start_offset: Offset = 0
     high_watermark: Offset = 0
     grants: tuple[Grant, ...] = ()
+    cleaned_offset: Offset = 0
     records: Records = ()
 
 

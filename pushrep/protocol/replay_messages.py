@@ -124,19 +124,24 @@ class Credit(Struct):
 class ReplayData(Struct):
     """Whole batches; the reader drops what lies below `start_offset` or at and above `end_offset`, and checks the CRCs.
 
-    `tip_offset`: how far the session could read when this left. Without records it is a heartbeat.
+    `tip_offset`: how far the session could read when this left. Without records it is a heartbeat. `cleaned_offset`: 0,
+    or offsets are missing since the data before, since Kafka's cleaner took them: below it any may be.
     """
 
     session_id: Long
     start_offset: Offset
     end_offset: Offset
     tip_offset: Offset
+    cleaned_offset: Offset = 0
     records: Records = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEnd(Struct):
-    """The session is over at `offset`. `segment`: base offset of the segment an error was met in, -1 without one."""
+    """The session is over at `offset`. `segment`: base offset of the segment an error was met in, -1 without one.
+
+    `cleaned_offset`: 0, or Kafka's cleaner, which went so far, took what lies between the last data and `offset`.
+    """
 
     session_id: Long
     reason: ReplayEndReason
@@ -145,6 +150,7 @@ class ReplayEnd(Struct):
     error_message: str = ""
     leader_epoch: EpochOrNone = -1
     segment: OffsetOrNone = -1
+    cleaned_offset: Offset = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,5 +134,12 @@ def _records_bytes(size_bytes: Any) -> int:
 
 
 _RECORDS_ROAD = StructRoad(_records_to_datum, lambda size, body: body.take(size), _records_bytes)
-_UUID_ROAD = StructRoad(lambda value, _bodies: value.bytes, lambda datum, _body: UUID(bytes=datum), no_body)
+
+
+def _uuid_of(datum: Any, _body: BodyCursor) -> UUID:
+    # A schema's default of a fixed field is text, a code point a byte, and fastavro hands it on as it stands there.
+    return UUID(bytes=datum.encode("latin-1") if isinstance(datum, str) else datum)
+
+
+_UUID_ROAD = StructRoad(lambda value, _bodies: value.bytes, _uuid_of, no_body)
 _PLAIN_ROAD = StructRoad(lambda value, _bodies: value, lambda datum, _body: datum, no_body)

@@ -20,6 +20,7 @@ from itertools import count
 
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
+from pushrep.protocol.calls import HOLES_SINCE, ApiKey
 from pushrep.protocol.client import Answer, ClientConnection
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import ProtocolError
@@ -37,6 +38,7 @@ from pushrep.seams.network import READABLE, WRITABLE
 
 _LOG = logging.getLogger("pushrep.push")
 _GRACE_S = 0.2
+_TOO_OLD = "does not speak of holes and gets none until it is upgraded (UNSUPPORTED_VERSION)"
 _PARTS_MAX = 1024  # partitions in one request: its header stays far below what a peer takes
 
 
@@ -308,6 +310,10 @@ class Channel:
                 continue
             if found is not None:
                 part, sent, size = found
+                if part.cleaned_offset and not self._announces_holes():
+                    _LOG.error("%s: a cleaner took offsets of it; %s %s", pusher.tp, self.replica, _TOO_OLD)
+                    pusher.end(PushSessionEndReason.NON_RETRIABLE_ERROR)
+                    continue
                 parts.append(part)
                 sents.append(sent)
                 room -= size
@@ -316,6 +322,12 @@ class Channel:
         for pusher in again:
             self.wake(pusher)
         return parts, sents
+
+    def _announces_holes(self) -> bool:
+        """Whether the replica speaks of what a cleaner took: who does not gets no hole."""
+        assert self._protocol is not None, "there is a socket"
+        versions = self._protocol.versions
+        return versions is not None and versions.version_of(ApiKey.APPEND_RECORDS) >= HOLES_SINCE
 
     def _wait_for_company(self, pusher: Pusher, now_ms: int) -> bool:
         """A watermark alone waits a moment for records to ride with: else each acknowledgement would make a request."""

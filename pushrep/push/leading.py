@@ -40,6 +40,15 @@ from pushrep.topic_id_partition import TopicIdPartition
 _LOG = logging.getLogger("pushrep.push")
 _DESCRIBED_AT_ONCE = 200  # each may have to be made and synced
 _TICKS_PER_LAG = 4
+_NOBODY_THERE = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.MEMBER_TWICE,
+        ErrorCode.UNAUTHORISED,
+    }
+)
+"""Of a grant that was offered: this node is not the member that it is taken for, and gets nothing."""
 
 
 class Leading:
@@ -116,8 +125,15 @@ class Leading:
         self.partitions[partition].when_replicated(end_offset, callback)
 
     def troubles(self) -> dict[int, str]:
-        """Why sessions can't begin, by the replica's index; those without trouble are left out."""
-        return {driver.replica.index: driver.trouble for driver in list(self._drivers) if driver.trouble is not None}
+        """Why sessions can't begin, or a replica's disk takes nothing, by its index; those without are left out."""
+        found = {}
+        for driver in list(self._drivers):
+            index = driver.replica.index
+            if driver.trouble is not None:
+                found[index] = driver.trouble
+            elif driver.refused and not all(index in led.leader.in_sync for led in self.partitions.values()):
+                found[index] = driver.refused
+        return found
 
     def push_to(self, replica: Replica) -> None:
         """Push to this one, too: one that is to become a member first gets what the others have."""
@@ -202,6 +218,8 @@ class _Driver:
         self._client: ReplicaClient | None = None
         self.trouble: str | None = None
         """Why no session can begin now."""
+        self.refused = ""
+        """What the replica said of its disk when sessions began the last time."""
         threads = leading.manager.settings.network.threads
         self._changed = threads.condition()
         self._stop = threads.event()
@@ -263,10 +281,12 @@ class _Driver:
                 )
                 answer = client.ask(request, DescribeLogResponse)
                 if answer.error_code is not ErrorCode.NONE or not answer.logs:
-                    raise ReplicaUnreachable(str(self.replica.address), answer.error_code.meaning)
+                    raise self._refused(answer)
                 self._leading.hear_of(answer.grants)
                 if self._stop.is_set():
                     return
+                code = ErrorCode.KAFKA_STORAGE_ERROR
+                self.refused = f"{code.name}: {answer.error_message}" if answer.error_message else ""
                 left = left[len(answer.logs) :]  # it describes as many as fit into a frame
                 for description in answer.logs:
                     self._take(answer.replica_epoch, description, client if not left else None)
@@ -275,10 +295,11 @@ class _Driver:
     def _offer(self, client: ReplicaClient) -> None:
         """Show our grant: it was away when the others stored it, or it is new."""
         grant = self._leading.grant
-        answer = client.ask(wire.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader), wire.GrantResponse)
+        request = wire.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, member=self.replica.index)
+        answer = client.ask(request, wire.GrantResponse)
         self._leading.hear_of(answer.grants)
-        if answer.error_code in {ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.KAFKA_STORAGE_ERROR}:
-            raise ReplicaUnreachable(str(self.replica.address), answer.error_message or answer.error_code.meaning)
+        if answer.error_code in _NOBODY_THERE:
+            raise self._refused(answer)
         if answer.member != self.replica.index and answer.member in grant.indexes:
             # Two addresses of one node: its disk would count twice, and what it alone holds pass for safe.
             raise ReplicaUnreachable(
@@ -286,6 +307,12 @@ class _Driver:
             )
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
             _LOG.warning("%s refuses our grant: %s", self.replica, answer.error_code.meaning)
+
+    def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
+        """Under the name and with the words of who refuses."""
+        code = answer.error_code
+        told = f" ({answer.error_message})" if answer.error_message else ""
+        return ReplicaUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{told}")
 
     def _take(self, replica_epoch: int, description: LogDescription, client: ReplicaClient | None) -> None:
         why = description.error_code.meaning

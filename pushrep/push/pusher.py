@@ -8,7 +8,6 @@ lock held. Nothing of the queue is sent before the session's first success: unti
 whether the logs agree, and carries the transition records.
 """
 
-import struct
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -22,8 +21,8 @@ from pushrep.push.memory import Buffered, MemoryTracker
 from pushrep.push.session import PushSession
 from pushrep.push.wire import request_to_wire
 from pushrep.push_session_end_reason import PushSessionEndReason
-from pushrep.records import BatchHeader
-from pushrep.records.header import LENGTH, LENGTH_AT, LENGTH_ENDS_AT
+from pushrep.records import BatchHeader, CorruptRecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
 from pushrep.replication.outcome import Outcome
 from pushrep.replication.sessions import SessionState
@@ -31,7 +30,6 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 _ONE_AT_A_TIME = frozenset({SessionState.STARTING, SessionState.REREADING})
 _SLICE_BYTES_MIN = 64 << 10
-_BASE_OFFSET = struct.Struct(">q")
 _NOTHING: "deque[Buffered]" = deque(maxlen=0)  # of every pusher that nothing was appended for: ten thousand lie idle
 
 
@@ -54,12 +52,13 @@ class Wish(Enum):
 
 
 class Records(NamedTuple):
-    """Whole batches: the offsets [base_offset, end_offset)."""
+    """Whole batches: the offsets [base_offset, end_offset). `cleaned_offset`: of the log, where some are missing."""
 
     base_offset: int
     end_offset: int
     parts: tuple[Part, ...]
     size_bytes: int
+    cleaned_offset: int = 0
 
 
 class Pusher:
@@ -171,6 +170,8 @@ class Pusher:
                 return None  # cut off, or its log start moved: whoever did that wakes us again
             _, request = sent = leader.request(index, records.base_offset, records.end_offset)
             self._shipped, self.watermark_since_ms = (request.high_watermark, request.log_start_offset), None
+        if records.cleaned_offset:
+            request = request._replace(cleaned_offset=records.cleaned_offset)
         part = request_to_wire(self.tp, request, records.parts)
         return part, Sent(self, self.session, sent[0].sequence), records.size_bytes
 
@@ -280,7 +281,8 @@ class Pusher:
             if found is not None:
                 place = FileSlice(found.file, found.position, found.size_bytes)
                 return Records(found.base_offset, found.end_offset, (place,), found.size_bytes)
-        return _whole_batches(log.read(start, bytes_max), end)
+        read = whole_batches(log.read(start, bytes_max), start, end, log.leader_epochs)
+        return read._replace(cleaned_offset=log.cleaned_offset) if read.cleaned_offset else read
 
 
 def _in_memory(records: Records) -> Records:
@@ -292,12 +294,27 @@ def _in_memory(records: Records) -> Records:
     return records._replace(parts=tuple(parts)) if size_of(parts) == records.size_bytes else records
 
 
-def _whole_batches(data: bytes, end: int) -> Records:
-    """What the log gave, up to the batch that begins at or above `end`."""
-    at = last = 0
-    while at < len(data) and (_BASE_OFFSET.unpack_from(data, at)[0] < end or at == 0):
-        last = at
-        at += LENGTH.unpack_from(data, at + LENGTH_AT)[0] + LENGTH_ENDS_AT
-    header = BatchHeader.parse(data, last)
+def whole_batches(data: bytes, start: int, end: int, epochs: LeaderEpochs) -> Records:
+    """What the log gave from `start` on, up to the batch that begins at or above `end`.
+
+    The log's reader has checked that they are in their places; `cleaned_offset` is where the last hole ends, 0 if there
+    is none. Raises CorruptRecordBatch for a leader epoch that the log's list contradicts: who got it would take its log
+    for another history than the leader's.
+    """
+    at, expected, behind_hole = 0, start, 0
+    base_offset = start
+    while at < len(data):
+        header = BatchHeader.parse(data, at)
+        if at and header.base_offset >= end:
+            break
+        if (why := epochs.contradiction(header.base_offset, header.leader_epoch)) is not None:
+            raise CorruptRecordBatch(f"the batch at offset {header.base_offset} has {why}")
+        if header.base_offset > expected:
+            behind_hole = header.base_offset
+        elif not at:
+            base_offset = header.base_offset  # the batch that holds it
+        at, expected = at + header.size_bytes, header.next_offset
+    if not at:
+        raise CorruptRecordBatch(f"the log holds no batch from offset {start} on, and ends at {end}")
     view = data if at == len(data) else memoryview(data)[:at]
-    return Records(_BASE_OFFSET.unpack_from(data, 0)[0], header.next_offset, (view,), at)
+    return Records(base_offset, expected, (view,), at, behind_hole)

@@ -43,6 +43,7 @@ def request_to_wire(tp: TopicIdPartition, request: AppendRecords, records: Recor
         flush_wanted=request.flush_wanted,
         restart=request.restart,
         end_session_reason=request.end_session_reason,
+        cleaned_offset=request.cleaned_offset,
         records=records,
     )
 
@@ -62,6 +63,7 @@ def request_from_wire(part: wire.AppendRecordsPartition) -> AppendRecords:
         flush_wanted=part.flush_wanted,
         restart=part.restart,
         end_session_reason=part.end_session_reason,
+        cleaned_offset=part.cleaned_offset,
         batches=batches,
         is_whole=is_whole,
     )

@@ -64,6 +64,11 @@ class BatchRun:
         """The offset behind the last batch."""
         return int(self.last_offset[-1]) + 1
 
+    def sealed_bytes(self) -> bytes:
+        """The first bytes of each batch, one after the other: those that a seal's CRC goes over."""
+        rows = np.ascontiguousarray(self._headers).view(np.uint8).reshape(len(self), layout.HEADER_BYTES)
+        return rows[:, : layout.SEALED_BYTES].tobytes()
+
     def headers(self) -> Iterator[tuple[int, BatchHeader]]:
         """(position, header) of each batch, for who has to look at them one by one."""
         for position, fields in zip(self.position.tolist(), self._headers.tolist(), strict=True):

@@ -24,9 +24,12 @@ _CRC = struct.Struct(">I")
 LENGTH = struct.Struct(">i")
 
 HEADER_BYTES = 61
+SEALED_BYTES = 21
+"""Base offset, length, leader epoch, magic, CRC: what the CRC does not cover, and the CRC."""
 LENGTH_AT = 8
 LENGTH_ENDS_AT = 12  # what the length counts begins here
 EPOCH_AT = 12
+MAGIC_AT = 16
 CRC_AT = 17
 CRC_COVERS_FROM = 21
 PRODUCER_AT = 43
@@ -44,10 +47,11 @@ assert _PRODUCER.size == 57 - PRODUCER_AT, "producer id, epoch and sequence are 
 
 CODEC_MASK, _TIMESTAMP_TYPE_BIT, _TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
 OFFSET_MAX = (1 << 63) - 1
-_WALKED = struct.Struct(">qiibxxxxhi30xi")
-assert _WALKED.size == HEADER_BYTES, "a header without its CRC, times and producer"
+_WALKED = struct.Struct(">qiibxxxxhi8xq14xi")
+assert _WALKED.size == HEADER_BYTES, "a header without its CRC, base timestamp and producer"
 unpack_walked = _WALKED.unpack_from
-"""Base offset, length, leader epoch, magic, attributes, last offset delta, record count: for a walk over headers."""
+"""Base offset, length, leader epoch, magic, attributes, last offset delta, newest time, record count: for a scan over
+headers."""
 
 
 class BatchHeader(NamedTuple):

@@ -1,5 +1,7 @@
 """What a reader makes of bytes from the network: batches whose CRC it has checked itself, and their records."""
 
+from itertools import pairwise
+
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
 from pushrep.replay.limits import Span
@@ -9,17 +11,22 @@ _RUN_MIN = 32
 """From so many batches of the first one's length on they are looked at together: below, the numpy calls cost more."""
 
 
-def checked(data: memoryview) -> list[RecordBatch]:
-    """The batches that `data` is made of, each with its CRC checked. Raises CorruptRecordBatch."""
+def checked(data: memoryview) -> tuple[list[RecordBatch], bool]:
+    """The batches that `data` is made of, each with its CRC checked; and whether each begins where the one before ends.
+
+    Raises CorruptRecordBatch.
+    """
     if len(data) < _RUN_MIN * length_of_first(data):  # type: ignore[arg-type]  # what follows a log closely is one batch
-        return _checked_singly(data)
+        batches = _checked_singly(data)
+        joins = (a.header.next_offset == b.header.base_offset for a, b in pairwise(batches))
+        return batches, all(joins)
     run = checked_run(data, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]
     batches = [RecordBatch(data[at : at + header.size_bytes], header) for at, header in run.headers()]
     end = run.end if len(run) else 0
     if end != len(data):
         RecordBatch.check(data[end:])
         raise CorruptRecordBatch(f"{len(data) - end} bytes at {end} are no batch")
-    return batches
+    return batches, bool((run.base_offset[1:] == run.last_offset[:-1] + 1).all())
 
 
 def _checked_singly(data: memoryview) -> list[RecordBatch]:

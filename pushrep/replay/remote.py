@@ -19,7 +19,8 @@ from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.protocol.values import OFFSET_MAX, Struct
-from pushrep.records import CorruptRecordBatch
+from pushrep.records import CorruptRecordBatch, RecordBatch
+from pushrep.records.joining import misjoined
 from pushrep.replay import events as e
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.feed import ReplayedBlock
@@ -69,6 +70,7 @@ class RemoteSession:
         self._heard_ms = self._lost_ms = self._retry_ms = clock.monotonic_ms()
         self._failures = 0
         self._bad_at = -1
+        self._expected, self._is_inside = 0, True  # a session may begin in the middle of a batch
         self._is_short = False
         self._is_stopped = False
         self._using = threading.Lock()
@@ -118,6 +120,7 @@ class RemoteSession:
         if answer.error_code is not ErrorCode.NONE:
             raise ReplayRefused(answer.error_code, answer.error_message or answer.error_code.meaning)
         connection.socket.settimeout(0)
+        self._expected, self._is_inside = self._received, True
         self._attached = Attached(connection, session_id, correlation_id)
         self._session_id = session_id
         self._owed_bytes = 0
@@ -186,13 +189,13 @@ class RemoteSession:
     def _begins_at(self, offset: int) -> None:
         """Where a session begins that is known by its id alone is told with the first that comes of it."""
         if self._request is None and not self._received:
-            self._given = self._received = offset
+            self._given = self._received = self._expected = offset
 
     def _take_block(self, data: wire.ReplayData) -> None:
         view = data.records[0]
         assert isinstance(view, memoryview), "a decoded message's records are a view"
         try:
-            batches = checked(view)
+            batches, is_dense = checked(view)
         except CorruptRecordBatch as error:
             # A log that was cut while this was on its way: whoever comes again is told. Met twice, it is damage.
             if self._bad_at == self._received or self._request is None:
@@ -201,14 +204,30 @@ class RemoteSession:
                 self._bad_at = self._received
                 self._lost(str(error))
             return
-        if data.start_offset < self._received:
-            self._fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"offset {data.start_offset} came after {self._received}")
+        why_not = self._why_not_next(data, batches, is_dense=is_dense)
+        if why_not is not None:
+            self._fail(ErrorCode.CORRUPT_MESSAGE, f"offset {self._received}: {why_not}")
             return
         end = data.end_offset if self._until is None else min(data.end_offset, self._until)
+        self._expected, self._is_inside = data.end_offset, data.end_offset < batches[-1].header.next_offset
         if self._left is not None:
             self._left -= sum(count_records(batch, data.start_offset, end) for batch in batches)
         self._received, self._epoch = end, batches[-1].header.leader_epoch
         self._blocks.append(ReplayedBlock(batches, data.start_offset, end))
+
+    def _why_not_next(self, data: wire.ReplayData, batches: list[RecordBatch], *, is_dense: bool) -> str | None:
+        """Why these can't follow what was received: no CRC covers their offsets, nor the message's."""
+        cleaned_offset, expected, last = data.cleaned_offset, self._expected, batches[-1].header
+        why_not = None
+        if not is_dense or batches[0].header.base_offset != expected:
+            spans = ((one.header.base_offset, one.header.next_offset) for one in batches)
+            why_not = misjoined(spans, expected, cleaned_offset, may_begin_below=self._is_inside)
+        if why_not is None and data.end_offset > max(last.next_offset, cleaned_offset):
+            why_not = f"it is said to go to {data.end_offset}, and the last batch ends at {last.next_offset}"
+        is_at = data.start_offset == expected or expected < data.start_offset <= cleaned_offset
+        if why_not is None and not is_at:
+            why_not = f"it is said to begin at {data.start_offset}"
+        return why_not
 
     def _take_end(self, end: wire.ReplayEnd) -> None:
         is_short = self._is_short and end.reason is ReplayEndReason.LIMIT_REACHED
@@ -218,6 +237,10 @@ class RemoteSession:
         is_cut = end.reason is ReplayEndReason.TRUNCATED
         if not is_cut:
             self._begins_at(end.offset)
+        if end.reason is ReplayEndReason.LIMIT_REACHED and end.offset > max(self._expected, end.cleaned_offset):
+            why = f"it is said to end at {end.offset}, and nothing came from {self._expected} on"
+            self._fail(ErrorCode.CORRUPT_MESSAGE, f"offset {self._received}: {why}")
+            return
         self._pending_end = e.SendEnd(
             end.reason,
             self._received if is_cut else max(end.offset, self._received),

@@ -9,10 +9,15 @@ does not match - is the log's own reader's to look at.
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pushrep.log.checkpoints import read_cleaned_offset
+from pushrep.log.errors import CorruptBatch
+from pushrep.log.seal_check import hold_against_seal
 from pushrep.log.segment_files import segment_path
+from pushrep.log.walk import ScanRange
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.seams import Filesystem
@@ -49,7 +54,7 @@ class Tail:
         if place is None:
             return None
         found: list[RecordBatch] = []
-        with suppress(CorruptRecordBatch, OSError):
+        with suppress(CorruptBatch, CorruptRecordBatch, OSError):
             data = self._read(place.segment, place.position, last.size_bytes + _READ_BYTES)
             if BatchHeader.parse(data) != last:
                 return None
@@ -68,7 +73,7 @@ class Tail:
     def _find(self, last: BatchHeader) -> _Place | None:
         """Where that batch stands, by the index."""
         files = OpenSegments(self._filesystem)
-        with closing(files), suppress(NoBatchThere, CorruptRecordBatch, OSError):
+        with closing(files), suppress(NoBatchThere, CorruptBatch, CorruptRecordBatch, OSError):
             reader = SliceReader(self._directory, self._filesystem, files)
             for found in reader.read(last.base_offset, last.next_offset, 1, want_offsets=False):
                 return _Place(last, found.segment, found.position)
@@ -78,10 +83,11 @@ class Tail:
         self, segment: int, position: int, at: int, data: bytes, last: BatchHeader, limit: int
     ) -> Iterator[tuple[int, RecordBatch]]:
         """Batches that follow `last` and each other. Raises CorruptRecordBatch, OSError."""
-        before = last
+        before, what = last, ScanRange(base_offset=segment)
         while before.next_offset < limit and _begins(data, at, before.next_offset):
             header = BatchHeader.parse(data, at)
-            if header.leader_epoch < before.leader_epoch:
+            expected, epoch = before.next_offset, before.leader_epoch
+            if what.why_misplaced(expected, epoch, header.base_offset, header.next_offset, header.leader_epoch):
                 return
             if at + header.size_bytes > len(data):
                 if before is not last:
@@ -93,6 +99,9 @@ class Tail:
 
     def _read(self, segment: int, position: int, size: int) -> bytes:
         with closing(self._filesystem.open(segment_path(self._directory, segment), writable=False)) as file:
+            if position == 0:
+                cleaned_offset = partial(read_cleaned_offset, self._directory, self._filesystem)
+                hold_against_seal(self._filesystem, self._directory, segment, file, cleaned_offset)
             return file.read_at(size, position)
 
 

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pushrep.log.errors import CorruptBatch
 from pushrep.log.segment_files import segment_path
+from pushrep.log.walk import count_in_place
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
 from pushrep.records.checksum import crc32c_in_place
@@ -61,9 +63,10 @@ class BatchWindows:
         """Every batch that holds an offset in [start, end), as far as all is plain, by windows. Raises nothing."""
         files = OpenSegments(self._filesystem)
         places = SliceReader(self._directory, self._filesystem, files)
-        with closing(files), suppress(NoBatchThere, OSError):
-            segment, position = places.place(start)
-            expected, epoch = start, -1
+        with closing(files), suppress(NoBatchThere, CorruptBatch, OSError):
+            what = places.place(start)
+            segment, position, epoch = what.base_offset, what.position, what.leader_epoch
+            expected = segment if what.next_offset is None else what.next_offset
             while expected < end:
                 read = self._read(files.get(self._directory, segment).file, position)
                 if not read.batches:
@@ -72,14 +75,16 @@ class BatchWindows:
                         return
                     segment, position = expected, 0
                     continue
-                taken = _plain(read.batches, start, end, expected, epoch)
-                skipped = sum(batch.header.next_offset <= start for batch in read.batches) if expected == start else 0
-                if given := read.batches[skipped:taken]:
-                    expected, epoch = given[-1].header.next_offset, given[-1].header.leader_epoch
+                in_place = count_in_place([batch.header for batch in read.batches], expected, epoch)
+                given = read.batches[:in_place]
+                if given and (expected < start or given[-1].header.next_offset > end):
+                    given = [batch for batch in given if _holds(batch.header, start, end)]
+                if given:
                     yield Window(given, read.end if len(given) == len(read.batches) else sum(map(size_of_batch, given)))
-                if taken < len(read.batches):
+                if in_place < len(read.batches):
                     return
-                position += read.end
+                last = read.batches[-1].header
+                expected, epoch, position = last.next_offset, last.leader_epoch, position + read.end
 
     def _read(self, file: File, position: int) -> _Read:
         """What stands from `position` on. Raises OSError."""
@@ -120,16 +125,8 @@ def checked_together(view: memoryview) -> list[RecordBatch]:
     return [RecordBatch(view[at : at + header.batch_length + LENGTH_ENDS_AT], header) for at, header in run.headers()]
 
 
-def _plain(batches: list[RecordBatch], start: int, end: int, expected: int, epoch: int) -> int:
-    """How many of them each follow the one before, with no lower epoch; the first may begin before `start`."""
-    for number, batch in enumerate(batches):
-        header = batch.header
-        base = header.base_offset
-        is_next = base == expected or (expected == start and base < start)
-        if not is_next or header.leader_epoch < epoch or base >= end:
-            return number
-        expected, epoch = max(expected, base + header.last_offset_delta + 1), header.leader_epoch
-    return len(batches)
+def _holds(header: BatchHeader, start: int, end: int) -> bool:
+    return header.next_offset > start and header.base_offset < end
 
 
 def size_of_batch(batch: RecordBatch) -> int:

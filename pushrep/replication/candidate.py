@@ -4,7 +4,10 @@
        │                            │ a newer grant             │
        └────────────────────────────┴───────────────────────────┴──▶ REFUSED (with an error that says what to do)
 
-LOOKING asks before any number is taken, so that a promotion that can't succeed fences nobody.
+LOOKING asks and compares before any number is taken, so that a promotion that can't succeed fences nobody.
+A member that shows no grant counts for nothing, unless nothing was ever acknowledged: it may be one whose disk was
+lost, with what it held and promised. One that got its first grant since says so (`is_unfilled`) until it has been given
+everything.
 GRANTING has its number and its grant on its own disk before anybody else sees them. What counts is what members answer
 after they stored this very grant: from then on nothing older can be added to what they showed.
 CATCHING_UP fetches, for every partition, what the member that is ahead has and this one has not, and flushes it. So the
@@ -89,16 +92,21 @@ class PartitionLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberAnswer:
-    """What a member says of itself: to a look, or after it stored a grant. highest_epoch: of all that it has seen."""
+    """What a member says of itself: to a look, or after it stored a grant. highest_epoch: of all that it has seen.
+
+    is_unfilled: it had no grant when it stored its first, and has not been given everything since; None from an older
+    node, which can't say.
+    """
 
     index: int
     grant: Grant | None
     highest_epoch: int
     logs: Mapping[int, PartitionLog] = field(default_factory=dict)
+    is_unfilled: bool | None = None
 
     @property
     def counts(self) -> bool:
-        return all(log.why_unfit is None for log in self.logs.values())
+        return not self.is_unfilled and all(log.why_unfit is None for log in self.logs.values())
 
 
 class Look(NamedTuple):
@@ -171,6 +179,9 @@ class Candidate:
         self._answers: dict[int, MemberAnswer] = {index: own}
         self._to_fetch: set[int] = set()
         self._was_led_by_another = False
+        self._kept_a_grant: frozenset[int] = frozenset({index})
+        self.is_first = False
+        """Nothing was ever acknowledged, as far as those tell that answered the look."""
 
     @property
     def base(self) -> Grant:
@@ -227,10 +238,30 @@ class Candidate:
 
     def _counting(self) -> frozenset[int]:
         """Who answered and is fit; once there is a grant, who stored it."""
+        if self.grant is None:
+            is_first = self._nothing_was_acknowledged()
+            return frozenset(
+                index
+                for index, answer in self._answers.items()
+                if is_first or (answer.counts and (answer.grant is not None or index == self.index))
+            )
         return frozenset(
             index
             for index, answer in self._answers.items()
-            if answer.counts and (self.grant is None or answer.grant == self.grant)
+            if answer.grant == self.grant
+            and (self.is_first or (answer.counts and (answer.is_unfilled is not None or index in self._kept_a_grant)))
+        )
+
+    def _nothing_was_acknowledged(self) -> bool:
+        """Whether no record of this outbox can have been: nobody has a grant, or this member, which had the newest one
+        and so holds all that was, has no record of any granted epoch.
+        """
+        shown = [answer.grant for answer in self._answers.values() if answer.grant is not None]
+        if not shown:
+            return True
+        newest = max(shown, key=lambda grant: grant.epoch)
+        return newest.leader == self.index and all(
+            log.why_unfit is None and log.granted.end_offset == 0 for log in self._own.logs.values()
         )
 
     def _on_look(self) -> list[CandidateEffect]:
@@ -242,6 +273,11 @@ class Candidate:
             return self._refuse(NotAMember(self.index, self.base.epoch))
         if not self.base.may_lead(self._counting()):
             return []
+        self._was_led_by_another = newest is not None and newest.leader != self.index
+        if self.purpose is not Purpose.OPEN and isinstance(refusal := self._fetches(), ReplicationError):
+            return self._refuse(refusal)
+        self.is_first = self._nothing_was_acknowledged()
+        self._kept_a_grant |= {index for index, answer in self._answers.items() if answer.grant is not None}
         epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
         if not shown:
             grant = replace(self.base, epoch=epoch, members_epoch=epoch, leader=self.index)
@@ -250,7 +286,6 @@ class Candidate:
         else:
             grant = self.base.renewed(epoch, self.index)
         self._become(CandidateState.GRANTING)
-        self._was_led_by_another = newest is not None and newest.leader != self.index
         self.grant = grant
         stored = MemberAnswer(index=self.index, grant=grant, highest_epoch=epoch, logs=self._own.logs)
         self._answers = {self.index: stored}
@@ -292,7 +327,8 @@ class Candidate:
                     fetches.append(Fetch(partition, self.index, granted.log_end_offset, ahead))
                 continue
             if self.purpose is Purpose.PROMOTE:
-                return NotAhead(partition=partition, own=own.granted, member=member, theirs=ahead)
+                is_fenced = self.grant is not None
+                return NotAhead(partition=partition, own=own.granted, member=member, theirs=ahead, is_fenced=is_fenced)
             theirs = self._answers[member].logs[partition]
             cut_at = common_end(granted, without_ungranted(theirs.log, theirs.ungranted))
             anew = None

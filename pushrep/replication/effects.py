@@ -68,9 +68,14 @@ class SetAside(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Write these batches at the log's end, as they are."""
+    """Write these batches behind the log's end, as they are.
+
+    cleaned_offset: where offsets are missing below it, the log's own cleaner's offset is raised over the hole first,
+    durably, and what follows the hole goes into a segment of its own.
+    """
 
     batches: tuple[Batch, ...]
+    cleaned_offset: int = 0
 
 
 class BeginEpoch(NamedTuple):

@@ -34,15 +34,26 @@ class TooFewMembers(ReplicationError):
 class NotAhead(ReplicationError):
     """Another member holds more: promote `member`, or fetch its records first (`--catch-up`).
 
-    own, theirs: (newest granted epoch in the log, its end offset) of partition `partition`.
+    own, theirs: (newest granted epoch in the log, its end offset) of partition `partition`. is_fenced: whether a number
+    was taken before that was seen, so that whoever led does no more.
     """
 
-    def __init__(self, *, partition: int, own: tuple[int, int], member: int, theirs: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        *,
+        partition: int,
+        own: tuple[int, int],
+        member: int,
+        theirs: tuple[int, int],
+        is_fenced: bool = False,
+    ) -> None:
+        who_leads = "the leader until now is fenced, so nobody leads" if is_fenced else "nobody was fenced"
         super().__init__(
             f"partition {partition} ends at {own[1]} in epoch {own[0]} here, at {theirs[1]} in epoch {theirs[0]} at"
-            f" member {member}: promote that one, or catch up first"
+            f" member {member}: promote that one, or catch up first (--catch-up); {who_leads}"
         )
         self.partition, self.own, self.member, self.theirs = partition, own, member, theirs
+        self.is_fenced = is_fenced
 
 
 class LogNotFit(ReplicationError):

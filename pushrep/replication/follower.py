@@ -102,7 +102,9 @@ SESSION_CHECKS: tuple[RequestCheck, ...] = (
         Outcome.CORRUPT_MESSAGE,
         lambda _, request: any(batch.leader_epoch > request.leader_epoch for batch in request.batches),
     ),
-    RequestCheck(Outcome.INVALID_REQUEST, lambda _, request: not _is_ascending(request)),
+    # No CRC covers a base offset or an epoch: another one than must follow is a damaged header.
+    RequestCheck(Outcome.CORRUPT_MESSAGE, lambda _, request: not request.joins),
+    RequestCheck(Outcome.INVALID_REQUEST, lambda _, request: _begins_without_its_epoch(request)),
 )
 """What it says. After these the records' place in the log decides."""
 
@@ -112,18 +114,9 @@ def _is_stale(newest: ReplicaSession, request: AppendRecords) -> bool:
     return asked < newest[:2] or (asked == newest[:2] and newest.is_over)
 
 
-def _is_ascending(request: AppendRecords) -> bool:
-    """Offsets rise strictly, the first at the append offset; epochs do not fall; a log begins anew with its epoch."""
-    if request.batches and request.batches[0].base_offset != request.append_offset:
-        return False
-    if request.restart and not request.batches and request.append_offset < request.epoch_start_offset:
-        return False
-    offset, epoch = request.append_offset, request.previous_epoch
-    for batch in request.batches:
-        if batch.base_offset < offset or batch.next_offset <= batch.base_offset or batch.leader_epoch < epoch:
-            return False
-        offset, epoch = batch.next_offset, batch.leader_epoch
-    return True
+def _begins_without_its_epoch(request: AppendRecords) -> bool:
+    """A log begins anew with its epoch."""
+    return request.restart and not request.batches and request.append_offset < request.epoch_start_offset
 
 
 def follow(state: ReplicaState | None, request: AppendRecords, batch_at: BatchAt) -> tuple[FollowerEffect, ...]:
@@ -192,7 +185,7 @@ def _accept(state: ReplicaState, log: LogEnds, request: AppendRecords, found: Fo
         log = log.cut(found.at)
         flushed = min(flushed, found.at)
     if new := tuple(batch for batch in request.batches if batch.base_offset >= log.log_end_offset):
-        effects.append(Append(new))
+        effects.append(Append(new, request.cleaned_offset))
         epochs = log.leader_epochs
         for batch in new:
             epochs = epochs.assigned(batch.leader_epoch, batch.base_offset)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
+from pushrep.records.joining import misjoined
 from pushrep.replication.epochs import NO_EPOCH
 from pushrep.replication.outcome import Outcome
 
@@ -33,6 +34,7 @@ class AppendRecords(NamedTuple):
     previous_epoch: of the batch that ends at `append_offset`, -1 where the leader's log starts.
     epoch_start_offset: where `leader_epoch` starts in the leader's log; what lies below was there when it was granted.
     restart: the leader's log starts above what the replica has; begin anew at `append_offset`.
+    cleaned_offset: 0, or the leader says that Kafka's cleaner went so far: only below it may offsets be missing.
     is_whole: False if some bytes were no batch (`batches_of` says so).
     """
 
@@ -47,6 +49,7 @@ class AppendRecords(NamedTuple):
     flush_wanted: bool = False
     restart: bool = False
     end_session_reason: int = NOT_ENDED
+    cleaned_offset: int = 0
     batches: tuple[Batch, ...] = ()
     is_whole: bool = True
 
@@ -54,6 +57,18 @@ class AppendRecords(NamedTuple):
     def epoch_at_append_offset(self) -> int:
         """The leader's epoch there: of the batch, or its own, which wrote everything from its start on."""
         return self.batches[0].leader_epoch if self.batches else self.leader_epoch
+
+    @property
+    def joins(self) -> bool:
+        """Whether each batch begins where the one before ends, but for announced holes, and no leader epoch falls."""
+        expected, epoch, is_dense = self.append_offset, self.previous_epoch, True
+        for batch in self.batches:
+            if batch.leader_epoch < epoch:
+                return False
+            is_dense = is_dense and batch.base_offset == expected
+            expected, epoch = batch.next_offset, batch.leader_epoch
+        spans = (batch[:2] for batch in self.batches)
+        return is_dense or misjoined(spans, self.append_offset, self.cleaned_offset) is None
 
     @property
     def end_offset(self) -> int:

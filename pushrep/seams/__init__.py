@@ -2,6 +2,7 @@
 
 from pushrep.seams.clock import SYSTEM_CLOCK, Clock, SystemClock
 from pushrep.seams.directory_watch import Watch
+from pushrep.seams.file_witness import FileWitness
 from pushrep.seams.filesystem import (
     REAL_FILESYSTEM,
     DiskUsage,
@@ -37,6 +38,7 @@ __all__ = [
     "DiskUsage",
     "Event",
     "File",
+    "FileWitness",
     "Filesystem",
     "Listener",
     "LockHeld",

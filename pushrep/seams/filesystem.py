@@ -2,20 +2,46 @@
 
 Nothing is durable until `File.sync` (its bytes) and `Filesystem.sync_directory` (its name) returned. Positions and
 sizes are bytes. Every call raises `OSError` with the path; `write_at` writes everything or raises.
+
+What is opened is a plain file, or refused at once with its path:
+
+    under the name there is      to be read                      to be written, locked, mapped for writing
+    a plain file                 opened                          opened
+    a symbolic link to one       opened                          ELOOP: nothing is ever written through a link
+    a link that leads nowhere    ELOOP, never ENOENT             ELOOP
+    a directory                  EISDIR                          EISDIR
+    a pipe, socket, device       EINVAL, nothing waits for it    EINVAL
+    a file that is mostly hole   EFBIG                           opened: who writes may cut it
+
+The last: HOLE_BYTES_MAX and more that were never written, far beyond what is allocated ahead. Who walks through it
+would not come to its end.
 """
 
 import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from pushrep.seams.directory_watch import Watch, watch_directory
+from pushrep.seams.file_witness import FileWitness, real_witness
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 """What can be written: anything with bytes in one piece."""
+
+HOLE_BYTES_MAX = 256 << 20
+"""Copies that leave zeros out have holes of as much as was allocated ahead, 16 MiB by default."""
+
+NO_PLAIN_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EFBIG})
+"""What an open raises where the trouble is what stands under the name, and neither the disk nor the process."""
+
+IS_LINK = "it is a symbolic link, and nothing is written through one"
+LEADS_NOWHERE = "it is a symbolic link that leads nowhere"
+IS_DIRECTORY = "it is a directory, where a file is expected"
+IS_NO_FILE = "it is a pipe, a socket or a device, where a file is expected"
 
 
 class DiskUsage(NamedTuple):
@@ -28,6 +54,11 @@ class DiskUsage(NamedTuple):
     def used_percent(self) -> float:
         """0 to 100; a file system without size is full."""
         return 100 * self.used_bytes / self.total_bytes if self.total_bytes else 100.0
+
+    @property
+    def free_bytes(self) -> int:
+        """What may still be written."""
+        return self.total_bytes - self.used_bytes
 
 
 class LockHeld(OSError):
@@ -73,18 +104,24 @@ class File(Protocol):
 class Filesystem(Protocol):
     """The directory calls a log needs. Paths are absolute or relative to the process's own directory."""
 
-    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File: ...
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
+        """A plain file; see the module for what is refused. FileNotFoundError only if the name is free."""
+        ...
+
     def list(self, directory: Path) -> list[str]:
         """Names in the directory, sorted."""
         ...
 
-    def exists(self, path: Path) -> bool: ...
+    def exists(self, path: Path) -> bool:
+        """Whether the name is taken, by whatever: a link that leads nowhere, too."""
+        ...
+
     def make_directory(self, path: Path) -> None:
         """With its missing parents; the new names are synced. An existing directory is fine."""
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Atomic; replaces the target. The caller syncs the directory."""
+        """Atomic; replaces the target, unless that is a link (ELOOP). The caller syncs the directory."""
         ...
 
     def remove(self, path: Path) -> None: ...
@@ -105,6 +142,10 @@ class Filesystem(Protocol):
         """How full the file system is that holds `path`, which exists; microseconds, no disk is read."""
         ...
 
+    def witness(self, path: Path) -> FileWitness | None:
+        """What tells the file at `path` from its copies, and lasts while it is renamed; None where nothing does."""
+        ...
+
 
 class RealFile:
     """A file descriptor with pread and pwrite."""
@@ -115,35 +156,50 @@ class RealFile:
         self._fd, self.path = fd, path
 
     def read_at(self, size: int, position: int) -> bytes:
-        data = os.pread(self._fd, size, position)
-        if len(data) == size or not data:
-            return data
-        parts = [data]  # a signal or the 2 GiB limit of one call cut it short, or the file ends
-        got = len(data)
-        while got < size and (data := os.pread(self._fd, size - got, position + got)):
-            parts.append(data)
-            got += len(data)
+        try:
+            data = os.pread(self._fd, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]  # a signal or the 2 GiB limit of one call cut it short, or the file ends
+            got = len(data)
+            while got < size and (data := os.pread(self._fd, size - got, position + got)):
+                parts.append(data)
+                got += len(data)
+        except OSError as error:
+            raise _named(error, self.path) from error
         return b"".join(parts)
 
     def write_at(self, data: Buffer, position: int) -> None:
         view = memoryview(data).cast("B")
-        written = os.pwrite(self._fd, view, position)
-        while written < len(view):
-            written += os.pwrite(self._fd, view[written:], position + written)
+        try:
+            written = os.pwrite(self._fd, view, position)
+            while written < len(view):
+                written += os.pwrite(self._fd, view[written:], position + written)
+        except OSError as error:
+            raise _named(error, self.path) from error
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise _named(error, self.path) from error
 
     def allocate(self, size: int) -> None:
         have = self.size()
         if size > have:
-            os.posix_fallocate(self._fd, have, size - have)
+            try:
+                os.posix_fallocate(self._fd, have, size - have)
+            except OSError as error:
+                raise _named(error, self.path) from error
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise _named(error, self.path) from error
 
     def drop_cache(self) -> None:
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -161,14 +217,17 @@ class RealFilesystem:
     """The operating system's, on POSIX."""
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return RealFile(os.open(path, flags, 0o644), path)
+        return RealFile(_open_plain(path, create=create, writable=writable), path)
 
     def list(self, directory: Path) -> list[str]:
         return sorted(os.listdir(directory))
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def make_directory(self, path: Path) -> None:
         if path.is_dir():
@@ -179,6 +238,8 @@ class RealFilesystem:
             self.sync_directory(made.parent)
 
     def rename(self, source: Path, target: Path) -> None:
+        if target.is_symlink():
+            raise OSError(errno.ELOOP, IS_LINK, str(target))
         source.replace(target)
 
     def remove(self, path: Path) -> None:
@@ -192,7 +253,7 @@ class RealFilesystem:
             os.close(fd)
 
     def lock(self, path: Path) -> File:
-        file = RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), path)
+        file = RealFile(_open_plain(path, create=True, writable=True), path)
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             pid = b"%d\n" % os.getpid()
@@ -208,10 +269,15 @@ class RealFilesystem:
         return file
 
     def map_shared(self, path: Path, size: int, *, writable: bool) -> mmap.mmap:
-        with path.open("r+b" if writable and path.exists() else "w+b" if writable else "rb") as file:
-            if writable and os.fstat(file.fileno()).st_size < size:
-                os.posix_fallocate(file.fileno(), 0, size)
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        fd = _open_plain(path, create=writable, writable=writable)
+        try:
+            if writable and os.fstat(fd).st_size < size:
+                os.posix_fallocate(fd, 0, size)
+            return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        except OSError as error:
+            raise _named(error, path) from error
+        finally:
+            os.close(fd)
 
     def watch(self, directory: Path) -> Watch | None:
         return watch_directory(directory)
@@ -220,6 +286,82 @@ class RealFilesystem:
         found = os.statvfs(path)
         used_blocks = found.f_blocks - found.f_bfree
         return DiskUsage(used_blocks * found.f_frsize, (used_blocks + found.f_bavail) * found.f_frsize)
+
+    def witness(self, path: Path) -> FileWitness | None:
+        return real_witness(path)
+
+
+def mostly_hole(size: int, missing: int) -> str:
+    """Why a file with so many bytes that were never written is refused."""
+    return f"it claims {size} bytes, {missing} of which were never written"
+
+
+def _open_plain(path: Path, *, create: bool, writable: bool) -> int:
+    """A descriptor of a plain file; see the module for what is refused."""
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # whatever stands there: not to wait, not to be taken over
+    flags |= (os.O_RDWR | os.O_NOFOLLOW) if writable or create else os.O_RDONLY
+    try:
+        fd = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+    except OSError as error:
+        _raise_in_words(error, path)
+        raise  # not from itself: a cycle would keep every frame, and so the caller's objects, until the collector runs
+    try:
+        why = _no_plain_file(fd, writable=writable)
+    except BaseException:
+        os.close(fd)
+        raise
+    if why is not None:
+        os.close(fd)
+        raise OSError(*why, str(path))
+    return fd
+
+
+def _raise_in_words(error: OSError, path: Path) -> None:
+    """Another error, where the system's number leaves open what stands there; else none: raise the one that came."""
+    if error.errno in {errno.ENOENT, errno.ELOOP} and path.is_symlink():
+        why = LEADS_NOWHERE if error.errno == errno.ENOENT else IS_LINK
+        raise OSError(errno.ELOOP, why, str(path)) from error
+    if error.errno == errno.EISDIR:
+        raise OSError(errno.EISDIR, IS_DIRECTORY, str(path)) from error
+    if error.errno == errno.ENXIO:  # a socket, or a device without a driver
+        raise OSError(errno.EINVAL, IS_NO_FILE, str(path)) from error
+
+
+def _no_plain_file(fd: int, *, writable: bool) -> tuple[int, str] | None:
+    """Why what was opened is not to be used."""
+    found = os.fstat(fd)
+    if stat.S_ISDIR(found.st_mode):
+        return errno.EISDIR, IS_DIRECTORY
+    if not stat.S_ISREG(found.st_mode):
+        return errno.EINVAL, IS_NO_FILE
+    missing = found.st_size - 512 * found.st_blocks
+    if (
+        writable
+        or missing < HOLE_BYTES_MAX
+        or (missing := min(missing, _hole_bytes(fd, found.st_size))) < HOLE_BYTES_MAX
+    ):
+        return None
+    return errno.EFBIG, mostly_hole(found.st_size, missing)
+
+
+def _hole_bytes(fd: int, size: int) -> int:
+    """Bytes in holes, up to the limit: what a file system has compressed takes fewer blocks, too, and is no hole."""
+    holes = position = begins = 0
+    try:
+        while position < size and holes < HOLE_BYTES_MAX:
+            begins = os.lseek(fd, position, os.SEEK_HOLE)
+            position = os.lseek(fd, begins, os.SEEK_DATA)
+            holes += position - begins
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return holes + max(0, size - begins)  # a hole to the end
+    return holes
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """The same error, with the file's name: calls by descriptor leave it out."""
+    return OSError(error.errno, error.strerror, str(path))
 
 
 def write_atomic(filesystem: Filesystem, path: Path, parts: Iterable[Buffer]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from filtering.extras import MissingExtra, needed_by
 from pushrep.errors import BadArgument
 from pushrep.startpoints.errors import StoreUnavailable
 from pushrep.startpoints.store import StartpointStore
@@ -61,10 +62,10 @@ class StorePlace:
         place = f"{self.kind}:{self.name}"
         for entry in entry_points(group=GROUP, name=self.kind):
             try:
-                make = entry.load()
-            except ModuleNotFoundError as error:
-                why = f"it needs the Python package {error.name!r}: pip install 'pushrep[kafka]'"
-                raise StoreUnavailable(place, why) from error
+                with needed_by("it"):
+                    make = entry.load()
+            except MissingExtra as error:
+                raise StoreUnavailable(place, str(error)) from error
             opened: StartpointStore = make(self.name, self.settings)
             return opened
         why = f"this installation has no {self.kind!r} in its entry points {GROUP}: install pushrep again"

@@ -1,7 +1,7 @@
 """For tests, ours and yours: a simulated disk and clock, and examiners that hold an implementation to its Protocol."""
 
-from pushrep.testing.filesystem_examiner import examine_filesystem
+from pushrep.testing.filesystem_examiner import RealIntruder, examine_filesystem
 from pushrep.testing.simulated_clock import SimulatedClock
 from pushrep.testing.simulated_disk import PowerLost, SimulatedDisk
 
-__all__ = ["PowerLost", "SimulatedClock", "SimulatedDisk", "examine_filesystem"]
+__all__ = ["PowerLost", "RealIntruder", "SimulatedClock", "SimulatedDisk", "examine_filesystem"]

@@ -33,6 +33,9 @@ class Inode:
     mapping: mmap.mmap | None = None
     locked_by: Any = None  # the open file that has it
     hole_bytes: int = 0  # what `truncate` grew it by takes no room
+    generation: int = 0  # no two files ever have the same
+    leads_to: str | None = None  # of a symbolic link, as a whole path
+    is_pipe: bool = False
 
     def write(self, write: Write) -> None:
         """Into the cache; the disk has it after `sync`."""

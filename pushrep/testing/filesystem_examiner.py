@@ -4,18 +4,51 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from pushrep.seams import Filesystem, LockHeld, read_whole, write_atomic
+from pushrep.seams.filesystem import HOLE_BYTES_MAX
 
 
-def examine_filesystem(filesystem: Filesystem, directory: Path) -> None:
-    """Raise AssertionError naming the first promise of `Filesystem` or `File` that does not hold below `directory`."""
+class Intruder(Protocol):
+    """Puts what is no plain file under a name, as somebody else may: no `Filesystem` makes such things itself."""
+
+    def place_link(self, path: Path, target: Path) -> None:
+        """A symbolic link to `target`, which may be missing."""
+        ...
+
+    def place_pipe(self, path: Path) -> None:
+        """A named pipe."""
+        ...
+
+
+class RealIntruder:
+    """By the operating system."""
+
+    def place_link(self, path: Path, target: Path) -> None:
+        """A symbolic link to `target`, which may be missing."""
+        path.symlink_to(target)
+
+    def place_pipe(self, path: Path) -> None:
+        """A named pipe."""
+        os.mkfifo(path)
+
+
+def examine_filesystem(filesystem: Filesystem, directory: Path, intruder: Intruder | None = None) -> None:
+    """Raise AssertionError naming the first promise of `Filesystem` or `File` that does not hold below `directory`.
+
+    What is promised of links and pipes is looked at only with an `intruder` that can place them.
+    """
     filesystem.make_directory(directory)
-    for examine in (_files, _names, _whole_files, _locks, _mappings, _watches, _room):
+    for examine in (_files, _names, _whole_files, _locks, _mappings, _watches, _room, _holes, _witnesses):
         place = directory / examine.__name__.strip("_")
         filesystem.make_directory(place)
         examine(filesystem, place)
+    if intruder is not None:
+        filesystem.make_directory(directory / "odd")
+        _odd_files(filesystem, directory / "odd", intruder)
 
 
 def _files(fs: Filesystem, directory: Path) -> None:
@@ -117,6 +150,78 @@ def _room(fs: Filesystem, directory: Path) -> None:
     _equal("a file tells the same total", fs.usage(directory / "f").total_bytes > 0, True)
 
 
+def _witnesses(fs: Filesystem, directory: Path) -> None:
+    _refused("the witness of what is not there", lambda: fs.witness(directory / "none"), errno.ENOENT)
+    for name in ("original", "copy"):
+        with closing(fs.open(directory / name, create=True)) as file:
+            file.write_at(b"the same bytes", 0)
+    original = fs.witness(directory / "original")
+    if original is None:  # where nothing tells a file from its copy, that is the answer
+        _equal("no witness of any file", fs.witness(directory / "copy"), None)
+        return
+    _equal("a file has one name", original.links, 1)
+    _equal("one half beside the inode", original.generation is None and original.birth_ns is None, False)
+    _equal("a copy has another witness", fs.witness(directory / "copy") == original, False)
+    with closing(fs.open(directory / "original")) as file:
+        file.write_at(b"other bytes", 0)
+        file.sync()
+    fs.rename(directory / "original", directory / "renamed")
+    fs.sync_directory(directory)
+    _equal("it lasts while the file is written and renamed", fs.witness(directory / "renamed"), original)
+    fs.remove(directory / "renamed")
+    fs.open(directory / "renamed", create=True).close()
+    _equal("a new file of its name has another", fs.witness(directory / "renamed") == original, False)
+
+
+def _holes(fs: Filesystem, directory: Path) -> None:
+    with closing(fs.open(directory / "f", create=True)) as file:
+        file.write_at(b"x", 0)
+        file.truncate(HOLE_BYTES_MAX)
+    fs.open(directory / "f", writable=False).close()
+    with closing(fs.open(directory / "f")) as file:
+        file.truncate(HOLE_BYTES_MAX + (1 << 20))
+    _refused("a file that is mostly hole", lambda: fs.open(directory / "f", writable=False), errno.EFBIG)
+    with closing(fs.open(directory / "f")) as file:
+        file.truncate(1)
+    fs.open(directory / "f", writable=False).close()
+    fs.remove(directory / "f")
+
+
+def _odd_files(fs: Filesystem, directory: Path, intruder: Intruder) -> None:
+    other = directory / "other"
+    with closing(fs.open(other, create=True)) as file:
+        file.write_at(b"another's", 0)
+    intruder.place_link(directory / "link", other)
+    intruder.place_link(directory / "dangling", directory / "nothing")
+    intruder.place_pipe(directory / "pipe")
+    fs.make_directory(directory / "directory")
+    with closing(fs.open(directory / "link", writable=False)) as file:
+        _equal("a link to a file is read", file.read_at(99, 0), b"another's")
+    for name, read, write in (
+        ("link", None, errno.ELOOP),
+        ("dangling", errno.ELOOP, errno.ELOOP),
+        ("pipe", errno.EINVAL, errno.EINVAL),
+        ("directory", errno.EISDIR, errno.EISDIR),
+    ):
+        path = directory / name
+        _equal(f"the name of a {name} is taken", fs.exists(path), True)
+        if read is not None:
+            _refused(f"reading a {name}", partial(fs.open, path, writable=False), read)
+            _refused(f"mapping a {name}", partial(fs.map_shared, path, 16, writable=False), read)
+        _refused(f"opening a {name} to write", partial(fs.open, path), write)
+        _refused(f"making a {name}", partial(fs.open, path, create=True), write)
+        _refused(f"locking a {name}", partial(fs.lock, path), write)
+        _refused(f"mapping a {name} to write", partial(fs.map_shared, path, 16, writable=True), write)
+    _equal("nothing was made where a link leads", fs.exists(directory / "nothing"), False)
+    for name in ("link", "dangling"):
+        _refused(f"replacing a {name}", partial(write_atomic, fs, directory / name, [b"x"]), errno.ELOOP)
+    with closing(fs.open(other, writable=False)) as file:
+        _equal("what a link leads to is as it was", file.read_at(99, 0), b"another's")
+    for name in ("link", "dangling", "pipe"):
+        fs.remove(directory / name)
+    _equal("removing a link removes nothing else", fs.exists(other), True)
+
+
 def _equal(promise: str, got: object, wanted: object) -> None:
     if got != wanted:
         raise AssertionError(f"{promise}: {got!r} instead of {wanted!r}")
@@ -127,5 +232,6 @@ def _refused(what: str, call: Callable[[], object], code: int) -> None:
         call()
     except OSError as error:
         _equal(f"{what}: errno", error.errno, code)
+        _equal(f"{what}: the error names a file", error.filename is not None, True)
     else:
         raise AssertionError(f"{what} was not refused")

@@ -13,9 +13,13 @@
                    `full_errno`: ENOSPC, or EDQUOT where a quota is what is used up; `usage` tells it
     read_only      the file system was remounted under its writers: whatever would change it raises EROFS
     sync_ms        what a sync costs on the simulated clock
+    copy(a, b)     what `cp -a a b` makes: other files with the same bytes
+    has_witnesses  False: nothing tells a file from its copy, as with FUSE
 
-Left out: sectors (a write is torn at any byte, which includes them), order between directories, permissions, links,
-and mappings other than a shared one that dies with the power.
+    place_link, place_pipe    what somebody else has put under a name of ours
+
+Left out: sectors (a write is torn at any byte, which includes them), order between directories, permissions, links to
+directories, and mappings other than a shared one that dies with the power.
 """
 
 import errno
@@ -25,8 +29,16 @@ import random
 from pathlib import Path
 from typing import Self
 
-from pushrep.seams import DiskUsage, File, LockHeld
-from pushrep.seams.filesystem import Buffer
+from pushrep.seams import DiskUsage, File, FileWitness, LockHeld
+from pushrep.seams.filesystem import (
+    HOLE_BYTES_MAX,
+    IS_DIRECTORY,
+    IS_LINK,
+    IS_NO_FILE,
+    LEADS_NOWHERE,
+    Buffer,
+    mostly_hole,
+)
 from pushrep.testing.disk_contents import Inode, Names, Write
 from pushrep.testing.simulated_clock import SimulatedClock
 
@@ -46,6 +58,7 @@ class SimulatedDisk:
         self.capacity_bytes: int | None = None
         self.full_errno = errno.ENOSPC
         self.read_only = False
+        self.has_witnesses = True
         self.steps = 0
         self._random = random.Random(seed)  # noqa: S311 - faults that replay, not secrets
         self._directories: dict[str, Names] = {"/": Names()}  # by text: a Path takes long to hash
@@ -54,6 +67,7 @@ class SimulatedDisk:
         self._failing_syncs = 0
         self._failing_writes = 0
         self._boot = 0
+        self._made_files = 0
 
     # ---- faults
 
@@ -97,6 +111,36 @@ class SimulatedDisk:
             if bit // 8 < len(contents):
                 contents[bit // 8] ^= 0x80 >> (bit % 8)
 
+    def copy(self, source: Path, target: Path) -> None:
+        """A whole directory again below another name, on disk, with every file as processes see it now."""
+        below = {path: names for path, names in self._directories.items() if f"{path}/".startswith(f"{source}/")}
+        for path, names in below.items():
+            copied = Names()
+            for name, inode in names.now.items():
+                copied.now[name] = other = self._new_inode()
+                other.cache = bytearray(inode.cache if inode.mapping is None else inode.mapping[: len(inode.cache)])
+                other.disk, other.hole_bytes = bytearray(other.cache), inode.hole_bytes
+            copied.disk = dict(copied.now)
+            self._directories[str(target) + path[len(str(source)) :]] = copied
+
+    def remove_tree(self, directory: Path) -> None:
+        """What `rm -r` leaves: nothing, on disk so."""
+        for path in [path for path in self._directories if f"{path}/".startswith(f"{directory}/")]:
+            del self._directories[path]
+
+    def place_link(self, path: Path, target: Path) -> None:
+        """A symbolic link to `target`, which may be missing; at once on disk."""
+        self._place_odd(path, Inode(leads_to=str(target)))
+
+    def place_pipe(self, path: Path) -> None:
+        """A named pipe: who opened one for reading would wait; at once on disk."""
+        self._place_odd(path, Inode(is_pipe=True))
+
+    def _place_odd(self, path: Path, inode: Inode) -> None:
+        names, name = self._place(path)
+        names.change({name: inode})
+        names.keep(len(names.unsynced))
+
     # ---- Filesystem
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
@@ -105,13 +149,24 @@ class SimulatedDisk:
             raise _error(errno.EROFS, path)
         names, name = self._place(path)
         inode = names.now.get(name)
+        if inode is not None and inode.leads_to is not None:
+            if create or writable:
+                raise OSError(errno.ELOOP, IS_LINK, str(path))
+            names, name = self._place(Path(inode.leads_to))
+            inode = names.now.get(name)
+            if inode is None:
+                raise OSError(errno.ELOOP, LEADS_NOWHERE, str(path))
         if inode is None:
             if str(path) in self._directories:
-                raise _error(errno.EISDIR, path)
+                raise OSError(errno.EISDIR, IS_DIRECTORY, str(path))
             if not create:
                 raise _error(errno.ENOENT, path)
-            inode = Inode()
+            inode = self._new_inode()
             names.change({name: inode})
+        if inode.is_pipe:
+            raise OSError(errno.EINVAL, IS_NO_FILE, str(path))
+        if inode.hole_bytes >= HOLE_BYTES_MAX and not writable:
+            raise OSError(errno.EFBIG, mostly_hole(len(inode.cache), inode.hole_bytes), str(path))
         return _SimulatedFile(self, inode, path, writable=writable)
 
     def list(self, directory: Path) -> list[str]:
@@ -143,6 +198,8 @@ class SimulatedDisk:
         inode = self._inode(source)
         self._refuse_read_only(source)
         (old_names, old), (new_names, new) = self._place(source), self._place(target)
+        if new in new_names.now and new_names.now[new].leads_to is not None:
+            raise OSError(errno.ELOOP, IS_LINK, str(target))
         if old_names is new_names:
             old_names.change({old: None, new: inode})
             return
@@ -201,7 +258,17 @@ class SimulatedDisk:
             self._inode(path)
         return DiskUsage(self._used_bytes(), _ENDLESS_BYTES if self.capacity_bytes is None else self.capacity_bytes)
 
+    def witness(self, path: Path) -> FileWitness | None:
+        self._step()
+        inode = self._inode(path)
+        # Numbers come again soon, as they do on real ones: only the generation tells.
+        return FileWitness(inode.generation % 3, inode.generation, None) if self.has_witnesses else None
+
     # ---- inside
+
+    def _new_inode(self) -> Inode:
+        self._made_files += 1
+        return Inode(generation=self._made_files)
 
     def _step(self) -> None:
         if self._off:
@@ -304,6 +371,8 @@ class _SimulatedFile:
 
     def read_at(self, size: int, position: int) -> bytes:
         self._alive()._disk._step()  # noqa: SLF001
+        if position < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return bytes(self.inode.cache[position : position + size])
 
     def write_at(self, data: Buffer, position: int) -> None:

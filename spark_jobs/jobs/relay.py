@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from filtering.extras import install_command
+
 try:
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
@@ -24,7 +26,7 @@ except ModuleNotFoundError as missing:
         raise
     sys.exit(
         f"error: this job needs {missing.name}, which {sys.executable} does not have: "
-        "pip install '.[spark,kafka]' in pushrep's repository, or point PYSPARK_PYTHON at the Python that has it"
+        f"{install_command(missing.name or 'pyspark')}, or point PYSPARK_PYTHON at the Python that has it"
     )
 
 

@@ -2,6 +2,7 @@
 
 from pyspark.sql import SparkSession
 
+from spark_jobs.settings import use_driver_python
 from spark_jobs.sources.datasource import PushrepDataSource
 
 __all__ = ["PushrepDataSource", "register_sources"]
@@ -12,4 +13,5 @@ def register_sources(spark: SparkSession) -> None:
 
     For this session only; registering again replaces it. Executors import `spark_jobs`: install it there too.
     """
+    use_driver_python(spark)
     spark.dataSource.register(PushrepDataSource)

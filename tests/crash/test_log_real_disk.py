@@ -273,8 +273,8 @@ def test_a_torn_tail_larger_than_what_is_free_is_set_aside(tmp_path, preallocate
         if writer == 0:
             log = SegmentLog.open(path, replace(config, flush_ms=600_000))
             for n in range(10):
-                log.append(b"%d" % n)
-            log.append([os.urandom(100) * 40 for _ in range(100)])
+                log.append(b"%d" % n, durability=Durability.BUFFERED)
+            log.append([os.urandom(100) * 40 for _ in range(100)], durability=Durability.BUFFERED)
             os._exit(0)
         assert os.waitpid(writer, 0)[1] == 0
         segment = path / f"{0:020d}.log"

@@ -78,15 +78,15 @@ def commands_of(block):
 def run_blocks(blocks):
     """Run them in the current directory; the first failure raises."""
     namespace = {"__name__": "__main__"}
-    # As in an activated environment: shells and Spark's workers find this interpreter and its programs first.
-    os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
+    # Commands run as in an activated environment. Python blocks don't: Spark's workers are to find the driver's Python.
+    activated = os.environ | {"PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]}
     for block in blocks:
         if block.language == "python":
             # The empty lines put the code where it stands in the file, so that tracebacks point there.
             exec(compile("\n" * (block.line - 1) + block.code, str(block.path), "exec"), namespace)
             continue
         for command in commands_of(block):
-            done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=False)
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=False, env=activated)
             if done.returncode != 0:
                 sys.exit(f"{block.path}:{block.line}: exit code {done.returncode} from: {command}")
 

@@ -1,8 +1,13 @@
-"""What a user installs: the wheel's contents, and that it works without Spark, Arrow and the Kafka clients."""
+"""What a user installs: contents of wheel and sdist, and that they work in clean environments, without the extras."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
@@ -121,3 +126,90 @@ def test_a_missing_extra_is_named(installed, tmp_path):
     done = run(BLOCK_EXTRAS + "import spark_jobs\nspark_jobs.register_sources\n", installed, tmp_path)
     assert done.returncode != 0
     assert "pyspark" in done.stderr or "pyarrow" in done.stderr, done.stderr
+
+
+# -- what a stranger gets ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The built source distribution of this tree."""
+    folder = tmp_path_factory.mktemp("sdist")
+    code = f"import sys; from hatchling.build import build_sdist; print(build_sdist({str(folder)!r}))"
+    maker = [sys.executable, "-c", code]
+    if subprocess.run([sys.executable, "-c", "import hatchling"], capture_output=True).returncode:
+        tools = tmp_path_factory.mktemp("tools")
+        pip("install", "--target", tools, "hatchling")
+        maker = ["env", f"PYTHONPATH={tools}", *maker]
+    subprocess.run(maker, cwd=ROOT, check=True, capture_output=True, timeout=280)
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+def pip(*arguments, python=sys.executable):
+    command = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-3000:]}"
+
+
+def pythons():
+    """One interpreter of each version that we name and the machine has, ours first."""
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    wanted = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    for version in wanted:
+        for place in (*Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), shutil.which(f"python{version}")):
+            check = [place, "-c", "import venv, ensurepip"]  # a shim may stand there for a version that is not chosen
+            if place is not None and subprocess.run(check, capture_output=True).returncode == 0:
+                found.setdefault(version, str(place))
+    return {version: found[version] for version in wanted if version in found}
+
+
+def test_the_licence_is_there_in_full_and_named(wheel, sdist):
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert len(text.splitlines()) > 190
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        fields = HeaderParser().parsestr(archive.read(metadata).decode())
+        kept = {Path(name).name: archive.read(name) for name in archive.namelist() if "/licenses/" in name}
+    assert fields["License-Expression"] == "Apache-2.0"
+    assert fields.get_all("License-File") == ["LICENSE", "NOTICE"]
+    assert kept == {name: (ROOT / name).read_bytes() for name in ("LICENSE", "NOTICE")}
+    assert "Operating System :: POSIX :: Linux" in fields.get_all("Classifier")
+    assert set(fields.get_all("Provides-Extra")).isdisjoint({"dev", "bench"}), "extras are for users"
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "NOTICE", "README.md", "pyproject.toml", "pushrep/__init__.py"} <= names
+    assert not [name for name in names if name.startswith(("tests/", ".venv", ".cache"))]
+
+
+FIRST_HOUR = """
+import os, signal
+from pushrep import Outbox
+outbox = Outbox.open("orders-outbox", topic="orders", partitions=4, producer="billing")
+print(outbox.append(2, b'{"order": 1}').result(timeout=30), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+PYTHONS = pythons()
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_a_clean_environment_keeps_a_record_through_a_kill(version, kind, request, tmp_path, torture):
+    if not torture.is_long and (kind, version) != ("wheel", max(PYTHONS, key=lambda v: int(v[2:]))):
+        pytest.skip("one of them in the short form; make torture runs all")
+    subprocess.run([PYTHONS[version], "-m", "venv", tmp_path / "env"], check=True, timeout=120)
+    python = tmp_path / "env" / "bin" / "python"
+    pip("install", "-c", ROOT / "constraints.txt", request.getfixturevalue(kind), python=python)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JAVA"))}
+    alone["PATH"] = f"{python.parent}:/usr/bin:/bin"
+    done = subprocess.run(
+        [python, "-c", FIRST_HOUR], cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (-9, "0\n"), done.stderr
+    read = [python.with_name("pushrep"), "read", "orders-outbox", "orders", "--format", "raw"]
+    shown = subprocess.run(read, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120)
+    assert (shown.returncode, shown.stdout) == (0, '{"order": 1}\n'), shown.stderr

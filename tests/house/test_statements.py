@@ -38,6 +38,42 @@ def lines(heading):
     return {row[0].strip(): re.findall(r"`(tests/[\w/.]+::\w+)`", row[-1]) for row in rows}
 
 
+IDENTITY = {
+    "A1",
+    "A2",
+    "A3",
+    "A4",
+    "A5",
+    "C1",
+    "C2",
+    "C3",
+    "M2",
+    "M3",
+    "M4",
+    "M5",
+    "M6",
+    "M7",
+    "M8",
+    "O2",
+    "O3",
+    "O5",
+    "O1",
+    "O4",
+    "O7",
+    "O6",
+    "O8",
+    "P1",
+    "P2",
+    "P3",
+    "P4",
+    "T1",
+    "T2",
+    "T3",
+    "T4",
+    "T5",
+}
+
+
 @cache
 def functions(path):
     """{name: source} of a test file."""
@@ -57,6 +93,7 @@ def functions(path):
         ("What a replica refuses", REFUSALS),
         ("Startpoints", STARTPOINTS | PROMISES),
         ("Replay filtering", FILTERING),
+        ("Identity", IDENTITY),
     ],
 )
 def test_every_statement_has_a_line(heading, wanted):
@@ -65,7 +102,15 @@ def test_every_statement_has_a_line(heading, wanted):
 
 @pytest.mark.parametrize(
     "heading",
-    ["PushManager", "What a replica finds", "What a replica refuses", "Together", "Startpoints", "Replay filtering"],
+    [
+        "PushManager",
+        "What a replica finds",
+        "What a replica refuses",
+        "Together",
+        "Startpoints",
+        "Replay filtering",
+        "Identity",
+    ],
 )
 def test_every_line_names_tests_that_are_there(heading):
     for statement, tests in lines(heading).items():

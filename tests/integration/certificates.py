@@ -21,10 +21,11 @@ def make_certificates(root):
     for ca in ("ca", "other-ca"):
         openssl("req", "-x509", *curve, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}", "-days", "2")
     (root / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+    (root / "client-names").write_text("subjectAltName=URI:billing")
     (root / "other-names").write_text("subjectAltName=DNS:elsewhere.example")
     for name, ca, days, names in (
         ("node", "ca", "2", "names"),
-        ("billing", "ca", "2", "names"),
+        ("billing", "ca", "2", "client-names"),
         ("stranger", "other-ca", "2", "names"),
         ("expired", "ca", "-1", "names"),
         ("elsewhere", "ca", "2", "other-names"),

@@ -141,7 +141,7 @@ def test_a_node_tells_its_logs_refusals_syncs_and_disk(world):
         with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
             wait_until(lambda: Scrape(url).values("pushrep_node_refusals_total"), "it may not create")
             scrape = Scrape(url)
-            assert scrape.value("pushrep_node_refusals_total", call="DescribeLog", code="UNKNOWN_TOPIC_ID") >= 1
+            assert scrape.value("pushrep_node_refusals_total", call="DescribeLog", code="UNAUTHORISED") >= 1
             assert scrape.value("pushrep_node_open_logs") == 0
             assert scrape.value("pushrep_node_connections") >= 0
         node.stop()
@@ -158,7 +158,7 @@ def test_a_node_tells_its_logs_refusals_syncs_and_disk(world):
         assert scrape.value("pushrep_fsync_seconds_count", topic="orders") >= 5
         assert scrape.value("pushrep_disk_size_bytes") > 0
         assert scrape.value("pushrep_node_open_logs") == 1
-        assert scrape.value("pushrep_node_replica_epoch") == 2
+        assert scrape.value("pushrep_node_replica_epoch") == node.replica_epoch + 1
 
 
 def test_replica_serve_shows_its_metrics_where_it_is_told(tmp_path):
@@ -168,7 +168,7 @@ def test_replica_serve_shows_its_metrics_where_it_is_told(tmp_path):
         try:
             line = node.stdout.readline().strip()
             scrape = Scrape(line.rpartition(" ")[2])
-            assert scrape.value("pushrep_node_replica_epoch") == 1
+            assert scrape.value("pushrep_node_replica_epoch") > 1_600_000_000_000, "the first is the time in ms"
         finally:
             node.terminate()
     assert node.returncode == 0

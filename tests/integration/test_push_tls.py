@@ -45,7 +45,7 @@ def test_records_are_pushed_over_tls_by_whom_the_certificate_names(world, certif
 def test_another_name_may_not_create(world, certificates):
     replica = world.node(1, tls=server_side(certificates), allow=frozenset({"shipping"}))
     service = world.service([replica], settings=client_side(certificates)).start()
-    service.wait_for(lambda _: "may not create" in service.leading.troubles().get(1, ""))
+    service.wait_for(lambda _: "may not call" in service.leading.troubles().get(1, ""))
     assert not service.leading.partitions[0].leader.sessions
 
 

@@ -176,6 +176,7 @@ def consume(servers: str, topic: str, partition: int = 0) -> list[Seen]:
         {
             "bootstrap.servers": servers,
             "group.id": "plain",
+            "auto.offset.reset": "earliest",  # what retention has cut is not waited for
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": "read_uncommitted",

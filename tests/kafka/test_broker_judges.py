@@ -19,6 +19,7 @@ from tenacity import retry, stop_after_delay, wait_fixed
 from pushrep.cli.main import cli
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.directory_id import DIRECTORY_ID_NAME, settled_id, write_directory_id
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.records import Codec, TimestampType
 from pushrep.seams import REAL_FILESYSTEM
@@ -180,6 +181,8 @@ def replace_topic(told):
         shutil.rmtree(theirs)
         shutil.copytree(mine, theirs)
         (theirs / "partition.metadata").write_bytes(topic_id)
+        assert sorted(theirs.glob("*.seal")), "segments that rolled are sealed"
+    write_directory_id(data, REAL_FILESYSTEM, settled_id(None))
     for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
         kept = [line for line in (data / name).read_text().splitlines()[2:] if not line.startswith("ours ")]
         (data / name).write_text("".join(f"{line}\n" for line in ["0", len(kept), *kept]))
@@ -206,6 +209,18 @@ def test_the_broker_left_our_batches_as_they_were(story):
             written = segment_path(mine, base).read_bytes()
             assert written[: len(kept)] == kept, f"partition {partition}, segment {base}"
             assert not written[len(kept) :].strip(b"\0"), f"partition {partition}, segment {base}: a batch was cut"
+
+
+def test_a_broker_passes_our_own_files_over(story):
+    """It started, recovered, served and stopped beside them, and kept them."""
+    stopped = story.directory / "stopped"
+    assert (stopped / DIRECTORY_ID_NAME).is_file()
+    for partition in story.ours:
+        mine = {
+            path.name: path.read_bytes() for path in (story.directory / "mine" / f"ours-{partition}").glob("*.seal")
+        }
+        assert mine
+        assert {path.name: path.read_bytes() for path in (stopped / f"ours-{partition}").glob("*.seal")} == mine
 
 
 def test_dump_log_segments_accepts_what_the_broker_made_of_our_files(story):

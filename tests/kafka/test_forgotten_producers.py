@@ -142,9 +142,9 @@ def test_records_of_2013_reach_a_broker_that_starts_again_without_a_hole(forgetf
 @pytest.mark.filterwarnings("ignore:.*Use files:DeprecationWarning")  # by kafka-python, at its import
 def test_an_outbox_ships_gapless_to_a_broker_that_forgot_it(forgetful, proxy, topic, tmp_path):
     """Contract: "the first batch under an id that is new, or idle for longer than `producer.id.expiration.ms`, goes
-    alone".
+    alone". Behind a fence, which is renewed in time, a broker does not forget it.
     """
-    destination = KafkaDestination(bootstrap_servers=forgetful.bootstrap_servers, retry_backoff_ms=20)
+    destination = KafkaDestination(bootstrap_servers=forgetful.bootstrap_servers, retry_backoff_ms=20, fence="off")
     count = itertools.count()
 
     def append(outbox, batches):

@@ -19,11 +19,14 @@ from tests.kafka.plain_client import create_topic
 pytestmark = pytest.mark.java
 WAIT_S = 120
 BEGAN_MS = 1_700_000_000_000
+OPENING_RECORDS = 40
 
 
 @pytest.fixture(scope="module", params=["header", "key"])
 def shipped(request, broker, tmp_path_factory):
-    """(topic, records): batches of every codec in partition 0 of a topic, and what the log they came from holds."""
+    """(topic, records): batches of every codec in partition 0 of a topic, and what the log they came from holds, by the
+    topic's offsets.
+    """
     topic = f"independent-clients-{request.param}"
     create_topic(broker.bootstrap_servers, topic, retention_ms=-1)
     directory = tmp_path_factory.mktemp("outbox")
@@ -33,13 +36,14 @@ def shipped(request, broker, tmp_path_factory):
             directory, topic, 1, "test", kafka=destination, codec=codec, carrier=request.param,
             open_timeout_s=WAIT_S, log_config=LogConfig(flush_ms=10),
         ) as outbox:  # fmt: skip
-            for first in range(0, 40, 8):
+            for first in range(0, OPENING_RECORDS, 8):
                 append_batch(outbox, codec, first)
             outbox.wait_shipped(WAIT_S)
             log = outbox.log(0)
             records, codecs = list(log.records(0)), {batch.header.codec for batch in log.batches(0)}
     assert codecs == set(Codec), "each is there"
-    return topic, records
+    # In the topic the marker of each opening takes an offset, too.
+    return topic, [record._replace(offset=record.offset + record.offset // OPENING_RECORDS + 1) for record in records]
 
 
 def append_batch(outbox, codec, first):

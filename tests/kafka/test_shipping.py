@@ -143,8 +143,8 @@ def test_a_restart_finds_in_the_topic_what_no_checkpoint_tells(broker, topic, op
     assert assert_all_visible_once(broker, topic, logs, pid, 2, carrier) == 0
 
 
-def test_without_any_checkpoint_it_begins_at_the_logs_start_and_copies_are_dropped(broker, topic, opened, tmp_path):
-    """Contract: "without a checkpoint it starts at the log's start, and what is there already is filtered"."""
+def test_without_any_checkpoint_the_topic_is_read_from_its_start_and_no_copy_is_made(broker, topic, opened, tmp_path):
+    """identity T1: "Without a known destination offset a partition is read from its start, not only its tail"."""
     create_topic(broker.bootstrap_servers, topic)
     for n in range(2):
         with opened(1, batch_bytes=2000) as outbox:
@@ -154,7 +154,7 @@ def test_without_any_checkpoint_it_begins_at_the_logs_start_and_copies_are_dropp
             logs, pid = logs_of(outbox), outbox.pid
         if n == 0:
             (tmp_path / "outbox" / "destinations.json").unlink()
-    assert assert_all_visible_once(broker, topic, logs, pid, 1) == 3000
+    assert assert_all_visible_once(broker, topic, logs, pid, 1) == 0
 
 
 def test_records_of_upstream_sources_are_known_by_their_own_metadata(broker, topic, opened, tmp_path):
@@ -371,22 +371,28 @@ def produced_by_another(broker, topic, fields):
     return asyncio.run(send())
 
 
+@pytest.mark.parametrize("fence", ["preferred", "off"])
 @pytest.mark.parametrize("how", ["sequence", "epoch"])
-def test_a_broker_that_lost_our_place_gets_a_new_producer_id_from_the_topics_end(broker, topic, opened, how):
+def test_a_broker_that_lost_our_place_gets_a_new_producer_id_from_the_topics_end(broker, topic, opened, how, fence):
     """Contract: "UNKNOWN_PRODUCER_ID/OUT_OF_ORDER ...: new id only when nothing is in flight and the end is known"."""
     create_topic(broker.bootstrap_servers, topic)
-    with opened(2) as outbox:
+    destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20, fence=fence)
+    with opened(2, destination=destination) as outbox:
         outbox.append_many(0, [b"one"] * 10)
         outbox.append_many(1, [b"one"] * 10)
         outbox.wait_shipped(WAIT_S)
-        pipeline = outbox.facts.shipping.shipper._session._pipelines[0]
-        before = pipeline.producer_id
-        fields = (before, 0, 20) if how == "sequence" else (before, 1, 0)
+
+        def producer():
+            pipeline = outbox.facts.shipping.shipper._session._pipelines[0]
+            return pipeline.producer_id, pipeline.producer_epoch
+
+        before = number, epoch = producer()
+        fields = (number, epoch, 20) if how == "sequence" else (number, epoch + 1, 0)
         assert produced_by_another(broker, topic, fields).error_code == 0
         for n in range(20):
             outbox.append_many(n % 2, [b"two"] * 10)
         outbox.wait_shipped(WAIT_S)
-        assert pipeline.producer_id != before
+        assert producer() != before
         logs, pid = logs_of(outbox), outbox.pid
     found = [seen for seen in consume(broker.bootstrap_servers, topic) if seen.value != b"foreign"]
     for partition, records in logs.items():
@@ -409,10 +415,10 @@ def test_a_log_that_went_back_is_refused_until_a_new_pid_epoch_begins(broker, to
     shutil.rmtree(tmp_path / "outbox")
     shutil.move(tmp_path / "backup", tmp_path / "outbox")
     with pytest.raises(DestinationAhead) as caught:
-        opened(1)
+        opened(1, copy_check=False)
     assert (caught.value.partition, caught.value.shipped_offset, caught.value.log_end_offset) == (0, 10, 10)
     begin_pid_epoch(tmp_path / "outbox")
-    with opened(1) as outbox:
+    with opened(1, copy_check=False) as outbox:
         outbox.append_many(0, [b"new"] * 5)
         outbox.wait_shipped(WAIT_S)
         new, pid = logs_of(outbox)[0][10:], outbox.pid

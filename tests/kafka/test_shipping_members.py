@@ -13,6 +13,7 @@ from pushrep.log import LogConfig
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.destinations import repartition
+from pushrep.outbox.promotion import promote
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from tests.kafka.plain_client import add_partitions, consume, create_topic
@@ -98,3 +99,29 @@ def test_after_a_repartition_the_file_has_to_be_there(broker, node, opened, tmp_
         outbox.append_many(3, [b"three"] * 20)
         outbox.wait_shipped(WAIT_S)
     assert [len(consume(broker.bootstrap_servers, opened.topic, partition)) for partition in range(4)] == [0, 20, 0, 40]
+
+
+def test_a_clean_failover_ships_nothing_twice(broker, node, opened, tmp_path):
+    """identity T1, a mirror image: the promoted member finds in the topic, by content, what its old leader shipped."""
+    settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}))
+    with ReplicaNode(tmp_path / "other", settings) as other:
+        with opened(replicas=[str(node.address), str(other.address)]) as outbox:
+            for partition in range(4):
+                outbox.append_many(partition, [b"one"] * 20)
+            outbox.wait_shipped(WAIT_S)
+            outbox_id = outbox.identity.outbox_id
+            outbox.append_many(1, [b"perhaps not shipped"] * 20).result(WAIT_S)
+        directory = tmp_path / "node" / outbox_id
+        with node.let_go(UUID(outbox_id)) as last_contact_ms:
+            done = promote(directory, push=QUICK, last_contact_ms=last_contact_ms, timeout_s=WAIT_S)
+        kafka = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
+        with Outbox.open(
+            directory, opened.topic, 4, "test", replicas=list(done.replicas), acks=Acks.ALL, push=QUICK,
+            open_timeout_s=WAIT_S, log_config=LogConfig(preallocate_bytes=0), kafka=kafka,
+        ) as promoted:  # fmt: skip
+            promoted.append_many(2, [b"two"] * 20)
+            promoted.wait_shipped(WAIT_S)
+            logs, pid = {n: list(promoted.log(n).records(0)) for n in range(4)}, promoted.pid
+    found = read_filtered(broker.bootstrap_servers, opened.topic, 2)
+    assert all(same(found.of(pid, partition), records) for partition, records in logs.items())
+    assert found.copies == 0

@@ -5,6 +5,7 @@ The judge is the replay filter: what a plain consumer reads, filtered, is every 
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import time
 
@@ -106,6 +107,55 @@ def test_who_only_produces_is_told_of_deliveries(broker, topic):
         metadata, message = told[0]
         assert (metadata, message.offset(), message.key()) == (StreamMetadata(PID, 0, 0), 0, metadata.pack())
         producer.flush(WAIT_S)
+
+
+def test_a_callback_that_raises_loses_no_other_and_comes_out_once_all_were_called(broker, topic, caplog):
+    called = []
+
+    def call(metadata, _message):
+        called.append(metadata.offset)
+        if metadata.offset % 25 == 3:
+            raise ValueError(metadata.offset)
+
+    with confluent(broker, topic) as producer:
+        for offset in range(100):
+            producer.produce(StreamMetadata(PID, 0, offset), b"%d" % offset, on_delivery=call)
+        with pytest.raises(ValueError, match=r"^3$"):
+            producer.flush(WAIT_S)
+        assert called == list(range(100)), "each callback is called once, in order"
+        assert [offset for offset in (28, 53, 78) if f"offset={offset}" in caplog.text] == [28, 53, 78]
+        producer.flush(WAIT_S)  # the error was raised once
+        producer.produce(StreamMetadata(PID, 0, 103), b"103", on_delivery=call)
+        deadline_s = time.monotonic() + WAIT_S
+        while len(producer) and time.monotonic() < deadline_s:
+            with contextlib.suppress(ValueError):
+                producer.poll(0.1)
+        for offset in range(104, 130):  # what `produce` itself serves is no failure of the record that it takes
+            producer.produce(StreamMetadata(PID, 0, offset), b"%d" % offset, on_delivery=call)
+            time.sleep(0.001)
+        with pytest.raises(ValueError, match=r"^128$"):
+            producer.close(WAIT_S)
+    assert called == [*range(100), *range(103, 130)]
+
+
+def test_a_delivery_callback_of_asyncio_that_raises_loses_no_other(broker, topic):
+    async def story():
+        failures, called = [], []
+
+        def call(offset, _future):
+            called.append(offset)
+            raise ValueError(offset)
+
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        async with aio(broker, topic) as producer:
+            for offset in range(50):
+                future = await producer.send(StreamMetadata(PID, 0, offset), b"%d" % offset)
+                future.add_done_callback(functools.partial(call, offset))
+            await producer.flush(WAIT_S)
+        await asyncio.sleep(0)
+        assert called == [error.args[0] for error in failures] == list(range(50))
+
+    asyncio.run(story())
 
 
 def test_the_header_carrier_leaves_the_key_to_the_business(broker, topic):

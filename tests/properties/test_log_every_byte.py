@@ -18,6 +18,7 @@ from pushrep.log import CorruptBatch, CorruptLog, LogConfig, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, write_checkpoint
 from pushrep.log.clean_marker import CLEAN_MARKER_NAME
 from pushrep.log.config import BATCH_BYTES_LIMIT
+from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader
@@ -220,7 +221,10 @@ def test_what_lies_outside_of_the_crc_is_judged_by_its_order():
                 except CorruptBatch as error:
                     found = values_up_to(log, error.offset)
                 assert found == VALUES[: len(found)], f"{told}, promised {promised}"
-                assert len(found) >= offset, f"{told}, promised {promised}: {log.recovery}"
+                # A seal says that a header changed, not which: then none of its segment is read.
+                by_seal = "sealed was" in (log.recovery.damage or "")
+                readable = int(WHOLE.place(at)[0].stem) if by_seal else offset
+                assert len(found) >= readable, f"{told}, promised {promised}: {log.recovery}"
             assert case.disk.steps < STEPS_MAX, told
             case.end()
 
@@ -267,6 +271,7 @@ def test_a_length_that_lies_takes_no_more_memory_than_the_largest_batch(tmp_path
         log.append([b"value"] * 100)
     (tmp_path / CLEAN_MARKER_NAME).unlink()
     write_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT, {path.name: 0})
+    (tmp_path / PUBLISHED_NAME).unlink()  # the machine stopped: nothing is known to be on disk
     (segment,) = path.glob("*.log")
     data = bytearray(segment.read_bytes())
     begins = BatchHeader.parse(data).size_bytes

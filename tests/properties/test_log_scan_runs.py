@@ -1,7 +1,8 @@
 """The scan in long strides says what the scan batch by batch says, whatever stands in the file."""
 
 from contextlib import suppress
-from itertools import combinations, product
+from dataclasses import replace
+from itertools import combinations, pairwise, product, takewhile
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,17 @@ from hypothesis import strategies as st
 
 from pushrep.log import LogConfig
 from pushrep.log.index_check import IndexCheck
-from pushrep.log.scan import CleanEnd, ScanRange, WholeBatch, scan
-from pushrep.log.scan_runs import scan_runs
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
+from pushrep.log.walk import (
+    CleanEnd,
+    ScanRange,
+    WholeBatch,
+    count_in_place,
+    from_index_entry,
+    scan,
+    scan_headers,
+    scan_runs,
+)
 from pushrep.records import BatchHeader, BatchRun, Codec, CorruptRecordBatch, RecordBatch, encode_batch
 from pushrep.records.batch_run import checked_run
 from pushrep.records.checksum import crc32c
@@ -118,6 +127,7 @@ ranges = st.builds(
     end_offset=st.sampled_from([None, None, BASE + 1, BASE + 8, BASE + 40]),
     recovery_point=st.sampled_from([0, BASE, BASE + 6, BASE + 500]),
     leader_epoch=st.sampled_from([-1, -1, 0, 1]),
+    cleaned_offset=st.sampled_from([0, 0, BASE + 6, BASE + 40, 1 << 40, lambda: BASE + 6, lambda: 1 << 40]),
 )
 
 
@@ -136,6 +146,53 @@ def one_by_one(steps):
 def test_both_scans_see_the_same_batches_and_the_same_end(data, what, window_bytes):
     file = file_of(data)
     assert list(one_by_one(scan_runs(file, what, window_bytes=window_bytes))) == list(one_by_one(scan(file, what)))
+
+
+@given(files(), ranges, st.sampled_from([61, 200, 1 << 16]))
+def test_by_headers_alone_the_same_batches_are_in_their_place(data, what, first_bytes):
+    """Up to the first that the whole scan refuses; that may be whole but for its CRC, and then more may follow it."""
+    file = file_of(data)
+    scanned = [(step.position, step.batch.header) for step in scan(file, what) if isinstance(step, WholeBatch)]
+    by_scan = [(at, h.base_offset, h.next_offset, h.size_bytes, h.leader_epoch) for at, h in scanned]
+    found = [tuple(one[:5]) for one in scan_headers(file, what, first_bytes)]
+    if what.end_offset is not None:  # what reaches into the next segment is the opener's to refuse, and no reader's
+        by_scan = list(takewhile(lambda one: one[2] <= what.end_offset, by_scan))
+    assert found[: len(by_scan)] == by_scan
+    for (_, _, next_offset, *_), (position, base_offset, *_) in pairwise(found[len(by_scan) - 1 :] if by_scan else []):
+        assert base_offset == next_offset or next_offset < base_offset <= what.with_cleaned_offset().cleaned_offset
+        assert crc_is_wrong(data, position) or crc_is_wrong(data, found[len(by_scan)][0])
+    if not by_scan and found:
+        assert crc_is_wrong(data, found[0][0])
+
+
+def crc_is_wrong(data, position):
+    header = BatchHeader.parse(data, position)
+    return crc32c(data[position : position + header.size_bytes], CRC_COVERS_FROM) != header.crc
+
+
+@given(batches().filter(bool), ranges, st.integers(-2, 2), st.integers(0, 11))
+def test_an_index_entry_leads_to_its_own_batch_or_nowhere(parts, what, off_by, number):
+    data, at = b"".join(parts), sum(map(len, parts[: number % len(parts)]))
+    header = BatchHeader.parse(data, at)
+    what = replace(what, next_offset=None, end_offset=None)
+    entry = (header.last_offset - what.base_offset + off_by, at)
+    begun = from_index_entry(file_of(data), what, entry)
+    is_true = off_by == 0 and entry[0] >= 0 and header.base_offset >= what.base_offset
+    is_true = is_true and header.leader_epoch >= what.leader_epoch
+    assert (begun.position, begun.first_offset) == ((at, header.base_offset) if is_true else (0, what.base_offset))
+    steps = [scan(file_of(data), replace(what, position=at, last_offset=what.base_offset + entry[0]))]
+    steps.append(scan_runs(file_of(data), replace(what, position=at, last_offset=what.base_offset + entry[0])))
+    first, second = (next(iter(one_by_one(step))) for step in steps)
+    assert first == second
+    assert (first == (at, header)) is is_true or entry[0] < 0
+
+
+@given(batches(), ranges)
+def test_neighbours_are_counted_as_the_scan_takes_them_where_nothing_is_missing(parts, what):
+    what = replace(what, end_offset=None, cleaned_offset=0)
+    headers = [BatchHeader.parse(part) for part in parts]
+    steps = list(scan(file_of(b"".join(parts)), what))
+    assert count_in_place(headers, what.first_offset, what.leader_epoch) == len(steps) - 1
 
 
 @given(files())

@@ -7,6 +7,7 @@ import pytest
 from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.clean_marker import CLEAN_MARKER_NAME
+from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
 from pushrep.seams import read_whole
 from pushrep.testing import SimulatedClock, SimulatedDisk
@@ -207,6 +208,7 @@ def rolled(tmp_path):
             log.append([b"%03d" % n * 10], durability=Durability.BUFFERED)
     (tmp_path / CLEAN_MARKER_NAME).unlink()
     write_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT, {NAME: 0})
+    (tmp_path / PUBLISHED_NAME).unlink()  # the machine stopped: nothing is known to be on disk
     return path
 
 

@@ -40,9 +40,11 @@ def samples():
 
 
 FRAMES = list(samples())
-HEADERS = {}
+HEADERS, VERSIONS = {}, {}
+"""Of the newest version of each message."""
 for _frame in FRAMES:
     _place = (int.from_bytes(_frame[4:6]), _frame[12])
+    VERSIONS[_place] = int.from_bytes(_frame[6:8])
     HEADERS[_place] = _frame[PREFIX_BYTES : PREFIX_BYTES + int.from_bytes(_frame[13:16])]
 assert HEADERS.keys() == {(int(key), int(kind)) for key, kind in PLACES}
 
@@ -95,12 +97,12 @@ def test_damaged_headers_whose_crc_fits(data):
     place = data.draw(st.sampled_from(PLACES))
     header = damaged(data.draw, HEADERS[place])
     body = data.draw(st.integers(0, 100))
-    survives(reader(), frame_head(place, 0, 1, header, body) + bytes(body))
+    survives(reader(), frame_head(place, VERSIONS[place], 1, header, body) + bytes(body))
 
 
 @given(place=st.sampled_from(PLACES), header=st.binary(max_size=200), body=st.binary(max_size=50))
 def test_random_headers_whose_crc_fits(place, header, body):
-    survives(reader(), frame_head(place, 0, 1, header, len(body)) + body)
+    survives(reader(), frame_head(place, VERSIONS[place], 1, header, len(body)) + body)
 
 
 @given(
@@ -154,11 +156,11 @@ def test_a_size_above_the_limit_is_refused_with_its_fourth_byte(size):
 def test_the_largest_frame_is_taken_and_one_byte_more_is_not():
     header = HEADERS[APPEND[0], APPEND[1]]
     room = LIMITS.frame_bytes_max - PREFIX_BYTES - len(header)
-    frame = frame_head(APPEND, 0, 1, header, room)
+    frame = frame_head(APPEND, VERSIONS[APPEND], 1, header, room)
     with pytest.raises(MalformedMessage, match="the frame has"):
         reader().feed(frame)
     with pytest.raises(FrameTooLarge):
-        reader().feed(frame_head(APPEND, 0, 1, header, room + 1))
+        reader().feed(frame_head(APPEND, VERSIONS[APPEND], 1, header, room + 1))
 
 
 def test_a_header_above_its_limit_is_refused():
@@ -230,7 +232,10 @@ def test_counts_that_no_header_could_hold_end_quickly(place):
     header = HEADERS[place]
     began_s = time.process_time()  # a machine that stands still is no slow decoder
     for at in range(len(header)):
-        survives(reader(), frame_head(place, 0, 1, header[:at] + b"\xfe" + b"\xff" * 8 + b"\x01" + header[at:], 0))
+        survives(
+            reader(),
+            frame_head(place, VERSIONS[place], 1, header[:at] + b"\xfe" + b"\xff" * 8 + b"\x01" + header[at:], 0),
+        )
     assert time.process_time() - began_s < 20, "decoding must end with the bytes, whatever they count"
 
 

@@ -251,6 +251,7 @@ def append_ready(world, log, model):
 
 
 def flush(world, log, model):
+    may_retain(world, model)
     log.flush()
     model.promised = len(model.values)
     note_promise(log, model)

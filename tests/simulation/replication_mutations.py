@@ -184,10 +184,10 @@ MUTATIONS = (
     Mutation("a replica joins at the epoch's start", join_below_the_epoch_start, first_seed=24),
     Mutation("an epoch that began is in the log", forget_that_an_epoch_began, first_seed=5),
     Mutation("a promise is not an epoch in the log", take_a_promise_for_an_epoch_in_the_log, first_seed=17),
-    Mutation("a cut leaves the epoch that begins there", cut_away_the_epoch_that_begins_there, first_seed=729),
-    Mutation("a log that begins anew has its epoch", begin_anew_without_an_epoch, first_seed=325),
+    Mutation("a cut leaves the epoch that begins there", cut_away_the_epoch_that_begins_there, first_seed=181),
+    Mutation("a log that begins anew has its epoch", begin_anew_without_an_epoch, first_seed=30),
     Mutation("what was not granted does not count", count_ungranted_records, first_seed=5),
-    Mutation("m members of the old list know the new one", change_members_by_leading_sets_only, EVEN, first_seed=371),
+    Mutation("m members of the old list know the new one", change_members_by_leading_sets_only, EVEN, first_seed=644),
     Mutation("a change of members settles when it may", settle_at_once, CHANGING, first_seed=13),
     Mutation("two lists have their say while they change", swap_lists_without_a_joint_grant, CHANGING, first_seed=7),
 )

@@ -15,6 +15,7 @@ from pushrep.replication.findings import Finding
 from pushrep.replication.grants import Grant
 from pushrep.replication.leader import PartitionLeader
 from pushrep.replication.outcome import Outcome
+from pushrep.seams.checked_json import checked_json
 from tests.simulation.shells_world import Rules
 
 
@@ -56,13 +57,13 @@ def lead_with_too_few_grants(patch):
 
 
 def take_an_epoch_before_its_fsync(patch):
-    def write(filesystem, path, parts):
+    def write(filesystem, path, fields, version):
         file = filesystem.open(path, create=True)
         file.truncate(0)
-        file.write_at(b"".join(bytes(part) for part in parts), 0)
+        file.write_at(checked_json(fields, version), 0)
         file.close()
 
-    patch(promises, "write_atomic", write)
+    patch(promises, "write_checked_json", write)
 
 
 def lead_without_fetching(patch):

@@ -16,6 +16,7 @@ What must hold (the names stand in the contract's words):
     buffers        hold nothing at the end, when everything is acknowledged; and at the end all logs are equal
 """
 
+import json
 import logging
 import random
 from collections import deque
@@ -62,6 +63,7 @@ class Rules:
     rates: tuple = (0.002, 0.005, 0.015)
     quiet_steps: int = 20_000
     accepts_loss: bool = False
+    wipes: bool = False  # now and then a member that does not lead loses its disk, one at a time
 
 
 class Machine:
@@ -95,6 +97,24 @@ class Machine:
         kept = self.node._store._outboxes.get(self.world.first.outbox_id)
         replica = kept._replicas.get((self.world.first.topic, partition)) if kept is not None else None
         return replica.log if replica is not None and replica.failure is None else None
+
+    def promises(self, *, durable=False):
+        """As they stand on its disk, read without its code; None if there are none."""
+        names = self.disk._directories.get(str(self.outbox_directory))
+        files = {} if names is None else names.disk if durable else names.now
+        if "promises.json" not in files:
+            return None
+        inode = files["promises.json"]
+        return json.loads(bytes(inode.disk if durable else inode.cache))
+
+    def counts(self, *, durable=False):
+        """Whether it has promised something, and was given everything since."""
+        kept = self.promises(durable=durable)
+        return kept is not None and kept["grant"] is not None and not kept["is_unfilled"]
+
+    def granted_epoch(self):
+        kept = self.promises()
+        return -1 if kept is None or kept["grant"] is None else kept["grant"]["epoch"]
 
     def image(self, partition, *, durable=False):
         """(start, batches, epochs) of a log as its disk has it; None without one. Durable: as after a power cut."""
@@ -340,6 +360,8 @@ class World:
         draw = random.Random(f"{self.seed} {self.trouble_number}")  # so that one less changes none of the others
         if self.trouble_number in self.skip:
             return
+        if self.rules.wipes and draw.random() < 0.3:
+            kind = "wipe"
         self.note(machine, kind)
         getattr(self, f"do_{kind}")(machine, draw)
         self.check_disks()
@@ -394,6 +416,19 @@ class World:
             self.stop_node(machine)
         elif machine.service is not None:
             machine.service.is_stopping = True
+
+    def do_wipe(self, machine, _):
+        """Its disk is gone, an empty one is in its place; it comes back under its old address."""
+        is_alone = all(other.counts() for other in self.machines if other is not machine)
+        # It forgets whom it promised to refuse: with two leaders about, that is a limit which replication.md names.
+        newest = max(other.granted_epoch() for other in self.machines)
+        services = [other.service for other in self.machines if other.service is not None]
+        is_led_by_one = all(one.leading is not None and one.grant.epoch == newest for one in services)
+        if machine.service is None and machine.counts() and is_alone and is_led_by_one:
+            self.end_process(machine, power=True)
+            machine.disk.remove_tree(DATA)
+            machine._parsed = {}
+            self.counts["wiped"] = self.counts.get("wiped", 0) + 1
 
     def do_time(self, _, draw):
         self.clock.advance(draw.choice((10, 100, 1000)))
@@ -460,6 +495,8 @@ class World:
         if leader.high_watermark < watermark:
             return
         for index in leader.in_sync:
+            if self.rules.wipes and not self.machines[index].counts():
+                continue  # it lost its disk behind its answer
             image = self.machines[index].image(partition)
             if image is None or image.end < watermark:
                 raise Violation(f"the watermark is {watermark}, in-sync member {index} ends at {image and image.end}")
@@ -479,15 +516,21 @@ class World:
             self.check_ahead(partition, held)
             if self.rules.durability is Durability.FLUSHED:
                 durable = {machine.index: machine.image(partition, durable=True) for machine in self.machines}
-                self.check_ahead(partition, {index: image for index, image in durable.items() if image is not None})
+                there = {index: image for index, image in durable.items() if image is not None}
+                self.check_ahead(partition, there, durable=True)
 
-    def check_ahead(self, partition, held):
+    def check_ahead(self, partition, held, *, durable=False):
         acknowledged = self.acknowledged[partition]
         if not acknowledged or self.rules.accepts_loss:
             return
         lacking = {index: image.lacks(acknowledged) for index, image in held.items()}
         needed = self.rules.members - self.rules.min_insync + 1
+        uncounted = set()
+        if self.rules.wipes:
+            uncounted = {machine.index for machine in self.machines if not machine.counts(durable=durable)}
         for left in combinations(range(self.rules.members), needed):
+            if uncounted & set(left):
+                continue
             ahead = max(((held[index].granted, index) for index in left if index in held), default=None)
             if ahead is None or lacking[ahead[1]] is not None:
                 at = min(acknowledged) if ahead is None else lacking[ahead[1]]

@@ -12,7 +12,7 @@ from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NoRoom
 from pushrep.log.clean_marker import CLEAN_MARKER_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.reserve import RESERVE_NAME
-from pushrep.log.scan import ScanRange, scan
+from pushrep.log.walk import ScanRange, scan
 from pushrep.seams import read_whole
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process

@@ -16,6 +16,7 @@ from filtering import ReplayFilter, StreamMetadata
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log import directory as log_directory
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.outbox import LogsMissing, Outbox
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
@@ -266,3 +267,64 @@ def test_no_order_of_cuts_and_crashes_gives_an_offset_twice(torture):
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+# -- every call of the opening of a copy -------------------------------------------------------------------------------
+
+BACKUP = Path("/backup")
+
+
+def a_restored_copy(seed, *, while_open):
+    """The original went on behind its backup, and was lost; a reader has seen all of it."""
+    machine = Machine(seed)
+    machine.open()
+    machine.append(0, 5)
+    if not while_open:
+        machine.close()
+    machine.disk.copy(HOME, BACKUP)
+    if not while_open:
+        machine.open()
+    machine.append(0, 6)
+    machine.read()
+    machine.close()
+    machine.disk.remove_tree(HOME)
+    machine.disk.copy(BACKUP, HOME)
+    return machine
+
+
+def open_and_append(machine):
+    machine.open()
+    machine.append(0, 3)
+    machine.close()
+
+
+@pytest.mark.parametrize("while_open", [False, True], ids=["closed", "running"])
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+def test_a_crash_at_any_call_of_a_copys_opening_gives_no_offset_twice(power, while_open, torture):
+    whole = a_restored_copy(0, while_open=while_open)
+    original = read_directory_id(BACKUP, whole.disk)[0]
+    before = whole.disk.steps
+    open_and_append(whole)
+    steps = whole.disk.steps - before
+    stride = torture.count(5, 1)
+    for step in range(torture.random("copy", power, while_open).randrange(1, stride + 1), steps + 1, stride):
+        machine = a_restored_copy(step, while_open=while_open)
+        original = read_directory_id(BACKUP, machine.disk)[0]
+        machine.disk.power_after(step)
+        with suppress(Exception):
+            open_and_append(machine)
+        machine.kill(power=power)
+        machine.open()
+        machine.read()
+        machine.append(0, 9)
+        machine.read()
+        machine.close()
+        found, verdict = read_directory_id(HOME, machine.disk)
+        assert verdict is CopyVerdict.ORIGINAL, f"stopped at call {step} of {steps}"
+        assert found.copy_of == (original.directory_id,)
+        assert found.directory_id != original.directory_id
+        machine.open()
+        machine.append(0, 2)
+        machine.read()
+        machine.close()
+        assert len(machine.reader.kept) >= 22

@@ -27,6 +27,7 @@ WORLDS = {
     "five, m = 3": Rules(members=5, min_insync=3),
     "two partitions": Rules(partitions=2),
     "losses are accepted": Rules(accepts_loss=True),
+    "disks are lost": Rules(wipes=True, rates=(0.015,)),
     "page cache, processes die": Rules(durability=Durability.BUFFERED, accidents=PROCESSES_DIE),
 }
 

@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.seams import REAL_FILESYSTEM
-from pushrep.testing import PowerLost, SimulatedDisk, examine_filesystem
+from pushrep.testing import PowerLost, RealIntruder, SimulatedDisk, examine_filesystem
 
 HOME = Path("/data")
 
 
 def test_the_real_file_system_passes_the_examiner(tmp_path):
-    examine_filesystem(REAL_FILESYSTEM, tmp_path / "examined")
+    examine_filesystem(REAL_FILESYSTEM, tmp_path / "examined", RealIntruder())
 
 
 def test_the_simulated_disk_passes_the_examiner():
-    examine_filesystem(SimulatedDisk(), HOME)
+    disk = SimulatedDisk()
+    examine_filesystem(disk, HOME, disk)
 
 
 def disk_with_file(seed: int) -> tuple[SimulatedDisk, Path]:

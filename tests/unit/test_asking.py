@@ -17,6 +17,7 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
+from filtering import MissingRight
 from filtering.consumers import asking
 from filtering.consumers.aiokafka_asking import ask_committed
 from filtering.consumers.confluent import ReplayFilteredConsumer
@@ -181,6 +182,6 @@ def test_aiokafkas_answer_without_what_was_asked_for_is_no_answer():
     assert admin.answers == []
     with pytest.raises(GroupCoordinatorNotAvailableError, match="orders"):
         asyncio.run(ask_committed(Admin(*[{}] * 10_000), "g", [place], 0.2))
-    with pytest.raises(GroupAuthorizationFailedError):
+    with pytest.raises(MissingRight, match="READ on group 'g'"):
         asyncio.run(ask_committed(Admin(GroupAuthorizationFailedError()), "g", [place]))
     assert asyncio.run(ask_committed(Admin(), "g", [])) == {}

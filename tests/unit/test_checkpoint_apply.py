@@ -294,6 +294,83 @@ def test_the_backup_restores(cp):
     assert offsets(cp, 3) == '{"logOffset":1}'
 
 
+def test_the_backup_moved_back_is_a_checkpoint_that_can_be_moved_again(cp):
+    """Its notes lie in the checkpoint then, and must not be in the way of the next ones."""
+    make(cp, KAFKA)
+    assert run(cp, "--to", 5).exit_code == 0
+    shutil.rmtree(cp)
+    cp.with_name("cp-before-3").rename(cp)
+    answer = run(cp, "--to", 7)
+    assert answer.exit_code == 0, answer.output
+    assert offsets(cp, 3) == '{"orders":{"0":7,"1":7}}'
+
+
+def test_a_refused_request_leaves_nothing_for_the_next_call(cp, monkeypatch):
+    make(cp, KAFKA)
+
+    def a_batch_meanwhile(_seconds):
+        (cp / "offsets" / "3").write_text("planned by the query")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(apply.__kwdefaults__, "sleep", a_batch_meanwhile)
+        answer = run(cp, "--to", 0)
+    assert (answer.exit_code, "files changed" in answer.output) == (1, True), answer.output
+    (cp / "offsets" / "3").unlink()
+    assert run(cp, "--to", 95, "--partition", 1).exit_code == 0
+    assert offsets(cp, 3) == '{"orders":{"0":180,"1":95}}', "only what this call asked for"
+
+
+def test_a_request_moves_nothing_else_that_waits(cp):
+    make(cp, KAFKA)
+    StartpointStore.open(f"{cp}-startpoints").write(QUERY, "orders", 0, Startpoint.specific(3), "said before")
+    answer = run(cp, "--to", 95, "--partition", 1)
+    assert answer.exit_code == 0, answer.output
+    assert offsets(cp, 3) == '{"orders":{"0":180,"1":95}}'
+    assert run(cp).exit_code == 0, "what waited is for a call without --to"
+    assert offsets(cp, 4) == '{"orders":{"0":3,"1":95}}'
+
+
+def test_what_was_not_shown_is_not_moved(cp, tmp_path):
+    make(cp, KAFKA)
+    store, place = waiting(cp, tmp_path)
+    before = contents(cp)
+
+    def written_meanwhile(_seconds):
+        store.write("billing", "orders", 1, Startpoint.specific(9), "newer")
+
+    with pytest.raises(checkpoint_apply.PlanChanged, match=r"partitions 0 .* 1 "):
+        apply(place, store, sleep=written_meanwhile)
+    assert contents(cp) == before
+    assert not any(isinstance(fact, Applied) for fact in store.history())
+
+
+def test_a_partition_that_the_query_never_read_is_refused_before_the_watch(cp):
+    make(cp, KAFKA)
+    before = contents(cp.parent)
+    answer = run(cp, "--to", 5, "--partition", 2, "--watch-s", 600)
+    assert (answer.exit_code, "partitions 0, 1 of orders, not 2" in answer.output) == (1, True), answer.output
+    assert run(cp, "--watch-s", 600).exit_code == 1, "and so is a call for which nothing waits"
+    assert contents(cp.parent) == before
+
+
+def test_records_forward_are_not_judged_by_an_end_that_nobody_asked_for(cp):
+    make(cp, KAFKA)
+    assert run(cp, "--to", "+5", "--out-of-range", "latest").exit_code == 0
+    assert offsets(cp, 3) == '{"orders":{"0":185,"1":180}}'
+
+
+@pytest.mark.parametrize(("again", "code"), [(5, 0), (9, 1)], ids=["the same call", "another request"])
+def test_a_request_beside_an_interrupted_call_is_never_dropped_in_silence(cp, monkeypatch, again, code):
+    make(cp, KAFKA)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        assert run(cp, "--to", 5).exit_code != 0
+    answer = run(cp, "--to", again)
+    assert (answer.exit_code, "was not carried out" in answer.output) == (code, bool(code)), answer.output
+    assert offsets(cp, 3) == '{"orders":{"0":5,"1":5}}'
+    assert not (cp / "offsets" / "4").exists()
+
+
 def marks_of(store, batches=3):
     """Let a store keep the marks of so many batches of the query, as a filter would."""
     marks = {

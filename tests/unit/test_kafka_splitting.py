@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.kafka.errors import RecordAboveLimit
+from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.splitting import pieces_of
 from pushrep.records import Codec, encode_batch
 
-NONE = frozenset()
+NONE = OffsetRanges()
 
 
 def batch_of(values, codec=Codec.NONE, base_offset=100):
@@ -61,14 +62,14 @@ def test_a_record_above_the_limit_is_named_behind_the_pieces_before_it():
 
 def test_a_skipped_record_is_left_out_and_the_rest_goes_on():
     batch = batch_of([b"a", bytes(5000), b"c"])
-    pieces = list(pieces_of(batch, 100, 1000, frozenset({101})))
+    pieces = list(pieces_of(batch, 100, 1000, OffsetRanges([(101, 102)])))
     assert [piece[:2] for piece in pieces] == [(100, 103)]
     assert contents(pieces[0].batch.records()) == [one for n, one in enumerate(contents(batch.records())) if n != 1]
 
 
 def test_where_all_are_skipped_the_offsets_still_count_as_sent():
     batch = batch_of([b"a", b"b"])
-    assert list(pieces_of(batch, 101, 1000, frozenset({101}))) == [(101, 102, None)]
+    assert list(pieces_of(batch, 101, 1000, OffsetRanges([(101, 102)]))) == [(101, 102, None)]
 
 
 def test_going_on_in_the_middle_of_a_batch():

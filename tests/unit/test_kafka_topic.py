@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from pushrep.kafka.errors import KafkaUnreachable
-from pushrep.kafka.topic import _expiration_ms, _leader_of
+from pushrep.kafka.topic import _expirations_ms, _leader_of
 
 
 def partition(leader):
@@ -17,7 +17,8 @@ def asking(answer):
     def settings_of(resource):
         if isinstance(answer, Exception):
             raise answer
-        return {"producer.id.expiration.ms": SimpleNamespace(value=answer)}
+        names = "producer.id.expiration.ms", "transactional.id.expiration.ms"
+        return {name: SimpleNamespace(value=answer) for name in names}
 
     return SimpleNamespace(settings_of=settings_of)
 
@@ -33,9 +34,9 @@ def test_any_leader_will_do_and_none_is_waited_for():
 
 
 def test_who_may_not_ask_takes_the_brokers_default():
-    assert _expiration_ms(asking("1000"), "1") == 1000
+    assert _expirations_ms(asking("1000"), "1") == (1000, 1000)
     for answer in (refused(KafkaError.CLUSTER_AUTHORIZATION_FAILED), refused(KafkaError.UNSUPPORTED_VERSION), None):
-        assert _expiration_ms(asking(answer), "1") == 86_400_000
+        assert _expirations_ms(asking(answer), "1") == (86_400_000, 604_800_000)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +44,4 @@ def test_who_may_not_ask_takes_the_brokers_default():
 )
 def test_a_broker_that_does_not_answer_now_may_forget_sooner_than_by_the_default(failure):
     with pytest.raises(type(failure)):
-        _expiration_ms(asking(failure), "1")
+        _expirations_ms(asking(failure), "1")

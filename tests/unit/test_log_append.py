@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -604,3 +604,17 @@ def test_a_segment_named_above_all_offsets_is_refused_by_its_name(tmp_path, numb
     with pytest.raises(CorruptLog, match="no offset is as high") as refused:
         SegmentLog.open(path, adopt=True)
     assert refused.value.names == (f"{number}.log".zfill(24),)
+
+
+def test_many_logs_together_set_aside_no_more_than_their_directory_may(tmp_path, monkeypatch):
+    monkeypatch.setattr("pushrep.log.directory.AHEAD_BYTES_MAX", 1 << 20)
+    config = LogConfig(preallocate_bytes=16 << 20)
+    with ExitStack() as stack:
+        logs = [stack.enter_context(SegmentLog.open(tmp_path / f"orders-{n}", config)) for n in range(8)]
+        for log in logs:
+            for _ in range(4):
+                log.append([bytes(256 << 10)])
+        sizes = [(tmp_path / f"orders-{n}" / f"{0:020}.log").stat().st_size for n in range(8)]
+    data = 4 * ((256 << 10) + 100)
+    assert max(sizes) <= data + (1 << 20) // 8, "an eighth each"
+    assert min(sizes) > data - 1000

@@ -1,17 +1,23 @@
 """Logs that Kafka's cleaner went over: holes inside of segments and between them, as far as its checkpoint says."""
 
 from itertools import pairwise
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, SegmentLog
+from pushrep.cli import main as cli_main
+from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, decode_checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.partition_metadata import write_partition_metadata
+from pushrep.log.repair import Repairer
+from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path
+from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.seams import REAL_FILESYSTEM
+from pushrep.testing import SimulatedClock, SimulatedDisk
 
 NAME = "compact-0"
 # base of the segment -> the first offsets of its batches of three records; 40 was emptied, 60 is where it is written
@@ -88,23 +94,81 @@ def test_by_headers_alone_a_hole_between_segments_is_one_as_far_as_the_cleaner_c
     for start in range(END):
         reader = SliceReader(log_path, REAL_FILESYSTEM, files)
         if start < 60 and cleaned < 60:
-            assert found_from(reader, start, 56) == [first for first in firsts if start - 3 < first < 56]
-            with pytest.raises(NoBatchThere, match=r"segment 50 holds no batch for offset 5.*the file ends"):
-                found_from(reader, max(start, 56), END)
+            below = min(start, 50)
+            assert found_from(reader, below, 50) == [first for first in firsts if below - 3 < first < 50]
+            with pytest.raises(NoBatchThere, match=r"segment 50 holds no batch for offset 5.*base offset 53 where 50"):
+                found_from(reader, max(start, 50), END)
         else:
             assert found_from(reader, start, END) == [first for first in firsts if first > start - 3]
     files.close()
 
 
-def test_without_the_cleaners_word_the_hole_is_named(log_path):
-    (log_path.parent / Checkpoint.CLEANED_OFFSET.value).unlink()
-    with pytest.raises(CorruptLog, match=r"a gap.*cleaner-offset-checkpoint") as refused:
-        SegmentLog.open(log_path)
-    assert refused.value.names == ("00000000000000000000.log", "00000000000000000020.log")
+@pytest.mark.parametrize("recovery_point", [None, END])
+@pytest.mark.parametrize(("cleaned", "damaged_from"), [(None, 0), (29, 23), (50, 50)])
+def test_a_hole_above_the_cleaned_offset_is_damage_and_nothing_is_cut(log_path, cleaned, damaged_from, recovery_point):
+    """A write that tears leaves no whole batch behind a hole: so this is one even where nothing was promised."""
+    for checkpoint, offset in ((Checkpoint.CLEANED_OFFSET, cleaned), (Checkpoint.RECOVERY_POINT, recovery_point)):
+        write_checkpoint(log_path.parent, checkpoint, {} if offset is None else {NAME: offset})
+    before = {path.name: path.read_bytes() for path in log_path.glob("*.log*")}
+    with SegmentLog.open(log_path) as log:
+        assert log.damaged_from == damaged_from
+        assert "mark-cleaned" in log.recovery.damage
+        assert offsets(log) == [offset for offset in OFFSETS if offset < damaged_from]
+        with pytest.raises(LogDamaged):
+            log.append([b"next"])
+    assert {path.name: path.read_bytes() for path in log_path.glob("*.log*")} == before
+    with SegmentLog.open_reader(log_path, isolation="written") as reader:
+        assert offsets(reader) == [offset for offset in OFFSETS if offset < damaged_from]
 
 
-def test_a_hole_above_the_cleaned_offset_is_named(log_path):
+@pytest.mark.parametrize("before", [None, 23, 50])
+def test_mark_cleaned_admits_a_directory_whose_checkpoint_is_missing_or_too_low(log_path, before, capsys):
+    other = {"other-3": 7}
+    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, other | ({} if before is None else {NAME: before}))
+    assert not verify_log(log_path).is_whole
+    assert cli_main.run(["log", "mark-cleaned", str(log_path), str(CLEANED_OFFSET)]) == 0
+    assert "cleaned below 60" in capsys.readouterr().out
+    assert read_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET) == other | {NAME: CLEANED_OFFSET}
+    assert verify_log(log_path).is_whole
+    seals = [read_seal(REAL_FILESYSTEM, log_path, base) for base in (0, 20, 40, 50)]
+    assert [(seal.base_offset, seal.is_witnessed) for seal in seals] == [
+        (0, False),
+        (20, False),
+        (40, False),
+        (50, False),
+    ]
+    with SegmentLog.open(log_path) as log:
+        assert (offsets(log), log.damaged_from) == (OFFSETS, None)
+
+
+@pytest.mark.parametrize(
+    ("offset", "why"), [(50, "cleaned below 50 already"), (58, "up to offset 56 only"), (67, "up to offset 66 only")]
+)
+def test_mark_cleaned_refuses_what_helps_nothing_and_changes_nothing(log_path, offset, why, capsys):
     write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 50})
+    before = {path: path.read_bytes() for path in log_path.parent.rglob("*") if path.is_file()}
+    assert cli_main.run(["log", "mark-cleaned", str(log_path), str(offset)]) == 1
+    assert why in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_mark_cleaned_writes_is_on_disk_when_it_returns():
+    disk, clock = SimulatedDisk(), SimulatedClock()
+    home = Path("/logs") / NAME
+    disk.make_directory(home)
+    for base, batches in CLEANED.items():
+        file = disk.open(segment_path(home, base), create=True)
+        file.write_at(b"".join(bytes(batch(first).data) for first in batches), 0)
+        file.sync()
+        file.close()
+    disk.sync_directory(home)
+    Repairer(home, filesystem=disk, clock=clock).mark_cleaned(CLEANED_OFFSET)
+    disk.lose_power()
+    assert read_checkpoint(home.parent, Checkpoint.CLEANED_OFFSET, disk) == {NAME: CLEANED_OFFSET}
+
+
+def test_a_gap_between_two_files_is_named(log_path):
+    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 53})
     with pytest.raises(CorruptLog, match="a gap") as refused:
         SegmentLog.open(log_path)
     assert refused.value.names == ("00000000000000000050.log", "00000000000000000060.log")

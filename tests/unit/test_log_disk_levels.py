@@ -8,6 +8,7 @@ import pytest
 from pushrep.log import LogConfig
 from pushrep.log.disk_space import DiskLevel, DiskLimits, disk_level
 from pushrep.log.disk_watch import LOOK_MS, DiskWatch
+from pushrep.seams import DiskUsage
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
 ROOM, TIGHT, PRESSED, FULL = DiskLevel
@@ -27,7 +28,28 @@ TABLE = {
 @pytest.mark.parametrize("before", DiskLevel)
 @pytest.mark.parametrize("used", TABLE)
 def test_the_table(before, used):
-    assert disk_level(before, used, LIMITS) is TABLE[used][before]
+    usage = DiskUsage(round(used * 1000), 100_000)  # a small disk: the percentages rule
+    assert disk_level(before, usage, LIMITS) is TABLE[used][before]
+
+
+FREE_GIB = {
+    1000: (ROOM, ROOM, ROOM, ROOM),
+    40.5: (ROOM, ROOM, ROOM, ROOM),
+    40: (TIGHT, TIGHT, TIGHT, TIGHT),
+    20.5: (TIGHT, TIGHT, TIGHT, TIGHT),
+    20: (PRESSED, PRESSED, PRESSED, FULL),
+    10.5: (PRESSED, PRESSED, PRESSED, FULL),
+    10: (FULL, FULL, FULL, FULL),
+    0: (FULL, FULL, FULL, FULL),
+}
+
+
+@pytest.mark.parametrize("before", DiskLevel)
+@pytest.mark.parametrize("free_gib", FREE_GIB)
+def test_on_a_large_disk_the_free_bytes_rule(before, free_gib):
+    total = 16_384 << 30  # 1,000 GiB free are 94 % used
+    usage = DiskUsage(total - round(free_gib * (1 << 30)), total)
+    assert disk_level(before, usage, LIMITS) is FREE_GIB[free_gib][before]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +60,9 @@ def test_the_table(before, used):
         {"disk_refuse_percent": 84},
         {"disk_refuse_percent": 101},
         {"disk_warn_percent": -1},
+        {"disk_warn_free_bytes": 1 << 30},
+        {"disk_pressed_free_bytes": 50 << 30},
+        {"disk_refuse_free_bytes": -1},
     ],
 )
 def test_limits_that_do_not_rise_are_refused(settings):
@@ -48,7 +73,9 @@ def test_limits_that_do_not_rise_are_refused(settings):
 def test_the_settings_reach_the_table():
     config = LogConfig(disk_warn_percent=10, disk_pressed_percent=20, disk_refuse_percent=30)
     assert config.disk_limits == DiskLimits(warn_percent=10, pressed_percent=20, refuse_percent=30)
-    assert LogConfig().disk_limits == LIMITS
+    assert LogConfig().disk_limits == LIMITS == DiskLimits()
+    config = LogConfig(disk_warn_free_bytes=3, disk_pressed_free_bytes=2, disk_refuse_free_bytes=1)
+    assert config.disk_limits == DiskLimits(warn_free_bytes=3, pressed_free_bytes=2, refuse_free_bytes=1)
 
 
 def test_one_look_a_second_and_one_warning_a_rise(caplog):

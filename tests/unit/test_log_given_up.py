@@ -7,7 +7,7 @@ import pytest
 from pushrep.log import LogConfig, LogEndMoved, NoRoomToCut, SegmentLog
 from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.directory import LogDirectory
-from pushrep.log.published import PublishedFile
+from pushrep.log.published import SLOTS_AT, PublishedFile
 from pushrep.log.segment_files import list_segments
 from pushrep.seams import REAL_FILESYSTEM
 
@@ -35,6 +35,14 @@ def lower_recovery_point(directory, offset):
     (directory / ".pushrep_cleanshutdown").unlink()
     for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.HIGH_WATERMARK):
         write_checkpoint(directory, checkpoint, {"orders-0": offset})
+
+
+def machine_stopped(directory):
+    """What was published was published before this start of the machine: it is no word of what the disk holds."""
+    file = PublishedFile(directory, 4711)
+    file._boot_id = b"another boot id.."[:16]
+    for _ in SLOTS_AT:
+        file.entry("orders-0").publish(10, 10, 10, 0, 0)
 
 
 def test_a_cut_by_name_is_noted_before_a_file_changes(tmp_path, monkeypatch):
@@ -70,6 +78,7 @@ def test_what_was_published_as_stable_and_is_gone_after_a_crash_is_noted(tmp_pat
     """A disk that lied about a sync: the recovery point had not come so far, but readers had."""
     written(tmp_path, 10)
     lower_recovery_point(tmp_path, 5)
+    machine_stopped(tmp_path)
     shorten(tmp_path, 1)
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         assert log.recovery.cut is not None
@@ -83,6 +92,7 @@ def test_a_whole_batch_that_is_missing_at_the_end_is_noted_too(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         last = next(log.batches(9)).header.size_bytes
     lower_recovery_point(tmp_path, 5)
+    machine_stopped(tmp_path)
     shorten(tmp_path, last)
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         assert log.recovery.cut is None, "nothing is torn"
@@ -93,9 +103,7 @@ def test_a_whole_batch_that_is_missing_at_the_end_is_noted_too(tmp_path):
 def test_another_start_of_the_machine_does_not_hide_what_was_seen(tmp_path):
     written(tmp_path, 10)
     lower_recovery_point(tmp_path, 5)
-    file = PublishedFile(tmp_path, 4711)
-    file._boot_id = b"another boot id.."[:16]
-    file.entry("orders-0").publish(10, 10, 10, 0, 0)
+    machine_stopped(tmp_path)
     shorten(tmp_path, 1)
     written(tmp_path, 0)
     assert given_up(tmp_path) == 10

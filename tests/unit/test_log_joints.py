@@ -8,6 +8,7 @@ import pytest
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.joints import sealed_end
 from pushrep.log.segment import Segment
+from pushrep.log.walk import ScanRange
 from pushrep.seams import REAL_FILESYSTEM
 
 TIMES = count(1_000)
@@ -25,7 +26,7 @@ def rolled(tmp_path):
 
 
 def end_of(path, base):
-    return sealed_end(REAL_FILESYSTEM, path, base, CONFIG.index_interval_bytes)
+    return sealed_end(REAL_FILESYSTEM, path, ScanRange(base_offset=base), CONFIG.index_interval_bytes)
 
 
 def test_every_sealed_segment_ends_where_the_next_begins(rolled):
@@ -38,8 +39,8 @@ def test_without_entries_headers_are_hopped_from_the_beginning(rolled):
     """A segment that no entry was due for: its last batch begins within the first interval."""
     path, bases = rolled
     (path / f"{bases[1]:020d}.index").write_bytes(b"")
-    assert sealed_end(REAL_FILESYSTEM, path, bases[1], 20_000) == bases[2]
-    assert sealed_end(REAL_FILESYSTEM, path, bases[1], 10_000) is None
+    assert sealed_end(REAL_FILESYSTEM, path, ScanRange(base_offset=bases[1]), 20_000) == bases[2]
+    assert sealed_end(REAL_FILESYSTEM, path, ScanRange(base_offset=bases[1]), 10_000) is None
 
 
 @pytest.mark.parametrize(

@@ -408,11 +408,11 @@ class TestFillingDisk:
         machine.tick()
         (reason,) = told
         assert reason.startswith("the disk is 8")
-        assert reason.endswith("the limit is 85 %")
+        assert "the limit is disk_pressed_percent=85 and disk_pressed_free_bytes=21474836480" in reason
         assert log.log_start_offset > 0
         machine.disk.capacity_bytes = machine.disk._used_bytes() * 100 // 86
         machine.clock.advance(1000)
-        with pytest.raises(LeaseBroken, match="the limit is 85 %"):
+        with pytest.raises(LeaseBroken, match="the limit is disk_pressed_percent=85"):
             log.acquire_lease("audit", log.log_start_offset)
 
     def test_above_the_third_appends_are_refused_until_it_is_below_the_second(self, machine):
@@ -426,10 +426,11 @@ class TestFillingDisk:
             log.append(b"y")
         error = caught.value
         assert isinstance(error, AppendFailed)
-        assert (error.refuse_percent, error.resume_percent) == (90, 85)
+        assert (error.limits.refuse_percent, error.limits.pressed_percent) == (90, 85)
         assert error.usage.used_percent > 90
         assert f"{error.usage.used_bytes} of {error.usage.total_bytes} bytes are used" in str(error)
-        assert "disk_refuse_percent=90" in str(error)
+        for setting in ("disk_refuse_percent=90", "disk_refuse_free_bytes=10737418240", "disk_pressed_percent=85"):
+            assert setting in str(error), "the message names what can be set"
         assert log.log_end_offset == end
         machine.disk.capacity_bytes = machine.disk._used_bytes() * 100 // 87
         with pytest.raises(DiskAboveLimit):

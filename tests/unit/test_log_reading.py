@@ -179,6 +179,7 @@ def test_without_a_published_state_the_checkpoints_say_how_far(log):
 
 
 def test_a_reader_writes_nothing_and_needs_a_log(tmp_path, log):
+    log.close()  # its background writes checkpoints
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
     with SegmentLog.open_reader(log.path) as reader:
         list(reader.records(0))
@@ -354,7 +355,7 @@ def test_a_time_index_that_is_lost_is_made_anew_from_the_first_record_on(tmp_pat
 
 
 def test_a_base_offset_that_lies_hides_no_records_behind_it(tmp_path):
-    """It is outside of the CRC. The batch passes for one behind a hole, and those that follow then begin too low."""
+    """It is outside of the CRC. No cleaner went over this log, so nothing can be missing before the batch."""
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=20_000, preallocate_bytes=0)) as log:
         for number in range(60):
             log.append([b"%d " % number + b"x" * 1000])
@@ -368,7 +369,7 @@ def test_a_base_offset_that_lies_hides_no_records_behind_it(tmp_path):
     path.write_bytes(data)
     with SegmentLog.open_reader(log.path) as reader:
         got, records = [], reader.records(0)
-        with pytest.raises(CorruptBatch, match="base offset 31 where at least 34 is expected") as damage:
+        with pytest.raises(CorruptBatch, match="base offset 33 where 30 is expected") as damage:
             got.extend(record.offset for record in records)
-        assert got[:30] == list(range(30))
-        assert (damage.value.segment, len(got)) == (path, 31)
+        assert got == list(range(30))
+        assert (damage.value.segment, damage.value.offset) == (path, 30)

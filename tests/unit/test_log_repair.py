@@ -7,6 +7,7 @@ import pytest
 from pushrep.log import LogConfig, LogLocked, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, write_checkpoint
 from pushrep.log.clean_marker import CLEAN_MARKER_NAME
+from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer, repair_log
 from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log
@@ -236,6 +237,7 @@ def test_indexes_are_made_anew(log):
 def never_promised_behind(log, offset):
     write_checkpoint(log.parent, Checkpoint.RECOVERY_POINT, {log.name: offset})
     (log.parent / CLEAN_MARKER_NAME).unlink()
+    (log.parent / PUBLISHED_NAME).unlink(missing_ok=True)  # the machine stopped: what was published died with it
 
 
 def test_a_torn_tail_stays_one_when_something_else_is_repaired(log):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.log.scan import CleanEnd, Damage, ScanRange, TornTail, WholeBatch, scan
+from pushrep.log.walk import CleanEnd, Damage, ScanRange, TornTail, WholeBatch, scan, scan_runs
 from pushrep.records import encode_batch
 from pushrep.testing import SimulatedDisk
 
@@ -56,7 +56,6 @@ BAD_SECOND = {
     "a length beyond the file": flipped(TWO, SECOND + 10),
     "a length beyond any batch": flipped(TWO, SECOND + 8),
     "an offset that was there before": batch(100) + batch(101),
-    "an offset too far for the indexes": batch(100) + batch(BASE + 2**31),
     "an epoch that falls": batch(100) + batch(102, epoch=2),
     "zeros, then something": batch(100) + bytes(100) + b"x",
     "something, then zeros": batch(100) + b"x" + bytes(100),
@@ -71,6 +70,16 @@ def test_what_is_no_batch_is_torn_above_the_recovery_point_and_damage_below(what
     assert isinstance(end, answer), end
     assert (end.position, end.next_offset) == (SECOND, 102)
     assert end.reason
+
+
+@pytest.mark.parametrize("what", BAD_SECOND)
+def test_in_runs_the_same_is_refused(what):
+    disk = SimulatedDisk()
+    disk.make_directory(Path("/logs"))
+    file = disk.open(Path("/logs/x"), create=True)
+    file.write_at(BAD_SECOND[what], 0)
+    first, end = scan_runs(file, ScanRange(base_offset=BASE))
+    assert (len(first), end) == (1, steps(BAD_SECOND[what])[-1])
 
 
 def test_whole_batches_behind_a_bad_one_are_never_looked_at():
@@ -101,4 +110,34 @@ def test_the_end_of_a_segment_that_is_not_the_last(tail, end_offset, recovery_po
 def test_offsets_that_reach_into_the_next_segment():
     in_sequence = steps(TWO, end_offset=103)
     assert in_sequence[-1].next_offset == 104, "an overlap of two names: the opener's to refuse"
-    assert isinstance(steps(batch(100) + batch(150), end_offset=104)[-1], TornTail), "a broken number"
+    broken = steps(batch(100) + batch(150), end_offset=104, cleaned_offset=200)[-1]
+    assert isinstance(broken, Damage)
+    assert "reach into the next segment" in broken.reason
+
+
+@pytest.mark.parametrize("recovery_point", [0, 200])
+@pytest.mark.parametrize(
+    ("base", "cleaned_offset", "why"),
+    [
+        (103, 0, "base offset 103 where 102 is expected, and no cleaner went above 0"),
+        (110, 109, "no cleaner went above 109"),
+        (110, 110, None),
+        (BASE + 2**31, 2**40, "too far"),
+    ],
+)
+def test_offsets_are_missing_only_where_a_cleaner_went(base, cleaned_offset, why, recovery_point):
+    """A whole batch behind a hole is damage whatever was promised: no write that tears leaves one."""
+    for cleaned in (cleaned_offset, lambda: cleaned_offset):
+        *_, last, end = steps(batch(100) + batch(base), recovery_point=recovery_point, cleaned_offset=cleaned)
+        if why is None:
+            assert last.batch.header.base_offset == base
+        else:
+            assert (end.position, end.next_offset) == (SECOND, 102)
+            assert isinstance(end, Damage)
+            assert why in end.reason
+
+
+@pytest.mark.parametrize(("last_offset", "base_offset"), [(103, 102), (102, None), (104, None)])
+def test_a_first_batch_is_believed_if_an_index_entry_names_its_last_offset(last_offset, base_offset):
+    first, *_ = steps(TWO, position=SECOND, last_offset=last_offset)
+    assert (first.batch.header.base_offset if isinstance(first, WholeBatch) else None) == base_offset

@@ -110,3 +110,17 @@ def test_a_segment_that_went_gives_no_slice(tmp_path):
         assert slices.read(0, 3, 1) is not None
         assert log.purge(20) > 0
         assert slices.read(3, 30, 1) is None
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_slice_ends_before_a_leader_epoch_that_the_logs_list_contradicts(tmp_path, number):
+    """No CRC covers it, and who got it would take its log for another history than the leader's."""
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0)) as log:
+        log.begin_epoch(3, 0)
+        fill(log, [10, 10, 10])
+        position = sum(len(batch.data) for batch in list(log.batches(0))[:number])
+        with segment_path(tmp_path / "orders-0", 0).open("r+b") as file:
+            file.seek(position + 15)
+            file.write(b"\x07")
+        found = log.slices().read(0, 9, 1 << 20)
+        assert (None if found is None else found.end_offset) == (3 * number or None)

@@ -45,7 +45,7 @@ def test_a_whole_log_is_whole(log):
 def test_every_byte_that_is_flipped_is_found(log):
     missed = []
     judged = [path for path in sorted(log.iterdir()) if path.suffix != ".crc32c"]
-    assert len(judged) == 11, "three files a segment, leader epochs and metadata"
+    assert len(judged) == 13, "three files a segment, two seals, leader epochs and metadata"
     for path in judged:
         data = path.read_bytes()
         for at in range(len(data)):

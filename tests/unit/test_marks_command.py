@@ -100,7 +100,7 @@ def test_a_reset_store_is_anybodys(local, tmp_path):
 def test_a_running_query_keeps_its_marks(local):
     with LocalMarks(local) as store:
         store.owner()
-        assert "is being written by process" in run("show", local, code=1)
+        assert "is open in this very process" in run("show", local, code=1)
 
 
 def test_places_without_marks_are_refused_and_none_are_made(tmp_path):

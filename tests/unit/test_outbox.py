@@ -296,6 +296,9 @@ def test_refused_lists_are_named_and_leave_nothing(tmp_path, values, columns, wh
         ({"block_ms": 10**18}, "block_ms"),
         ({"log_config": {"segment_bytes": 1000}}, "log_config"),
         ({"producer": "\ud800"}, "producer"),
+        ({"create": "no"}, "create"),
+        ({"accept_loss": "no"}, "accept_loss"),
+        ({"copy_check": 0}, "copy_check"),
     ],
 )
 def test_a_refused_setting_is_named_and_makes_nothing(tmp_path, settings, setting):

@@ -137,7 +137,7 @@ def repair_where_it_is_whole(home):
 
 
 def repair_from_a_copy_that_ends_earlier(home):
-    """The damaged tail comes back as far as the copy has it."""
+    """The damaged tail comes back as far as the copy has it; what was published would ask for a copy with all of it."""
     copy = home.parent / "copy" / "orders-1"
     shutil.copytree(home / "orders-1", copy)
     with SegmentLog.open(copy, CONFIG) as log:
@@ -150,6 +150,8 @@ def repair_from_a_copy_that_ends_earlier(home):
     for n in later:
         (home / "orders-1" / f"{n:020d}.log").unlink()
     forget_the_recovery_point(home)
+    assert run("log", "repair", home / "orders-1", "--from-copy", copy) == 1, "20 is needed, and it ends at 12"
+    (home / ".pushrep_published").unlink()
     assert run("log", "repair", home / "orders-1", "--from-copy", copy) == 0
 
 
@@ -194,12 +196,18 @@ def restore_everything_from_an_older_copy(home):
     assert run("log", "new-epoch", home) == 0
 
 
-def lose_what_was_synced(home):
+def tear_what_was_synced(home):
     """The disk lied: the newest batch is not whole, below what readers were shown; the recovery point is behind it."""
     path = home / "orders-1"
     newest = max(path.glob("*.log"))
     newest.write_bytes(newest.read_bytes()[:-5])
     forget_the_recovery_point(home)
+
+
+def lose_what_was_synced(home):
+    """What was published at this start of the machine tells of it, so it is damage, and the operator gives it up."""
+    tear_what_was_synced(home)
+    assert run("log", "repair", home / "orders-1", "--cut", "orders-1") == 0
 
 
 def forget_the_recovery_point(home):
@@ -211,7 +219,7 @@ def forget_the_recovery_point(home):
 
 def lose_every_note_beside_the_log(home):
     """As before, with the directory's own files gone: what is derived from the log still tells."""
-    lose_what_was_synced(home)
+    tear_what_was_synced(home)
     (home / ".pushrep_published").unlink()
 
 

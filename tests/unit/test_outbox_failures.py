@@ -21,45 +21,15 @@ from pushrep.outbox import (
 from pushrep.outbox.batch import Batch
 from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedDisk
+from tests.unit.gated_disk import GatedDisk, until
 
 SIMULATED = Path("/outbox")
-
-
-class GatedDisk(RealFilesystem):
-    """Syncs wait while the gate is shut."""
-
-    def __init__(self):
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def open(self, path, *, create=False, writable=True):
-        file = super().open(path, create=create, writable=writable)
-        sync = file.sync
-        return GatedFile(file, lambda: (self.gate.wait(), sync()))
-
-
-class GatedFile:
-    def __init__(self, file, sync):
-        self._file, self.sync = file, sync
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
 
 
 def open_outbox(path, filesystem, **settings):
     wanted = {"topic": "orders", "partitions": 1, "producer": "billing", "filesystem": filesystem, **settings}
     wanted["log_config"] = LogConfig(preallocate_bytes=0)  # so that a full disk is full at once
     return Outbox.open(path, **wanted)
-
-
-def until(condition, what):
-    """Wait for another thread; the test fails by name if it takes 60 s."""
-    pause = threading.Event()
-    for _ in range(12_000):
-        if condition():
-            return
-        pause.wait(0.005)
-    pytest.fail(f"not within 60 s: {what}")
 
 
 def values_and_keys(outbox, partition=0):

@@ -36,7 +36,7 @@ def names(struct):
         (RulesGrant, Grant, {}),
         (RulesMember, Member, {}),
         (RulesEpochEnd, EpochEnd, {}),
-        (MemberAnswer, GrantResponse, {"index": "member", "grant": "grants"}),
+        (MemberAnswer, GrantResponse, {"index": "member", "grant": "grants", "is_unfilled": "unfilled"}),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

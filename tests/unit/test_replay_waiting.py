@@ -72,7 +72,10 @@ def test_blocks_of_few_and_of_many_batches_are_checked_alike(count):
     for n, batch in enumerate(made):
         batch.stamp(n, 3)
     data = b"".join(bytes(batch.data) for batch in made)
-    found = checked(memoryview(data))
+    found, joins = checked(memoryview(data))
+    assert joins
+    if count > 2:
+        assert not checked(memoryview(data[: -len(made[-1].data)] + bytes(made[0].data)))[1]
     assert [(batch.header.base_offset, bytes(batch.data)) for batch in found] == [
         (n, bytes(batch.data)) for n, batch in enumerate(made)
     ]

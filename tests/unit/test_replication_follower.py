@@ -136,6 +136,14 @@ def test_never_below_its_own_watermark():
     assert (result(done).error, result(done).log_end_offset) == (Outcome.LOG_DIVERGED, 5)
 
 
+def test_identity_o3_a_hole_that_is_announced_is_appended_with_the_leaders_word_for_it():
+    batches = (batch(5, 1), batch(6, 1), batch(9, 1))
+    done = effects(THREE, request(3, 1, *batches, cleaned_offset=9))
+    assert done[0] == Append(batches, 9)
+    assert result(done).error is Outcome.NONE
+    assert result(done).log_end_offset == 10
+
+
 def test_above_the_end_is_answered_with_the_end():
     done = effects(THREE, request(5, 1, batch(5, 1)))
     assert done == (Answer(result(done)),)
@@ -208,9 +216,20 @@ REFUSALS = {
     "a session that is over": ({}, {"session": ReplicaSession(LEADER, 1, is_over=True)}, Outcome.STALE_SESSION),
     "bytes that are no batch": ({"is_whole": False}, {}, Outcome.CORRUPT_MESSAGE),
     "a batch above the leader's epoch": ({"batches": (batch(3, 300),)}, {}, Outcome.CORRUPT_MESSAGE),
-    "offsets that do not rise": ({"batches": (batch(3, 1), batch(3, 1))}, {}, Outcome.INVALID_REQUEST),
-    "a hole at its place": ({"batches": (batch(4, 1),)}, {}, Outcome.INVALID_REQUEST),
-    "epochs that fall": ({"batches": (batch(3, 2), batch(4, 1))}, {}, Outcome.INVALID_REQUEST),
+    "offsets that do not rise": ({"batches": (batch(3, 1), batch(3, 1))}, {}, Outcome.CORRUPT_MESSAGE),
+    "a hole at its place": ({"batches": (batch(4, 1),)}, {}, Outcome.CORRUPT_MESSAGE),
+    "a hole between batches": ({"batches": (batch(3, 1), batch(5, 1))}, {}, Outcome.CORRUPT_MESSAGE),
+    "a hole above what was cleaned": (
+        {"batches": (batch(3, 1), batch(6, 1)), "cleaned_offset": 5},
+        {},
+        Outcome.CORRUPT_MESSAGE,
+    ),
+    "what overlaps below what was cleaned": (
+        {"batches": (batch(3, 1, 3), batch(5, 1)), "cleaned_offset": 9},
+        {},
+        Outcome.CORRUPT_MESSAGE,
+    ),
+    "epochs that fall": ({"batches": (batch(3, 2), batch(4, 1))}, {}, Outcome.CORRUPT_MESSAGE),
     "a restart that shows no epoch": ({"restart": True}, {}, Outcome.INVALID_REQUEST),
 }
 

@@ -1,5 +1,6 @@
 """Leading: the leader's column of the table, sessions, watermark and in-sync set, opening and promoting."""
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -314,12 +315,64 @@ def test_only_what_is_shown_after_the_grant_was_stored_counts():
     assert isinstance(refusal(opening.on_deadline()), TooFewMembers)
 
 
-def test_a_promotion_that_is_not_ahead_is_refused_with_both_pairs():
+def test_a_promotion_that_is_not_ahead_is_refused_with_both_pairs_and_fences_nobody():
+    promotion = candidate(1, Purpose.PROMOTE)
+    effects = promotion.on_answer(member(2, ends(7, (0, 0), (256, 2))))
+    error = refusal(effects)
+    assert isinstance(error, NotAhead)
+    assert (error.own, error.theirs, error.member) == ((256, 4), (256, 7), 2)
+    assert not any(isinstance(effect, TakeEpoch | StoreGrant | SendGrant) for effect in effects)
+    assert not error.is_fenced
+    assert "nobody was fenced" in str(error)
+
+
+def test_a_promotion_that_is_overtaken_after_its_grant_says_that_nobody_leads():
     promotion = candidate(1, Purpose.PROMOTE)
     promotion.on_answer(member(2, LOG))
     error = refusal(stored(promotion, 2, ends(7, (0, 0), (256, 2))))
     assert isinstance(error, NotAhead)
-    assert (error.own, error.theirs, error.member) == ((256, 4), (256, 7), 2)
+    assert error.is_fenced
+    assert "nobody leads" in str(error)
+
+
+def bare(index):
+    """A member that shows nothing: its disk is new, or it lost everything."""
+    return MemberAnswer(index=index, grant=None, highest_epoch=-1)
+
+
+def test_a_member_without_a_grant_counts_for_nothing_once_something_was_acknowledged():
+    promotion = candidate(1, Purpose.PROMOTE)
+    assert promotion.on_answer(bare(2)) == []
+    assert isinstance(refusal(promotion.on_deadline()), TooFewMembers)
+    opening = candidate()
+    assert opening.on_answer(bare(2)) == []
+    effects = opening.on_answer(member(1, LOG))
+    assert isinstance(effects[-1], SendGrant)
+    assert stored(opening, 2, ends(0)) == [], "an older node that did not show a grant before"
+    assert stored(opening, 1) == [Lead(opening.grant)]
+
+
+def test_a_member_that_says_it_is_unfilled_counts_for_nothing():
+    opening = candidate()
+    unfilled = replace(member(2, ends(1, (0, 0))), is_unfilled=True)
+    assert opening.on_answer(unfilled) == []
+    opening.on_answer(member(1, LOG))
+    assert opening.on_answer(replace(unfilled, grant=opening.grant)) == []
+    assert opening.on_answer(replace(member(1, LOG, opening.grant), is_unfilled=False)) == [Lead(opening.grant)]
+
+
+def test_a_member_that_was_not_heard_before_counts_if_it_says_that_it_is_filled():
+    opening = candidate()
+    opening.on_answer(member(1, LOG))
+    assert opening.on_answer(replace(member(2, LOG, opening.grant), is_unfilled=False)) == [Lead(opening.grant)]
+
+
+def test_before_anything_was_acknowledged_whoever_stores_the_grant_counts():
+    """The first grant stands on the candidate's own disk from an attempt that nobody else heard of."""
+    own = member(0, ends(0), grant(epoch=0), seen=0)
+    opening = candidate(own=own)
+    assert isinstance(opening.on_answer(bare(1))[-1], SendGrant)
+    assert opening.on_answer(replace(bare(1), grant=opening.grant, is_unfilled=True)) == [Lead(opening.grant)]
 
 
 def test_catch_up_fetches_what_the_one_ahead_has():
@@ -338,8 +391,8 @@ def test_catch_up_from_a_log_that_starts_above_begins_anew_with_its_epoch():
 
 def test_nobody_cuts_below_its_own_watermark_to_lead():
     promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, member(1, ends(9, (0, 0)), watermark=3))
-    promotion.on_answer(member(2, LOG))
-    assert isinstance(refusal(stored(promotion, 2)), LogNotFit)
+    assert isinstance(refusal(promotion.on_answer(member(2, LOG))), LogNotFit)
+    assert promotion.grant is None, "nobody was fenced"
 
 
 @pytest.mark.parametrize("unfit", [{"is_damaged": True}, {"watermark": 5}], ids=["damaged", "below its checkpoint"])

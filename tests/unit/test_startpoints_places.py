@@ -50,7 +50,7 @@ def test_a_kind_without_its_package_is_told(monkeypatch):
             raise ModuleNotFoundError("no module", name="confluent_kafka")
 
     monkeypatch.setattr(places, "entry_points", lambda **_: [Missing()])
-    with pytest.raises(StoreUnavailable, match=r"confluent_kafka.*pushrep\[kafka\]"):
+    with pytest.raises(StoreUnavailable, match=r"confluent_kafka.*pip install .*\[kafka\]"):
         store_at("kafka:startpoints", SERVERS)
     monkeypatch.setattr(places, "entry_points", lambda **_: [])
     with pytest.raises(StoreUnavailable, match="install pushrep again"):

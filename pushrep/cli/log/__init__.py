@@ -1,15 +1,18 @@
 """`pushrep log`: the tools around the files of a log. The work is done in pushrep.log; here it is asked for and shown.
 
 ls, describe, dump, verify            read only, beside a running writer
-repair, truncate, rebuild-index, new-epoch   take the writer's lock; refused, with its pid, while one runs
+repair, restore, truncate, rebuild-index, mark-cleaned, new-epoch     take the writer's lock; refused, with its pid,
+                                      while one runs
+purge                                 asked of the open outbox; takes the lock where nobody has it
 """
 
 import click
 
-from pushrep.cli.log.changing import rebuild_index, repair, truncate
+from pushrep.cli.log.changing import mark_cleaned, rebuild_index, repair, restore, truncate
 from pushrep.cli.log.dumping import dump
 from pushrep.cli.log.looking import describe, ls
 from pushrep.cli.log.pids import new_epoch
+from pushrep.cli.log.purging import purge
 from pushrep.cli.log.verifying import verify
 
 
@@ -23,10 +26,12 @@ def log() -> None:
       pushrep log dump LOG --records         batch by batch, in the words of Kafka's DumpLogSegments
       pushrep log verify DIRECTORY           is every byte what it was?
       pushrep log repair LOG --from-copy D   a damaged range from another copy, if it joins
+      pushrep log restore LOG FILE           what was set aside, back where it fits
+      pushrep log purge DIRECTORY --before T whole old segments that nobody needs
 
     LOG is the directory of one partition, DIRECTORY the one that holds it. Exit code 1 says: damage was found.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 
-for command in (ls, describe, dump, verify, repair, truncate, rebuild_index, new_epoch):
+for command in (ls, describe, dump, verify, repair, restore, truncate, rebuild_index, mark_cleaned, new_epoch, purge):
     log.add_command(command)

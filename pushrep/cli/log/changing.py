@@ -1,4 +1,4 @@
-"""`pushrep log repair`, `truncate`, `rebuild-index`: they take the writer's lock and are refused while one runs."""
+"""`pushrep log repair`, `truncate`, `rebuild-index`, `mark-cleaned`: each takes the writer's lock, or is refused."""
 
 from pathlib import Path
 
@@ -8,8 +8,10 @@ from pushrep.cli.log.pids import outbox_after_cut, tell_outbox
 from pushrep.cli.log.showing import show_json, size
 from pushrep.cli.log.verifying import tell_findings
 from pushrep.log import SegmentLog
+from pushrep.log.errors import BelowHighWatermark
 from pushrep.log.inspection import checked_log
 from pushrep.log.repair import Repairer, RepairReport
+from pushrep.log.restoring import restore as restore_file
 
 
 @click.command()
@@ -90,7 +92,13 @@ def truncate(log: Path, offset: int, force: bool, as_json: bool) -> None:  # noq
     path = checked_log(log)
     with SegmentLog.open(path) as opened:
         before = opened.log_end_offset
-        end = opened.truncate_to(offset, force=force)
+        try:
+            end = opened.truncate_to(offset, force=force)
+        except BelowHighWatermark as refused:
+            raise click.ClickException(
+                f"offset {offset} is below the high watermark {refused.high_watermark}: records that were acknowledged "
+                "would go; add --force if that is meant"
+            ) from refused
     outbox = outbox_after_cut(path, end)
     if as_json:
         show_json({"log": path.name, "log_end_offset_before": before, "log_end_offset": end, "outbox": outbox})
@@ -109,3 +117,52 @@ def rebuild_index(log: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
         show_json({"log": checked_log(log).name, "rebuilt": names})
     else:
         click.echo(f"{checked_log(log).name}: {len(names)} index files made anew")
+
+
+@click.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--dry-run", is_flag=True, help="Say what fits; change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
+def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Put back what was set aside: the whole batches of FILE, a .cut or .corrupt of LOG, where the log ends.
+
+    \b
+      pushrep log restore out/orders-0 out/orders-0/00000000000000001000.log.4096.cut --dry-run
+
+    They fit only if their first offset is the log's end: of a log that went on since, those offsets are others'. FILE
+    stays as it is. Not for a log whose replicas hold what came after the cut. Exit code 1 if nothing fits.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    report = restore_file(log, file, dry_run=dry_run)
+    if as_json:
+        show_json(report.as_dict())
+    elif report.refused is not None:
+        click.echo(f"{report.log}: {report.file} does not fit: {report.refused}")
+    else:
+        would = "would put back" if dry_run else "put back"
+        span = f"[{report.start_offset}, {report.end_offset})"
+        click.echo(f"{report.log}: {would} {report.records:,} records, offsets {span}")
+        if report.stopped is not None:
+            click.echo(f"  its rest is not whole: {report.stopped}")
+    if report.refused is not None:
+        click.get_current_context().exit(1)
+
+
+@click.command("mark-cleaned")
+@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("offset", type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="The report of the verification that followed.")
+def mark_cleaned(log: Path, offset: int, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Say that a broker's cleaner went over LOG below OFFSET: there offsets may be missing.
+
+    For a directory from Kafka without the broker's cleaner-offset-checkpoint, or with one that tells less. Without that
+    word a missing offset is damage. Exit code 1 if the log is not whole afterwards.
+    """
+    report = Repairer(log).mark_cleaned(offset)
+    if as_json:
+        show_json(report.as_dict() | {"cleaned_offset": offset})
+    else:
+        click.echo(f"{report.log}: cleaned below {offset:,}, where only checksums and order tell what is right")
+        tell_findings(report)
+    if not report.is_whole:
+        click.get_current_context().exit(1)

@@ -7,6 +7,7 @@ import click
 
 from pushrep.cli.log.showing import show_json
 from pushrep.outbox import begin_pid_epoch, outbox_of_log
+from pushrep.outbox.destinations import not_known_to_be_shipped
 
 
 def outbox_after_cut(log: Path, log_end_offset: int) -> dict[str, Any] | None:
@@ -42,7 +43,15 @@ def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
     without this.
     """
     identity = begin_pid_epoch(directory)
+    unshipped = not_known_to_be_shipped(directory)
     if as_json:
-        show_json({"producer": identity.producer, "pid": identity.pid, "pid_epoch": identity.pid_epoch})
-    else:
-        click.echo(f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is {identity.pid} now")
+        fields = {"producer": identity.producer, "pid": identity.pid, "pid_epoch": identity.pid_epoch}
+        show_json({**fields, "unshipped": [one._asdict() for one in unshipped]})
+        return
+    click.echo(f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is {identity.pid} now")
+    for one in unshipped:
+        click.echo(
+            f"offsets [{one.start}, {one.end}) of partition {one.partition} keep their old PID, and are not known to "
+            f"be in topic {one.topic}: if it holds other records in their place, they stay behind. Then: "
+            f"pushrep outbox rebase {directory}"
+        )

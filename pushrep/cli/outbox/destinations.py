@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from pushrep.cli.log.showing import show_json
+from pushrep.kafka.properties import destination_of as destination_by_options
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import drop_destination, repartition, skip_record
 
@@ -61,6 +62,52 @@ def repartition_command(directory: Path, topic: str | None, as_json: bool) -> No
         show_json({"pid": identity.pid, "pid_epoch": identity.pid_epoch})
     else:
         click.echo(f"the next start goes on as PID {identity.pid}, epoch {identity.pid_epoch}, with all partitions")
+
+
+@click.command("rebase")
+@_DIRECTORY
+@click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Brokers to begin with.")
+@click.option("--topic", help="The Kafka topic; the outbox's own name if it is left out.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Properties of the client, as kcat and librdkafka spell them: security.protocol, sasl.username ...",
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing, say what would be done.")
+@_JSON
+def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None,
+    dry_run: bool, as_json: bool,  # noqa: FBT001 - click's
+) -> None:  # fmt: skip
+    """Free the outbox in DIRECTORY, whose topic holds other records than its log: OutboxDiverged, DestinationAhead.
+
+    \b
+      pushrep outbox rebase outbox --bootstrap-servers broker:9092 --dry-run
+      pushrep outbox rebase outbox --bootstrap-servers broker:9092
+
+    What the topic does not hold is appended again under a new PID, and the originals are not shipped: readers of the
+    topic see each record once, readers of the log itself see them twice. Nobody may have the outbox open. One that was
+    interrupted is finished by the next. Exit code 1 if a record carries the metadata of a source of its own.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    from pushrep.outbox.rebase import rebase  # noqa: PLC0415 - Kafka's clients are an extra of their own
+
+    done = rebase(directory, destination_by_options(bootstrap_servers, topic, config), dry_run=dry_run)
+    if as_json:
+        partitions = {str(number): one._asdict() for number, one in done.partitions.items() if one.again}
+        show_json({"topic": done.topic, "records": done.records, "dry_run": dry_run, "partitions": partitions})
+        return
+    for number, one in done.partitions.items():
+        count = sum(end - start for start, end in one.again)
+        if count:
+            ranges = ", ".join(f"[{start}, {end})" for start, end in one.again)
+            click.echo(
+                f"partition {number}: {count:,} records {ranges} {'would be' if dry_run else 'are'} appended again as "
+                f"[{one.log_end}, {one.log_end + count}), and the originals not shipped"
+            )
+    if dry_run:
+        click.echo(f"{done.records:,} records in all, under a new PID; readers of the log itself would see them twice")
+    else:
+        click.echo(f"{done.records:,} records were appended again; a new PID begins with the next start")
 
 
 @click.command("drop-destination")

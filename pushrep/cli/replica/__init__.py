@@ -4,6 +4,7 @@ import click
 
 from pushrep.cli.replica.adopting import adopt_command
 from pushrep.cli.replica.members import add, remove, replace
+from pushrep.cli.replica.moving import moved_command
 from pushrep.cli.replica.serving import serve
 from pushrep.cli.replica.status import status
 
@@ -15,6 +16,7 @@ def replica() -> None:
 
 replica.add_command(adopt_command)
 replica.add_command(add)
+replica.add_command(moved_command)
 replica.add_command(remove)
 replica.add_command(replace)
 replica.add_command(serve)

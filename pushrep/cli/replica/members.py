@@ -6,7 +6,7 @@ opens it for as long as that takes.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from pushrep.push.sockets import Address
 from pushrep.seams import REAL_FILESYSTEM
 
 _PAUSE_S = 0.2
-_DONE = "done"
+_DONE, _CATCHING_UP = "done", "catching up"
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 _LEAST = click.option(
     "--min-insync-replicas",
@@ -67,7 +67,7 @@ def add(  # noqa: PLR0913, PLR0917 - the options
     It gets everything first and counts for nothing; when it holds what the others hold, it becomes a member, by a
     grant that both lists agree to. Interrupted, run it again: it goes on. Its number was never another member's.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    with _reached(directory, timeout, cert, key, ca) as home:
+    with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
         done = _follow(_adding(home, address, least), timeout, directory)
     _tell(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
@@ -91,7 +91,7 @@ def remove(  # noqa: PLR0913, PLR0917 - the options
     Its copy stays where it is, and gets nothing more. The leader can't be removed: promote another one first. A node
     that `add` still waits for is given up the same way, by the number that `add` tells.
     """  # noqa: D301 - as above
-    with _reached(directory, timeout, cert, key, ca) as home:
+    with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
         done = _follow(_removing(home, member, least), timeout, directory)
     _tell(done, f"member {member} was removed", as_json=as_json)
 
@@ -112,14 +112,15 @@ def replace(  # noqa: PLR0913, PLR0917 - the options
     \b
       pushrep replica replace outbox 2 10.0.0.4:7400
     """  # noqa: D301 - as above
-    with _reached(directory, timeout, cert, key, ca) as home:
-        added = _follow(_adding(home, address, None), timeout, directory)
+    with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
+        added = _follow(_adding(home, address, None, replaced=member), timeout, directory)
         done = _follow(_removing(home, member, None), timeout, directory)
     _tell(done, f"member {member} was replaced by member {added['member']} ({address})", as_json=as_json)
 
 
-def _adding(home: Path, address: str, least: int | None) -> Step:
-    return lambda: ask(home, "add-member", {"address": address, "min_insync_replicas": least})
+def _adding(home: Path, address: str, least: int | None, replaced: int | None = None) -> Step:
+    arguments = {"address": address, "min_insync_replicas": least, "replaced": replaced}
+    return lambda: ask(home, "add-member", arguments)
 
 
 def _removing(home: Path, member: int, least: int | None) -> Step:
@@ -138,6 +139,36 @@ def _reached(directory: Path, timeout_s: float, cert: Path | None, key: Path | N
     if cert is not None or key is not None or ca is not None:
         raise click.UsageError("the outbox is open, and its service has certificates of its own: leave these out")
     yield directory
+
+
+@contextmanager
+def _list_told(directory: Path) -> Iterator[None]:
+    """A command that fails or is interrupted says how the list stands, and what leads on."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # what went wrong first is what the operator has to know
+            click.echo("\n".join(_as_it_stands(directory, ask(directory, "status"))), err=True)
+        raise
+
+
+def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
+    members = [one for one in status["members"] if not one["is_joining"]]
+    named = ", ".join(f"{one['index']} ({one['address'] or 'here'})" for one in members)
+    yield f"the members are {named}; min_insync_replicas {status['min_insync_replicas']}"
+    for one in status["members"]:
+        if one["is_joining"]:
+            yield f"{one['address']} is to become member {one['index']}, and counts for nothing yet"
+    addresses = [one["address"] for one in members if one["address"]]
+    yield f"from the next open on: replicas={addresses}"
+    if status["is_changing"]:
+        away = [one["index"] for one in members if one["lag"] is not None and not one["lag"]["in_sync"]]
+        lost = " ".join(f"--lost {index}" for index in away) or "--lost INDEX"
+        yield (
+            "the change is not settled, both lists have their say: the same command settles it once those that are "
+            f"away ({', '.join(map(str, away)) or 'none'}) answer. If they are destroyed, end the service, then: "
+            f"pushrep promote {directory} --accept-loss {lost} --new HOST:PORT"
+        )
 
 
 def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
@@ -167,10 +198,12 @@ def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
             said = found["phase"]
             click.echo(f"member {found['member']}: {said} ...", err=True)
         if time.monotonic() > deadline:
+            give_up = ""
+            if found["phase"] == _CATCHING_UP:
+                give_up = f", or give up: pushrep replica remove {directory} {found['member']}"
             raise click.ClickException(
                 f"member {found['member']} is still {said}{_behind(directory, found['member'])} after {timeout_s:g} s; "
-                f"what was done stays: run the same command again, or give up: pushrep replica remove {directory} "
-                f"{found['member']}"
+                f"what was done stays: run the same command again{give_up}"
             )
         time.sleep(_PAUSE_S)
     return found

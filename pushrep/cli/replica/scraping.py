@@ -2,25 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
 
 import click
 
 from pushrep.node import CantListen, ReplicaNode
+from pushrep.node.reloading import CertificateFiles
 from pushrep.push.sockets import Address
 
 
-class Certificates(NamedTuple):
-    """PEM files: one's own, its key, who signs the peers'."""
-
-    cert: Path
-    key: Path
-    ca: Path
-
-
 @contextmanager
-def metrics_of(node: ReplicaNode, address: Address | None, files: Certificates | None) -> Iterator[str]:
+def metrics_of(node: ReplicaNode, address: Address | None, files: CertificateFiles | None) -> Iterator[str]:
     """Serve them at `address`, by mutual TLS if there are certificates; what is to be said of it. Raises CantListen."""
     if address is None:
         yield ""

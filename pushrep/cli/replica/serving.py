@@ -2,17 +2,18 @@
 
 import logging
 import signal
-import ssl
 import threading
 from pathlib import Path
 
 import click
 
-from pushrep.cli.replica.scraping import Certificates, metrics_of
+from pushrep.cli.logging_options import log_at_least
+from pushrep.cli.replica.scraping import metrics_of
 from pushrep.errors import BadArgument
 from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.node.access import AUDIT
+from pushrep.node.reloading import CertificateFiles
 from pushrep.outbox.letting_go import LetGoDoor
-from pushrep.push.certificates import mutual_tls
 from pushrep.push.sockets import Address
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -43,8 +44,10 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
     "--allow",
     multiple=True,
     metavar="WHO",
-    help='Who may create logs here: an outbox id, the name in a certificate, or "any". Can be given again.',
+    help="Who may do what: NAME=PATTERN:role,role of create, lead, read, keep, list on outboxes by id or topic; NAME "
+    'alone creates, leads and lists its own; an outbox id, or "any": everybody. Can be given again.',
 )
+@click.option("--allow-file", type=_PATH, help="More of them, one a line; read again when it changes, and on SIGHUP.")
 @click.option("--flush", is_flag=True, help="Answer after fsync always, not only when the leader asks for it.")
 @click.option("--cert", type=_PATH, help="This node's certificate (PEM), with --key and --ca: mutual TLS.")
 @click.option("--key", type=_PATH, help="Its private key (PEM).")
@@ -62,6 +65,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
     listen: Address,
     allow: tuple[str, ...],
+    allow_file: Path | None,
     cert: Path | None,
     key: Path | None,
     ca: Path | None,
@@ -81,39 +85,47 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     Prints one line when it listens. What a leader has pushed lies in DIRECTORY/<outbox id>/<topic>-<n>, in the leader's
     own bytes: every `pushrep log` and `pushrep read` command works on it.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
-    tls = _server_tls(cert, key, ca)
+    log_at_least(logging.INFO if verbose else logging.WARNING)
+    AUDIT.setLevel(logging.INFO)
+    files = _certificates(cert, key, ca)
     for address in (listen, metrics):
-        if address is not None and not address.is_loopback and tls is None and not plain:
+        if address is not None and not address.is_loopback and files is None and not plain:
             raise click.UsageError(
                 f"{address} is reached from other machines: give --cert, --key and --ca, or say --plain if that is "
                 "meant"
             )
-    settings = NodeSettings(
-        address=listen,
-        allow=frozenset(allow),
-        flush=flush,
-        tls=tls,
-        plain_off_loopback=plain,
-        connections_max=max_connections,
-    )
+    try:
+        settings = NodeSettings(
+            address=listen,
+            allow=frozenset(allow),
+            allow_file=allow_file,
+            flush=flush,
+            certificates=files,
+            plain_off_loopback=plain,
+            connections_max=max_connections,
+        )
+    except BadArgument as error:
+        raise click.UsageError(str(error)) from error
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    files = None if cert is None or key is None or ca is None else Certificates(cert, key, ca)
     with ReplicaNode(directory, settings) as node, LetGoDoor(node), metrics_of(node, metrics, files) as shown:
+        if files is not None or allow_file is not None:
+            signal.signal(signal.SIGHUP, lambda *_: node.reload_soon())
         click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")
         stop.wait()
 
 
-def _server_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
+def _certificates(cert: Path | None, key: Path | None, ca: Path | None) -> CertificateFiles | None:
     """Mutual TLS: clients show a certificate of `ca`, too."""
     given = [path for path in (cert, key, ca) if path is not None]
     if not given:
         return None
     if cert is None or key is None or ca is None:
         raise click.UsageError("give --cert, --key and --ca, all three or none")
+    files = CertificateFiles(cert, key, ca)
     try:
-        return mutual_tls(cert=cert, key=key, ca=ca, is_server=True)
+        files.context()
     except BadArgument as error:
         raise click.UsageError(str(error)) from error
+    return files

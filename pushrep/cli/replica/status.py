@@ -14,8 +14,10 @@ from rich.text import Text
 from pushrep.cli.interrupts import whole_step
 from pushrep.cli.log.showing import count, show_json, size
 from pushrep.log.inspection import lock_holder, logs_at, summarize
+from pushrep.node.promises import REPLICA_EPOCH_NAME, find_promises
 from pushrep.outbox import NoOutbox, read_identity
 from pushrep.outbox.control import NobodyAnswers, ask
+from pushrep.outbox.slots import outboxes_at
 from pushrep.seams import REAL_FILESYSTEM
 
 _PIPE_COLUMNS = 200
@@ -73,34 +75,39 @@ def look(directory: Path, *, with_partitions: bool = False) -> dict[str, Any]:
     return found
 
 
-def _looks(directory: Path, every: float | None, *, with_partitions: bool) -> Iterator[dict[str, Any]]:
-    yield look(directory, with_partitions=with_partitions)
+def _looks(directory: Path, every: float | None, *, with_partitions: bool) -> Iterator[list[dict[str, Any]]]:
+    """Of each slot, where many workers share the directory."""
+    yield [look(one, with_partitions=with_partitions) for one in outboxes_at(directory)]
     while every is not None:
         time.sleep(every)
-        yield look(directory, with_partitions=with_partitions)
+        yield [look(one, with_partitions=with_partitions) for one in outboxes_at(directory)]
 
 
-def _show(looks: Iterator[dict[str, Any]], *, watch: bool, as_json: bool) -> None:
+def _show(looks: Iterator[list[dict[str, Any]]], *, watch: bool, as_json: bool) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     if as_json:
         for found in looks:
             with whole_step():
-                show_json(found)
+                for one in found:
+                    show_json(one)
     elif watch and console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for found in looks:
-                live.update(_drawn(found), refresh=True)
+                live.update(Group(*map(_drawn, found)), refresh=True)
     else:
         plain = Console(width=console.width if console.is_terminal else _PIPE_COLUMNS, markup=False, highlight=False)
         for found in looks:
             with whole_step():
-                plain.print(_drawn(found))
+                plain.print(*map(_drawn, found))
 
 
 def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, Any]:
     identity = read_identity(REAL_FILESYSTEM, directory)
     if identity is None:
-        raise NoOutbox(directory)
+        raise NoOutbox(directory, _what_it_is(directory))
+    kept = find_promises(directory, REAL_FILESYSTEM)
+    grant = None if kept is None else kept[1].grant
+    leader = identity.member if grant is None else grant.leader
     summaries = [one for one in map(summarize, logs_at(directory)) if one.name.rpartition("-")[0] == identity.topic]
     writer = lock_holder(directory)
     members = [(identity.member, ""), *identity.replicas]
@@ -120,7 +127,7 @@ def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, 
         "flushed_offsets": sum(one.flushed_offset or 0 for one in summaries),
         "high_watermarks": sum(one.high_watermark or 0 for one in summaries),
         "members": [
-            {"index": index, "address": address, "is_leader": index == identity.member, "lag": None}
+            {"index": index, "address": address, "is_leader": index == leader, "lag": None}
             for index, address in sorted(members)
         ],
     }
@@ -139,6 +146,21 @@ def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, 
             for one in summaries
         ]
     return found
+
+
+def _what_it_is(directory: Path) -> str:
+    """For a directory that no service leads from."""
+    kept = find_promises(directory, REAL_FILESYSTEM)
+    if kept is not None and (grant := kept[1].grant) is not None:
+        outbox_id, promises = kept
+        who = "it leads, and no service has opened it yet" if promises.is_led_here else f"member {grant.leader} leads"
+        return (
+            f"it is a node's copy of outbox {outbox_id} ({grant.topic}), member {promises.member}; {who} since epoch "
+            f"{grant.epoch}. The status of the leader's directory tells how far it is"
+        )
+    if (directory / REPLICA_EPOCH_NAME).exists():
+        return "it is the directory of a node, with a directory below it for each outbox: give one of those"
+    return "look at the path"
 
 
 def _drawn(found: dict[str, Any]) -> RenderableType:

@@ -21,7 +21,7 @@ def startpoint() -> None:
       pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrote nonsense" --dry-run
       pushrep startpoint list out            what waits, runs or stops somebody
       pushrep startpoint cancel out 3 --reason "wrong day"
-      pushrep startpoint history out         who wished what, and what became of it
+      pushrep startpoint history out         who asked for what, and what became of it
 
     A Spark query that follows no startpoints is moved while it is stopped: pushrep startpoint apply-checkpoint --help
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from pushrep.cli.log.showing import count, show_json, show_table
+from pushrep.cli.missing import why_missing
 from pushrep.cli.startpoint.options import brokers, store_or, with_author, with_json, with_place
 from pushrep.cli.startpoint.words import parse_place, say_place
 from pushrep.seams import SYSTEM_CLOCK
@@ -85,24 +86,39 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     try:
         place = _place(tool, checkpoint, consumer, marks, table, source=source, topic=topic, logs=logs)
         opened = store_or(store, checkpoint.with_name(checkpoint.name + STORE_SUFFIX), marks)
+        request = None if wish is None else tool.Request(wish, partition, reason, author)
         if not dry_run and tool.is_interrupted(place, opened):
-            wish = None  # it was written then
-        else:
-            now_ms = SYSTEM_CLOCK.wall_ms()
-            moves = tool.preview(place, opened, wish=wish, partition=partition, now_ms=now_ms)
-            _tell(place, wish, moves, as_json=as_json)
-            if dry_run:
-                click.echo('{"dry_run": true}' if as_json else "dry run: nothing was written")
-                return
-            _refuse_what_fails(moves)
-        if wish is not None:
-            of = tool.source_at(place)[2].topic
-            opened.write(place.consumer, of, partition, wish, reason, author=author)
-        if not as_json:
-            click.echo(f"watching {checkpoint} for {watch_s:g} s: nothing may change")
-        pair = tool.apply(place, opened, watch_s=watch_s)
+            _say_watching(checkpoint, watch_s, as_json=as_json)
+            finished = tool.finish(place, opened, watch_s=watch_s)
+            if finished is None:
+                raise click.ClickException("another process finished the interrupted call meanwhile: call again")
+            _show_pair(finished, checkpoint, as_json=as_json)
+            if request is not None and not tool.did(opened, finished, request):
+                raise click.ClickException(
+                    "an interrupted call came first, and was finished now; --to of this call was not carried out: "
+                    "call again"
+                )
+            return
+        now_ms = SYSTEM_CLOCK.wall_ms()
+        moves = tool.preview(place, opened, request=request, now_ms=now_ms)
+        _tell(place, wish, moves, as_json=as_json)
+        if dry_run:
+            click.echo('{"dry_run": true}' if as_json else "dry run: nothing was written")
+            return
+        _refuse_what_fails(moves)
+        _say_watching(checkpoint, watch_s, as_json=as_json)
+        pair = tool.apply(place, opened, request=request, shown=moves, now_ms=now_ms, watch_s=watch_s)
     except tool.SparkJobError as error:
         raise click.ClickException(str(error)) from error
+    _show_pair(pair, checkpoint, as_json=as_json)
+
+
+def _say_watching(checkpoint: Path, watch_s: float, *, as_json: bool) -> None:
+    if not as_json:
+        click.echo(f"watching {checkpoint} for {watch_s:g} s: nothing may change")
+
+
+def _show_pair(pair: Any, checkpoint: Path, *, as_json: bool) -> None:
     backup = pair.backup_of(checkpoint)
     if as_json:
         show_json({"first_batch": pair.first, "batches": pair.count, "backup": str(backup)})
@@ -116,10 +132,7 @@ def _tool() -> Any:
         try:
             return entry.load()()
         except ModuleNotFoundError as error:
-            raise click.ClickException(
-                f"apply-checkpoint needs the Python package {error.name!r}, which is not installed; "
-                "install pushrep with its extras: pip install '.[spark]' in its repository"
-            ) from error
+            raise click.ClickException(why_missing("apply-checkpoint", error) or str(error)) from error
     raise click.ClickException("apply-checkpoint needs the package spark_jobs, which this installation lacks")
 
 

@@ -5,6 +5,7 @@
     add-member, remove-member                        one step of the change, member_changes.py
     skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
     drop-destination  {"topic"}                      true: nothing is kept for it; not the one that is shipped to
+    purge        {"partition", "before_offset", "before_ms", "dry_run"}   what went, of each log
     repartition  {}                                  refused: it begins a PID, which lasts from an open to a close
 
 An outbox whose disk takes no socket (a network share, say), or that stands on a simulated disk, goes on without one:
@@ -19,6 +20,7 @@ from typing import Any
 from pushrep.errors import BadArgument
 from pushrep.outbox.control.server import Calls, ControlServer
 from pushrep.outbox.member_changes import change_calls
+from pushrep.outbox.purging import purge_open
 from pushrep.outbox.status import Facts, partitions_of, status_of
 from pushrep.seams import Filesystem, RealFilesystem
 
@@ -48,6 +50,7 @@ def calls_of(facts: Facts) -> Calls:
         **change_calls(facts),
         "skip": lambda arguments: _skip(facts, arguments),
         "drop-destination": lambda arguments: _drop(facts, arguments),
+        "purge": lambda arguments: purge_open(facts.logs, arguments),
         "repartition": lambda _: facts.shipping.repartition(),
     }
 

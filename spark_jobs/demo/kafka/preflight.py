@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from filtering.extras import install_command
 from pushrep.testing.kafka_node import KafkaJars
 from spark_jobs.demo.preflight import DemoUnavailable
 from spark_jobs.java import require_java
@@ -22,7 +23,7 @@ def require_tools(*, brokers: str | None, database: str | None, kafka_jars: Path
     """The connector's jars; looks whether a database of the user's answers. Raises DemoUnavailable, JavaMissing."""
     wanted = (*_PACKAGES, *(() if database is not None else (_DATABASE,)))
     if missing := [name for name in wanted if find_spec(name) is None]:
-        raise DemoUnavailable(", ".join(missing), "pip install '.[demo-kafka]' in pushrep's repository")
+        raise DemoUnavailable(", ".join(missing), install_command(missing[0], "demo-kafka"))
     require_java()
     if brokers is None and (KafkaJars(kafka_jars).missing()) is not None:
         what_to_do = f"{_MAKE}; or name a directory by --kafka-jars, or brokers that run by --brokers"

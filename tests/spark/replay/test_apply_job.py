@@ -224,6 +224,23 @@ def test_a_checkpoint_rolled_back_by_hand_leaves_the_same_table(spark, run, outb
     assert table()[1] <= {0, 1, 2}, "no batch of the time before stands beside them"
 
 
+@pytest.mark.parametrize("name", [".0.3b0f2c9e-5f0d-4c3a-9a38-3d5d0a8f2f11.tmp", "0.tmp"])
+def test_what_a_kill_left_of_the_very_first_plan_is_no_obstacle(spark, run, outbox, tmp_path, name):
+    """Spark's own half-written file of `offsets`; it refuses a directory that is not empty. Others are not ours."""
+    outbox([b"%d" % n for n in range(10)])
+    offsets = tmp_path / "checkpoint-a" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets.parent / "metadata").write_text('{"id":"fa65e115-7f2a-4c9d-9dee-2da8e3a7fe49"}')
+    (offsets / name).write_text("v1\n")
+    if name.startswith("."):
+        assert run(value_format="string", keep=("partition",))[-1]["kept"] == 20
+        assert not (offsets / name).exists()
+    else:
+        with pytest.raises(Exception, match="LOCATION_NOT_EMPTY"):
+            run(value_format="string", keep=("partition",))
+        assert (offsets / name).exists()
+
+
 def test_into_a_catalog_table(spark, run, outbox, tmp_path):
     outbox([b"%d" % n for n in range(50)])
     run(value_format="string", sink="applied_orders", sink_format="orc")

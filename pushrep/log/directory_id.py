@@ -1,0 +1,190 @@
+"""Which directory of an outbox this is, and whether its files are a copy of another's.
+
+    directory-id.json   {"version": 1, "directory_id": 32 hex digits, "copy_of": [32 hex digits, ...],
+                         "is_settled": bool, "witness": {"inode", "generation", "birth_ns"} | null, "crc32c": n}
+
+The file holds the witness of itself: it is written under another name, asked for its witness, filled in, synced, and
+renamed. Whoever copies the directory copies the words and not the file.
+
+    the file            its witness                          the directory
+    is not there                                             has no id yet; its outbox's next opening gives it one
+    is whole            as written, one name                 is what the id says
+    is whole            another, or a second name            is a COPY
+    is whole            none was written, or none is there   can't tell: no verdict
+    is damaged                                               is a COPY, of nobody knows which
+
+A copy that is found is noted (`copy_of`, not settled) before anything else is done; `opened_id` says in which order.
+Every opening and close of its outbox writes the file anew: who puts a backup's bytes into the present file has an older
+witness.
+"""
+
+import logging
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from pushrep.log.clean_marker import remove_clean_marker
+from pushrep.log.published import PUBLISHED_NAME
+from pushrep.seams import Filesystem, FileWitness
+from pushrep.seams.checked_json import BadJsonFile, checked_json, read_checked_json
+
+_LOG = logging.getLogger("pushrep.log")
+
+DIRECTORY_ID_NAME = "directory-id.json"
+UNKNOWN_ID = UUID(int=0)
+"""Of the original of a copy whose file can't be read."""
+_VERSION = 1
+_FILE_BYTES_MAX = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryId:
+    """Who a directory is. directory_id: 128 random bits.
+
+    copy_of: the directories that it is a copy of, oldest first, until an operator says that the last is gone; empty for
+    an original. is_settled: False from when it was found to be a copy until its outbox goes on as one.
+    """
+
+    directory_id: UUID
+    copy_of: tuple[UUID, ...] = ()
+    is_settled: bool = True
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether its file could not be read."""
+        return self.directory_id == UNKNOWN_ID
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the original may still be there."""
+        return bool(self.copy_of)
+
+
+class CopyVerdict(Enum):
+    """What the witness says of a directory."""
+
+    NO_ID = auto()
+    ORIGINAL = auto()
+    COPY = auto()
+    UNKNOWN = auto()
+    """Its file system has nothing that tells a file from a copy."""
+
+
+def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | None, CopyVerdict]:
+    """Who the directory is, as written, and what its witness says. Takes no lock, changes nothing. Raises OSError."""
+    path = directory / DIRECTORY_ID_NAME
+    try:
+        fields = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION)
+        if fields is None:
+            return None, CopyVerdict.NO_ID
+        written = _witness_of(fields["witness"])
+        found = DirectoryId(
+            directory_id=UUID(hex=fields["directory_id"]),
+            copy_of=tuple(UUID(hex=one) for one in fields["copy_of"]),
+            is_settled=bool(fields["is_settled"]),
+        )
+    except (BadJsonFile, AttributeError, KeyError, TypeError, ValueError) as error:
+        _LOG.error("%s can't be believed, so the directory counts as a copy: %s", path, error)
+        return DirectoryId(directory_id=UNKNOWN_ID), CopyVerdict.COPY
+    return found, judge_witness(written, filesystem.witness(path))
+
+
+def judge_witness(written: FileWitness | None, now: FileWitness | None) -> CopyVerdict:
+    """Whether the file is the one that the witness was written of."""
+    if written is None or now is None:
+        return CopyVerdict.UNKNOWN
+    if written.inode != now.inode or now.links != 1:
+        return CopyVerdict.COPY
+    halves = [
+        (one, other) for one, other in zip(written[1:3], now[1:3], strict=True) if one is not None and other is not None
+    ]
+    if any(one != other for one, other in halves):
+        return CopyVerdict.COPY
+    return CopyVerdict.ORIGINAL if halves else CopyVerdict.UNKNOWN
+
+
+def opened_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | None, CopyVerdict]:
+    """Ask before anything else of a locked directory is read. A copy is made safe first, in an order that may stop
+    anywhere: noted as a copy; without what its writer told readers; without the marker of a clean close.
+
+    Its recovery judges a torn end below the recovery point as a copy's. `settle_id` ends it. Raises OSError.
+    """
+    found, verdict = read_directory_id(directory, filesystem)
+    if found is None or (verdict is not CopyVerdict.COPY and found.is_settled):
+        return found, verdict
+    if found.is_settled:
+        found = replace(found, copy_of=(*found.copy_of, found.directory_id), is_settled=False)
+        write_directory_id(directory, filesystem, found)
+        _LOG.warning(
+            "%s is a copy of directory %s: its file %s is another", directory, found.copy_of[-1].hex, DIRECTORY_ID_NAME
+        )
+    if filesystem.exists(directory / PUBLISHED_NAME):
+        filesystem.remove(directory / PUBLISHED_NAME)
+        filesystem.sync_directory(directory)
+    remove_clean_marker(directory, filesystem)
+    return found, CopyVerdict.COPY
+
+
+def settled_id(found: DirectoryId | None) -> DirectoryId:
+    """The id to go on under: a new one for a directory that has none and for a copy that goes on as one."""
+    if found is not None and found.is_settled:
+        return found
+    return DirectoryId(directory_id=_new_id(), copy_of=() if found is None else found.copy_of)
+
+
+def moved_id(found: DirectoryId) -> DirectoryId:
+    """The id of a directory whose original is gone: that of the original, which may have been a copy itself."""
+    if not found.copy_of:
+        return found
+    if found.copy_of[-1] == UNKNOWN_ID:
+        return DirectoryId(directory_id=_new_id())
+    return DirectoryId(directory_id=found.copy_of[-1], copy_of=found.copy_of[:-1])
+
+
+def write_directory_id(directory: Path, filesystem: Filesystem, kept: DirectoryId) -> CopyVerdict:
+    """On disk, with its own witness, when this returns; UNKNOWN where there is none. Raises OSError; the old file
+    stands then.
+    """
+    path = directory / DIRECTORY_ID_NAME
+    temp = path.with_name(path.name + ".tmp")
+    with suppress(FileNotFoundError):  # half made; it may be a copy's, with two names
+        filesystem.remove(temp)
+    file = filesystem.open(temp, create=True)
+    try:
+        witness = filesystem.witness(temp)
+        file.write_at(checked_json(_fields(kept, witness), _VERSION), 0)
+        file.sync()
+    finally:
+        file.close()
+    filesystem.rename(temp, path)
+    filesystem.sync_directory(directory)
+    return CopyVerdict.UNKNOWN if witness is None else CopyVerdict.ORIGINAL
+
+
+def _new_id() -> UUID:
+    return UUID(bytes=secrets.token_bytes(16))
+
+
+def _fields(kept: DirectoryId, witness: FileWitness | None) -> dict[str, Any]:
+    told = None
+    if witness is not None:
+        told = {"inode": witness.inode, "generation": witness.generation, "birth_ns": witness.birth_ns}
+    return {
+        "directory_id": kept.directory_id.hex,
+        "copy_of": [one.hex for one in kept.copy_of],
+        "is_settled": kept.is_settled,
+        "witness": told,
+    }
+
+
+def _witness_of(fields: dict[str, int | None] | None) -> FileWitness | None:
+    if fields is None:
+        return None
+    inode = fields["inode"]
+    if not isinstance(inode, int):
+        raise TypeError(f"its inode is {inode!r}")
+    return FileWitness(inode, fields["generation"], fields["birth_ns"])

@@ -1,0 +1,255 @@
+"""The scrub: sealed segments are read again and again, slowly: rot is found before somebody needs the records.
+
+    every open directory of logs    log by log, at `scrub_bytes_per_s`; then a pause of `scrub_pause_s`
+      each batch                    in its place, its CRC                             as recovery and verify scan
+      the whole segment             held against its seal                             seals.py
+      no seal, or of another size   made, where all of that holds; reported
+      whatever is wrong             reported: logged as an error, kept in `findings` until a later pass finds it whole
+
+It changes nothing but seals. One thread serves all directories of a process, on the machine's clock; it reads a piece,
+then waits as long as the rate wants. A segment that was cut, removed or taken up again meanwhile is passed over.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+from uuid import UUID
+
+from pushrep.errors import PushrepError
+from pushrep.log.flusher import Flusher
+from pushrep.log.log_names import parse_log_name
+from pushrep.log.seals import HeadersCrc, Seal, read_seal
+from pushrep.log.segment_files import segment_path
+from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, scan_runs
+from pushrep.records import BatchRun
+from pushrep.seams import Filesystem
+
+_LOG = logging.getLogger("pushrep.log")
+
+FIRST_MS = 60_000
+"""A process that lives for less scrubs nothing."""
+_PIECE_BYTES = 256 << 10
+
+
+class Scrubbed(Protocol):
+    """A log as the scrub sees it."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def log_id(self) -> UUID | None: ...
+    def sealed(self) -> list[tuple[int, int]]:
+        """(base, base of the next one) of every segment but the newest, ascending."""
+        ...
+
+    def cleaned_offset(self) -> int: ...
+    def keep_seal(self, seal: Seal) -> bool:
+        """Write it, unless the segment is not sealed any more; whether it was written. Raises OSError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubFinding:
+    """What is wrong with one segment: where its whole batches end, and why."""
+
+    log: str
+    segment: str
+    position: int
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubStatus:
+    """Since the directory was opened. passes: that were completed. seals_made: of segments that had none."""
+
+    passes: int = 0
+    bytes_read: int = 0
+    segments: int = 0
+    seals_made: int = 0
+    findings: tuple[ScrubFinding, ...] = ()
+
+
+class Scrub:
+    """One directory's. Thread-safe. Without a `scrubber` (a simulated clock) only `run_pass` reads."""
+
+    def __init__(self, filesystem: Filesystem, scrubber: Flusher | None) -> None:
+        self.bytes_per_s, self.pause_s = 0, 0
+        self._filesystem, self._scrubber = filesystem, scrubber
+        self._turn = threading.RLock()  # held while a piece is read
+        self._logs: dict[Scrubbed, None] = {}
+        self._status = ScrubStatus()
+        self._walk: Iterator[int] | None = None
+        self._walked: Scrubbed | None = None
+        self._paused = False
+        if scrubber is not None:
+            scrubber.attach(self)
+
+    @property
+    def status(self) -> ScrubStatus:
+        """What it has found so far."""
+        return self._status
+
+    def add(self, log: Scrubbed, bytes_per_s: int, pause_s: int) -> None:
+        """`log` is open; the settings are those of the log that came last. 0 bytes a second: nothing is read."""
+        with self._turn:
+            self.bytes_per_s, self.pause_s = bytes_per_s, pause_s
+            self._logs[log] = None
+        self._come_again(FIRST_MS)
+
+    def remove(self, log: Scrubbed) -> None:
+        """`log` is about to be closed, or cut: nothing of it is read when this returns."""
+        with self._turn:
+            self._logs.pop(log, None)
+            if self._walked is log:
+                self._end_walk()
+
+    def pause(self) -> None:
+        """Read nothing until `resume`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused = False
+        self._come_again(0)
+
+    def end(self) -> None:
+        """The directory is given back."""
+        if self._scrubber is not None:
+            self._scrubber.detach(self)
+        with self._turn:
+            self._logs.clear()
+            self._end_walk()
+
+    def run_pass(self) -> ScrubStatus:
+        """Read everything once, now, at full speed; what is found by then."""
+        with self._turn:
+            self._end_walk()
+            for _ in self._pass():
+                pass
+            return self._status
+
+    def flush_in_background(self) -> None:
+        """The scrub thread's call: one piece."""
+        if self._paused or not self.bytes_per_s:
+            return  # `resume` or the next log's settings call again
+        with self._turn:
+            if self._walk is None:
+                self._walk = self._pass()
+            size = 0
+            for piece in self._walk:
+                size += piece
+                if size >= _PIECE_BYTES:
+                    break
+            else:
+                self._walk = None
+        self._come_again(max(1, 1000 * size // self.bytes_per_s) if self._walk is not None else 1000 * self.pause_s)
+
+    def _come_again(self, delay_ms: int) -> None:
+        if self._scrubber is not None and self.bytes_per_s:
+            self._scrubber.soon(self, delay_ms)
+
+    def _end_walk(self) -> None:
+        self._walk = self._walked = None
+
+    def _pass(self) -> Iterator[int]:
+        """Every sealed segment of every log; yields how many bytes were read."""
+        for log in list(self._logs):
+            if log not in self._logs:
+                continue  # it was closed
+            self._walked = log
+            for base, following in log.sealed():
+                try:
+                    yield from self._segment(log, base, following)
+                except FileNotFoundError:
+                    continue  # retention was here
+                except (OSError, PushrepError) as error:
+                    self._found(log, base, CleanEnd(0, base), str(error))
+        self._walked = None
+        self._status = replace(self._status, passes=self._status.passes + 1)
+
+    def _segment(self, log: Scrubbed, base: int, following: int) -> Iterator[int]:
+        cleaned_offset, headers = log.cleaned_offset(), HeadersCrc()
+        end: ScanEnd | None = None
+        what = ScanRange(
+            base_offset=base, end_offset=following, recovery_point=following, cleaned_offset=cleaned_offset
+        )
+        file = self._filesystem.open(segment_path(log.path, base), writable=False)
+        try:
+            file.drop_cache()  # what the disk holds is asked for, not what memory remembers
+            for step in scan_runs(file, what):
+                if not isinstance(step, BatchRun):
+                    end = step
+                    break
+                headers.add_run(step)
+                read = int(step.size_bytes.sum())
+                self._status = replace(self._status, bytes_read=self._status.bytes_read + read)
+                yield read
+        finally:
+            file.close()
+        if (base, following) not in log.sealed() or end is None:
+            return  # it was cut or removed meanwhile
+        self._status = replace(self._status, segments=self._status.segments + 1)
+        self._judge(log, base, following, end, headers, is_cleaned=base < cleaned_offset)
+
+    def _judge(  # noqa: PLR0913 - what one segment was found to be
+        self, log: Scrubbed, base: int, following: int, end: ScanEnd, headers: HeadersCrc, *, is_cleaned: bool
+    ) -> None:
+        joins = end.next_offset == following or (is_cleaned and end.next_offset < following)
+        if not isinstance(end, CleanEnd) or not joins:
+            why = end.reason if not isinstance(end, CleanEnd) else f"it ends at {end.next_offset}, not at {following}"
+            self._found(log, base, end, why)
+            return
+        seal = read_seal(self._filesystem, log.path, base)
+        if seal is not None and seal.fits(end.position):
+            partition = parse_log_name(log.path.name)[1]
+            why_not = seal.contradiction(log.log_id, partition, base, headers, end.next_offset)
+            if why_not is not None:
+                self._found(log, base, CleanEnd(0, base), why_not)
+                return
+        else:
+            self._make_seal(log, base, end, headers, is_cleaned=is_cleaned, had_one=seal is not None)
+        self._is_whole(log, base)
+
+    def _make_seal(  # noqa: PLR0913 - as above
+        self, log: Scrubbed, base: int, end: CleanEnd, headers: HeadersCrc, *, is_cleaned: bool, had_one: bool
+    ) -> None:
+        if log.log_id is None:
+            return
+        seal = Seal(
+            log_id=log.log_id,
+            partition=parse_log_name(log.path.name)[1],
+            base_offset=base,
+            end_offset=end.next_offset,
+            size_bytes=end.position,
+            batches=headers.batches,
+            headers_crc=headers.value,
+            is_witnessed=not is_cleaned,
+        )
+        with suppress(OSError):  # no room: another pass makes it
+            if log.keep_seal(seal):
+                self._status = replace(self._status, seals_made=self._status.seals_made + 1)
+                _LOG.info(
+                    "%s: %s was sealed, it had %s; %s",
+                    log.path,
+                    segment_path(Path(), base).name,
+                    "a seal of another size" if had_one else "none",
+                    "unwitnessed, a cleaner went over it" if is_cleaned else "its offsets and CRCs hold",
+                )
+
+    def _found(self, log: Scrubbed, base: int, end: ScanEnd, reason: str) -> None:
+        name = segment_path(Path(), base).name
+        found = ScrubFinding(log.path.name, name, end.position, end.next_offset, reason)
+        if found not in self._status.findings:
+            _LOG.error("%s: %s byte %d offset %d: %s", log.path, name, end.position, end.next_offset, reason)
+        self._is_whole(log, base)
+        self._status = replace(self._status, findings=(*self._status.findings, found))
+
+    def _is_whole(self, log: Scrubbed, base: int) -> None:
+        gone = (log.path.name, segment_path(Path(), base).name)
+        kept = tuple(found for found in self._status.findings if (found.log, found.segment) != gone)
+        self._status = replace(self._status, findings=kept)

@@ -1,0 +1,199 @@
+"""Seals: what a segment was when it was rolled, for what no CRC of a batch covers and for what a whole file may be.
+
+    00000000000000001042.seal     84 bytes, big-endian
+      0    magic 8, "pushseal" | version u32, 1 | flags u32, 1: unwitnessed
+     16    topic id 16 | partition i32 | headers' CRC-32C u32
+     40    base offset i64 | end offset i64 | size of the .log in bytes i64
+     64    batches i64 | zeros 8 | CRC-32C u32 of the 80 before
+
+The headers' CRC goes over the first 21 bytes of every batch, one after the other: base offset, length, leader epoch,
+magic, CRC. So it finds an epoch or an offset that changed where a cleaner has left holes, a segment of another log, and
+two that were swapped.
+
+Who cuts or replaces a segment removes its seal first, durably: a seal beside other bytes is damage. A seal of another
+size than its segment's is none: an older version wrote there. One that can't be read is none, too.
+"""
+
+import errno
+import logging
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import google_crc32c
+
+from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
+from pushrep.records import BatchRun
+from pushrep.records.header import SEALED_BYTES
+from pushrep.seams import Filesystem, read_whole
+
+_LOG = logging.getLogger("pushrep.log")
+
+VERSION = 1
+_MAGIC = b"pushseal"
+_BODY = struct.Struct(">8sII16siIqqqq8x")
+_CRC = struct.Struct(">I")
+SEAL_BYTES = _BODY.size + _CRC.size
+_UNWITNESSED = 1
+_FOLD_BYTES = 64 << 10
+
+assert SEAL_BYTES == 84, "docs/formats/directory-files.md says so"
+
+
+class BadSeal(ValueError):
+    """The bytes are no seal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """What a segment was. is_witnessed: kept when it was rolled; else made later, where offsets may be missing."""
+
+    log_id: UUID
+    partition: int
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    batches: int
+    headers_crc: int
+    is_witnessed: bool = True
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether it is of a segment of that size; else somebody wrote there who knew nothing of seals."""
+        return self.size_bytes == size_bytes
+
+    def contradiction(
+        self, log_id: UUID | None, partition: int, base_offset: int, found: "HeadersCrc", end_offset: int
+    ) -> str | None:
+        """Why a segment whose size it fits is not the one that was sealed; None if it is. `log_id` None: not known."""
+        if log_id is not None and self.log_id != log_id:
+            return f"it was sealed as a segment of log {self.log_id}, this is {log_id}"
+        if self.partition != partition:  # Kafka's partitions of one topic share an id
+            return f"it was sealed as a segment of partition {self.partition}, this is {partition}"
+        if self.base_offset != base_offset:
+            return f"it was sealed as the segment that begins at {self.base_offset}"
+        if (found.batches, end_offset) != (self.batches, self.end_offset):
+            return f"{found.batches} batches to {end_offset} where {self.batches} to {self.end_offset} were sealed"
+        if found.value != self.headers_crc:
+            return f"its headers' CRC-32C is 0x{found.value:08x}, sealed was 0x{self.headers_crc:08x}"
+        return None
+
+
+class HeadersCrc:
+    """The CRC over the first 21 bytes of each batch, as they come.
+
+    pending: where who appends puts them, by `+=`: a call for each batch would cost twice as much. It stays the same
+    object; `fold_if_due` is called now and then.
+    """
+
+    __slots__ = ("_folded", "_folded_bytes", "pending")
+
+    def __init__(self) -> None:
+        self.pending, self._folded, self._folded_bytes = bytearray(), 0, 0
+
+    def add_run(self, run: BatchRun) -> None:
+        """Every batch of a run."""
+        self.pending += run.sealed_bytes()
+        self._fold()
+
+    @property
+    def value(self) -> int:
+        """Of all so far."""
+        self._fold()
+        return self._folded
+
+    @property
+    def batches(self) -> int:
+        """How many there were."""
+        return (self._folded_bytes + len(self.pending)) // SEALED_BYTES
+
+    def fold_if_due(self) -> None:
+        """Keep the memory small."""
+        if len(self.pending) >= _FOLD_BYTES:
+            self._fold()
+
+    def _fold(self) -> None:
+        self._folded = google_crc32c.extend(self._folded, bytes(self.pending))
+        self._folded_bytes += len(self.pending)
+        self.pending.clear()
+
+
+def encode_seal(seal: Seal) -> bytes:
+    """The file's bytes."""
+    body = _BODY.pack(
+        _MAGIC,
+        VERSION,
+        0 if seal.is_witnessed else _UNWITNESSED,
+        seal.log_id.bytes,
+        seal.partition,
+        seal.headers_crc,
+        seal.base_offset,
+        seal.end_offset,
+        seal.size_bytes,
+        seal.batches,
+    )
+    return body + _CRC.pack(google_crc32c.value(body))
+
+
+def decode_seal(data: bytes) -> Seal:
+    """Raises BadSeal."""
+    if len(data) != SEAL_BYTES:
+        raise BadSeal(f"{len(data)} bytes where {SEAL_BYTES} are expected")
+    body = data[: _BODY.size]
+    magic, version, flags, log_id, partition, headers_crc, base, end, size, batches = _BODY.unpack(body)
+    if magic != _MAGIC or _CRC.unpack_from(data, _BODY.size)[0] != google_crc32c.value(body):
+        raise BadSeal("its CRC does not match" if magic == _MAGIC else "it is no seal")
+    if version != VERSION:
+        raise BadSeal(f"version {version} where {VERSION} is read")
+    return Seal(
+        log_id=UUID(bytes=log_id),
+        partition=partition,
+        base_offset=base,
+        end_offset=end,
+        size_bytes=size,
+        batches=batches,
+        headers_crc=headers_crc,
+        is_witnessed=not flags & _UNWITNESSED,
+    )
+
+
+def read_seal(filesystem: Filesystem, log: Path, base_offset: int) -> Seal | None:
+    """The seal of the segment; None if there is none, or it can't be read, which is logged. Raises OSError."""
+    try:
+        return checked_seal(filesystem, log, base_offset)
+    except BadSeal as error:
+        _LOG.warning("%s counts as absent: %s", segment_path(log, base_offset, SEAL_SUFFIX), error)
+        return None
+
+
+def checked_seal(filesystem: Filesystem, log: Path, base_offset: int) -> Seal | None:
+    """The same. Raises BadSeal, OSError."""
+    try:
+        data = read_whole(filesystem, segment_path(log, base_offset, SEAL_SUFFIX), SEAL_BYTES)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise BadSeal(error.strerror) from error
+        raise
+    return decode_seal(data) if data is not None else None
+
+
+def remove_seals(filesystem: Filesystem, log: Path, bases: Iterable[int]) -> None:
+    """For who is about to cut or replace these segments: on disk so when this returns. Raises OSError."""
+    paths = [segment_path(log, base, SEAL_SUFFIX) for base in bases]
+    found = [path for path in paths if filesystem.exists(path)]
+    for path in found:
+        filesystem.remove(path)
+    if found:
+        filesystem.sync_directory(log)
+
+
+def write_seal(filesystem: Filesystem, log: Path, seal: Seal) -> None:
+    """On disk but for its name, for which the caller syncs the directory. Raises OSError."""
+    file = filesystem.open(segment_path(log, seal.base_offset, SEAL_SUFFIX), create=True)
+    try:
+        file.truncate(0)
+        file.write_at(encode_seal(seal), 0)
+        file.sync()
+    finally:
+        file.close()

@@ -1,0 +1,447 @@
+"""From batch to batch of a segment's file, and the one place that decides whether a batch stands where it has to be.
+
+    | batch | batch | batch | ??????          at every position one of four answers:
+      WholeBatch  WholeBatch  ...           header and length have room; magic, CRC; in its place (`why_misplaced`)
+      CleanEnd                              the file ends there, or only zeros follow (space allocated ahead)
+      TornTail                              bad, at or above the recovery point: a write that was never promised
+      Damage                                bad, below the recovery point: bytes that were on disk are not any more;
+                                            or whole, with offsets missing before it, as no write that tore leaves it
+
+Base offset, length, leader epoch and magic lie outside of a batch's CRC, so a base offset needs a witness: the end of
+the batch before it, the file's name for the first one, or an index entry that names this very batch. Only below the
+cleaner's offset may offsets be missing.
+
+    scan            batch by batch, for who wants the records; it has the last word
+    scan_runs       the same in long strides, many batches checked together: recovery, verify, rebuilding of indexes
+    scan_headers    by the headers alone, for who sends bytes whose CRC the receiver checks
+
+The two others stop at, or leave to `scan`, whatever is not plainly in order: tests/properties holds them to it. What
+lies behind a bad batch is never looked at: unsynced writes reach the disk in any order, and a batch that happens to be
+whole there proves nothing. Memory: one window, or one batch if that is larger.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pushrep.log.config import BATCH_BYTES_LIMIT, POSITION_MAX
+from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
+from pushrep.records.batch_run import checked_run, length_of_first
+from pushrep.records.header import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    LENGTH,
+    LENGTH_AT,
+    LENGTH_ENDS_AT,
+    MAGIC,
+    MAGIC_AT,
+    OFFSET_MAX,
+    RECORD_BYTES_MIN,
+    unpack_walked,
+)
+from pushrep.seams import File
+
+WINDOW_BYTES = 1 << 20
+"""Sequential reads of 1 MiB: four batches of the usual size each, and they stay in the processor's cache."""
+
+RUN_BYTES_MAX = 2 << 20
+"""A run costs 0.1 ms before its first batch, whatever the batches' size: 2 MiB hide that; the memory of 4 MiB goes back
+to the system after each of them, and every page of it has to be had again."""
+_RUN_BYTES_MIN = 64 << 10  # ten thousand logs with a few records each are opened, too
+_RUN_GROWTH = 8
+
+_HEADERS_BYTES, _SMALL_BYTES = 64 << 10, 4096
+"""A batch of fewer bytes is one of many as a rule, and what is read next holds more headers than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatch:
+    """A batch that passed every check, and the byte where it begins."""
+
+    position: int
+    batch: RecordBatch
+
+    @property
+    def end(self) -> int:
+        """The byte behind it."""
+        return self.position + self.batch.header.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CleanEnd:
+    """Nothing more: the batches end at `position`, and `next_offset` would follow."""
+
+    position: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """From `position` on there are bytes that are no batch, where `next_offset` should be; nobody was promised them."""
+
+    position: int
+    next_offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """From `position` on nothing is in its place, where `next_offset` was known to be on disk or is missing."""
+
+    position: int
+    next_offset: int
+    reason: str
+
+
+ScanEnd: TypeAlias = CleanEnd | TornTail | Damage
+ScanStep: TypeAlias = WholeBatch | ScanEnd
+RunStep: TypeAlias = BatchRun | ScanEnd
+
+ScannedHeader: TypeAlias = tuple[int, int, int, int, int, int, int]
+"""Position, base offset, next offset, size in bytes, leader epoch, records of data (none in a control batch), newest
+time. No NamedTuple: making one costs a third of the scan."""
+
+
+class Readable(Protocol):
+    """What a scan of headers needs of a File."""
+
+    def read_at(self, size: int, position: int) -> bytes: ...
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanRange:
+    """What is to be scanned, and what is known about it.
+
+    base_offset: of the segment; no offset in it is further away than Kafka's indexes can say.
+    position, next_offset: where a batch begins, and the offset that it has to begin with (None: the base offset).
+    last_offset: in place of next_offset, what an index entry says that the first batch ends with.
+    end_offset: base offset of the next segment; None if this is the newest one.
+    recovery_point: everything below was on disk.
+    leader_epoch: of the batch before; epochs never fall.
+    cleaned_offset: Kafka's cleaner may have taken any offset below it; a function is asked where one is missing.
+    closed_at: where a clean close left the log; no batch reaches above. None: it was not closed so.
+    """
+
+    base_offset: int
+    position: int = 0
+    next_offset: int | None = None
+    last_offset: int | None = None
+    end_offset: int | None = None
+    recovery_point: int = 0
+    leader_epoch: int = -1
+    cleaned_offset: int | Callable[[], int] = 0
+    closed_at: int | None = None
+
+    @property
+    def first_offset(self) -> int | None:
+        """What the first batch has to begin with; None if only the offset that it ends with is known."""
+        if self.last_offset is not None:
+            return None
+        return self.base_offset if self.next_offset is None else self.next_offset
+
+    def with_cleaned_offset(self) -> "ScanRange":
+        """The same, the cleaner's offset asked for."""
+        asked = self.cleaned_offset
+        return self if isinstance(asked, int) else replace(self, cleaned_offset=asked())
+
+    def is_hole(self, start: int, end: int) -> bool:
+        """Whether nothing of [start, end) has to be there any more, since Kafka's cleaner went over it."""
+        return start < end <= _cleaned(self)
+
+    def why_misplaced(
+        self, expected: int | None, epoch_before: int, base_offset: int, next_offset: int, leader_epoch: int
+    ) -> str | None:
+        """Why a batch of [base_offset, next_offset) can't stand where `expected` should be; None if it can.
+
+        `expected`: what follows the batch before it; None for a first one that an index entry leads to. This is all
+        that can be known of what no CRC covers.
+        """
+        reason, last_offset, end = None, next_offset - 1, self.end_offset
+        by_entry = expected is None
+        expected = base_offset if expected is None else expected
+        if by_entry and (last_offset != self.last_offset or base_offset < self.base_offset):
+            reason = f"it ends with offset {last_offset}, an index entry says {self.last_offset}"
+        elif base_offset < expected:
+            reason = f"base offset {base_offset} where {expected} is expected"
+        elif base_offset > expected and not self.is_hole(expected, base_offset):
+            went = f"no cleaner went above {_cleaned(self)} (if a broker's did: pushrep log mark-cleaned)"
+            reason = f"base offset {base_offset} where {expected} is expected, and {went}"
+        elif last_offset - self.base_offset > POSITION_MAX:
+            reason = f"base offset {base_offset} is too far from the segment's {self.base_offset}"
+        # In sequence it is no broken number but an overlap of two segments, which is the opener's to refuse by names.
+        elif end is not None and next_offset > end and base_offset != expected:
+            reason = f"offsets up to {last_offset} reach into the next segment at {end}"
+        elif self.closed_at is not None and next_offset > self.closed_at:
+            reason = f"offsets up to {last_offset} in a log that was closed at {self.closed_at}"
+        elif leader_epoch < epoch_before:
+            reason = f"leader epoch falls from {epoch_before} to {leader_epoch}"
+        return reason
+
+
+def _cleaned(what: ScanRange) -> int:
+    asked = what.cleaned_offset
+    return asked if isinstance(asked, int) else asked()
+
+
+def scan(file: File, what: ScanRange, *, window_bytes: int = WINDOW_BYTES) -> Iterator[ScanStep]:
+    """Every whole batch in order, then exactly one CleanEnd, TornTail or Damage. Raises OSError."""
+    window = _Window(file, window_bytes)
+    position, expected, epoch = what.position, what.first_offset, what.leader_epoch
+    while True:
+        found, is_whole_behind = _batch_at(window, position), False
+        if isinstance(found, RecordBatch):
+            header = found.header
+            base_offset, next_offset = header.base_offset, header.next_offset
+            if base_offset != expected:
+                what = what.with_cleaned_offset()
+            is_whole_behind = expected is not None and base_offset > expected
+            found = what.why_misplaced(expected, epoch, base_offset, next_offset, header.leader_epoch) or found
+        if not isinstance(found, RecordBatch):
+            at = CleanEnd(position, what.base_offset if expected is None else expected)
+            yield Damage(position, at.next_offset, found) if is_whole_behind else _end(window, what, at, found)
+            return
+        yield WholeBatch(position, found)
+        position, expected, epoch = position + header.size_bytes, next_offset, header.leader_epoch
+
+
+def _batch_at(window: "_Window", position: int) -> RecordBatch | str:
+    """The whole batch at `position`, or why there is none."""
+    head = window.view(position, HEADER_BYTES)
+    if len(head) < HEADER_BYTES:
+        return f"{len(head)} bytes are no header"
+    try:
+        header = BatchHeader.parse(head)
+        size = header.size_bytes
+        if size > BATCH_BYTES_LIMIT:
+            return f"length {size} is above {BATCH_BYTES_LIMIT}"
+        data = window.view(position, size)
+        if len(data) < size:
+            return f"{len(data)} bytes of {size}: the file ends inside the batch"
+        return RecordBatch.check(data, header)
+    except CorruptRecordBatch as error:
+        return error.reason
+
+
+def _end(window: "_Window", what: ScanRange, at: CleanEnd, reason: str) -> ScanEnd:
+    """Which of the three ends this is."""
+    nothing, zeros = window.only_zeros_from(at.position)
+    reached = at.next_offset >= (what.recovery_point if what.end_offset is None else what.end_offset)
+    if nothing or zeros:
+        # A sealed segment that is merely short is a gap between two names, which is the opener's to refuse.
+        if reached or (nothing and what.end_offset is not None):
+            return at
+        reason = f"{'zeros follow' if zeros else 'the log ends'} where offset {at.next_offset} should be"
+    if at.next_offset < what.recovery_point:
+        return Damage(at.position, at.next_offset, reason)
+    return TornTail(at.position, at.next_offset, reason)
+
+
+def holds_whole_batch(file: File, position: int, next_offset: int) -> bool:
+    """Whether a whole batch of an offset from `next_offset` on begins anywhere at or behind byte `position`."""
+    window, size = _Window(file, WINDOW_BYTES), file.size()
+    while position + HEADER_BYTES <= size:
+        data = file.read_at(WINDOW_BYTES + HEADER_BYTES - 1, position)
+        starts = np.frombuffer(data, np.uint8)[MAGIC_AT : len(data) - HEADER_BYTES + 1 + MAGIC_AT]
+        for at in np.flatnonzero(starts == MAGIC).tolist():
+            length = LENGTH.unpack_from(data, at + LENGTH_AT)[0] + LENGTH_ENDS_AT
+            if HEADER_BYTES <= length <= min(size - position - at, BATCH_BYTES_LIMIT):
+                found = _batch_at(window, position + at)
+                if isinstance(found, RecordBatch) and found.header.base_offset >= next_offset:
+                    return True
+        position += WINDOW_BYTES
+    return False
+
+
+class _Window:
+    """A file read in large pieces and handed out as views; the pieces are never changed, so that views stay valid."""
+
+    __slots__ = ("_data", "_file", "_size", "_start")
+
+    def __init__(self, file: File, size_bytes: int) -> None:
+        self._file, self._size = file, size_bytes
+        self._start, self._data = 0, memoryview(b"")
+
+    def view(self, position: int, size: int) -> memoryview:
+        """`size` bytes from `position` on; fewer only at the end of the file."""
+        begin = position - self._start
+        if begin < 0 or begin + size > len(self._data):
+            self._data = memoryview(self._file.read_at(max(size, self._size), position))
+            self._start, begin = position, 0
+        return self._data[begin : begin + size]
+
+    def only_zeros_from(self, position: int) -> tuple[bool, bool]:
+        """(nothing follows, something follows and all of it is zero)."""
+        start = position
+        while chunk := self._file.read_at(max(self._size, HEADER_BYTES), position):
+            if chunk.count(0) != len(chunk):
+                return False, False
+            position += len(chunk)
+        return position == start, position > start
+
+
+def scan_runs(file: File, what: ScanRange, *, window_bytes: int = _RUN_BYTES_MIN) -> Iterator[RunStep]:
+    """Every whole batch in order, in runs, then exactly one CleanEnd, TornTail or Damage: those of `scan`.
+
+    window   | batch | batch | batch | bat|      all of its whole batches are checked together       BatchRun
+             ──────────────────────────▶         next window from the first that is not whole
+
+    The first batch that does not pass, the end of the file included, is looked at by `scan`, which goes on from there.
+    `window_bytes`: of the first read; the following ones grow. Raises OSError.
+    """
+    _advise(file)
+    while what.last_offset is None:
+        what, run = _next_run(file, what, window_bytes)
+        if run is None:
+            break
+        yield run
+        window_bytes = min(window_bytes * _RUN_GROWTH, RUN_BYTES_MAX)
+        what = replace(what, position=run.end, next_offset=run.next_offset, leader_epoch=int(run.leader_epoch[-1]))
+    for step in scan(file, what):
+        yield BatchRun.of(step.position, step.batch.header) if isinstance(step, WholeBatch) else step
+
+
+def _advise(file: File) -> None:
+    """From front to back: the system doubles what it reads ahead, at half the cost a byte.
+
+    More is less: asking for 2 to 16 MiB ahead by hand (WILLNEED) halved the speed where the system reads 8 MiB ahead
+    by itself.
+    """
+    with suppress(OSError):  # a file in memory has no descriptor
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
+def _next_run(file: File, what: ScanRange, window_bytes: int) -> tuple[ScanRange, BatchRun | None]:
+    """What can be taken at once from `what.position` on, None if `scan` has to look; and what is known by then."""
+    if what.base_offset > OFFSET_MAX:  # twenty digits can name what no offset is, and no column holds
+        return what, None
+    data = file.read_at(window_bytes, what.position)
+    size = length_of_first(data)
+    if not HEADER_BYTES <= size <= BATCH_BYTES_LIMIT:
+        return what, None
+    if size > len(data) == window_bytes:
+        data = file.read_at(size, what.position)  # one batch that is larger than the window
+    run = checked_run(data, what.position, BATCH_BYTES_LIMIT)
+    if not len(run):
+        return what, None
+    good = well_placed(run, what)
+    if not good.all() and not isinstance(what.cleaned_offset, int):
+        what = what.with_cleaned_offset()
+        good = well_placed(run, what)
+    run = run if good.all() else run.first(int(good.argmin()))
+    return what, run if len(run) else None
+
+
+def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
+    """Which batches may stand where they stand: `ScanRange.why_misplaced` for all at once, but for a cleaner's offset
+    that has to be asked for: there no offset may be missing.
+    """
+    before = np.empty_like(run.base_offset)
+    before[0] = what.base_offset if what.next_offset is None else what.next_offset
+    before[1:] = run.last_offset[:-1] + 1
+    epoch_before = np.empty_like(run.leader_epoch)
+    epoch_before[0], epoch_before[1:] = what.leader_epoch, run.leader_epoch[:-1]
+    is_next = run.base_offset == before
+    good = (run.last_offset - what.base_offset <= POSITION_MAX) & (run.leader_epoch >= epoch_before)
+    if isinstance(what.cleaned_offset, int) and what.cleaned_offset > what.base_offset:
+        good &= is_next | ((run.base_offset > before) & (run.base_offset <= what.cleaned_offset))
+    else:
+        good &= is_next
+    if what.end_offset is not None:
+        good &= (run.last_offset < what.end_offset) | is_next
+    if what.closed_at is not None:
+        good &= run.last_offset < what.closed_at
+    return good
+
+
+def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: int) -> int:
+    """How many neighbours each follow the one before, from the offset `expected` on; a hole ends them, too."""
+    count = 0
+    for header in headers:
+        base_offset, epoch = header.base_offset, header.leader_epoch
+        if base_offset != expected or epoch < leader_epoch:
+            break
+        expected, leader_epoch = base_offset + header.last_offset_delta + 1, epoch
+        count += 1
+    return count
+
+
+def scan_headers(file: Readable, what: ScanRange, first_bytes: int = HEADER_BYTES) -> Iterator[ScannedHeader]:
+    """Every batch in its place by the headers alone, up to the first that is not, or is not all in the file.
+
+    `why_not` then says what is the matter. The CRC is the business of who reads the bytes: until then a last offset is
+    a claim, too, so no batch may reach into the next segment. Nothing here needs a recovery point.
+    `first_bytes`: of the first read; more than a header where small batches are expected. Raises OSError.
+    """
+    read_at, unpack = file.read_at, unpack_walked
+    begin, at, last_at, size, file_bytes = what.position, 0, -1, _SMALL_BYTES, -1
+    first, epoch_before = what.first_offset, what.leader_epoch
+    expected = -1 if first is None else first
+    highest = min(what.base_offset + POSITION_MAX + 1, OFFSET_MAX)
+    highest = highest if what.end_offset is None else min(highest, what.end_offset)
+    size_min, size_max, magic_known = HEADER_BYTES, BATCH_BYTES_LIMIT, MAGIC  # a local name costs half of a global one
+    codec_mask, control_bit, record_bytes, length_ends_at = CODEC_MASK, CONTROL_BIT, RECORD_BYTES_MIN, LENGTH_ENDS_AT
+    while True:
+        if at > last_at:
+            begin += at
+            window = read_at(first_bytes or (_HEADERS_BYTES if size < _SMALL_BYTES else HEADER_BYTES), begin)
+            first_bytes = at = 0
+            last_at = len(window) - HEADER_BYTES
+            if last_at < 0:
+                return
+        base, length, epoch, magic, attributes, delta, newest_ms, count = unpack(window, at)
+        size, following, position = length + length_ends_at, base + delta + 1, begin + at
+        # BatchHeader.parse's rules, inlined: a call and a tuple of 13 would take twice as long as all of this. That
+        # base offset and epoch are no lower than they can be follows from what is expected.
+        if not (
+            magic == magic_known
+            and size_min <= size <= size_max
+            and base < following <= highest
+            and 0 <= count <= delta + 1
+            and (attributes & codec_mask or count * record_bytes <= size - size_min)
+        ):
+            return
+        if base != expected or epoch < epoch_before:
+            what = what.with_cleaned_offset()
+            if what.why_misplaced(None if expected < 0 else expected, epoch_before, base, following, epoch):
+                return
+        if position + size > file_bytes:
+            file_bytes = file.size()
+            if position + size > file_bytes:
+                return
+        yield position, base, following, size, epoch, 0 if attributes & control_bit else count, newest_ms
+        at, expected, epoch_before = at + size, following, epoch
+
+
+def why_not(file: File, what: ScanRange) -> str:
+    """Why no scan goes on where `what` begins, in words. Raises OSError."""
+    step = next(scan(file, what, window_bytes=HEADER_BYTES))
+    if isinstance(step, WholeBatch):
+        end = what.end_offset
+        if end is not None and step.batch.header.next_offset > end:
+            return f"offsets up to {step.batch.header.last_offset} reach into the next segment at {end}"
+        return "it was written meanwhile"
+    return "the file ends" if isinstance(step, CleanEnd) else step.reason
+
+
+def ends_clean(file: File, what: ScanRange) -> bool:
+    """Whether nothing more stands where `what` begins: the file ends, or only zeros follow. Raises OSError."""
+    return isinstance(next(scan(file, what, window_bytes=HEADER_BYTES)), CleanEnd)
+
+
+def from_index_entry(file: Readable, what: ScanRange, entry: tuple[int, int] | None) -> ScanRange:
+    """`what` from the batch on that an entry (relative offset, position) of an index names; as it was without one.
+
+    An entry is a hint: it counts if a batch stands there that ends with the very offset. Raises OSError.
+    """
+    if entry is None or entry[1] < what.position:
+        return what
+    hinted = replace(what, position=entry[1], next_offset=None, last_offset=what.base_offset + entry[0])
+    for position, base_offset, *_ in scan_headers(file, hinted):
+        return replace(hinted, position=position, next_offset=base_offset, last_offset=None)
+    return what

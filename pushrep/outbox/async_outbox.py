@@ -1,0 +1,259 @@
+"""AsyncOutbox: an Outbox for tasks of asyncio or uvloop. What waits suspends its task, never the loop.
+
+    receipt = await outbox.append(...)     suspends only while the buffer is full       offset = await receipt
+
+Appending itself happens in the loop's thread, for it costs a microsecond and never touches the disk. The outbox's own
+threads write; awaiting.py brings their answers into the loop. Opening, closing, flushing take a thread each, for as
+long as they last.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial, wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from filtering import StreamMetadata
+from pushrep.kafka.shipment import DestinationLag
+from pushrep.log import SegmentLog
+from pushrep.outbox.awaiting import call_in_loop
+from pushrep.outbox.batch import Receipt
+from pushrep.outbox.errors import BufferFull
+from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.lag import ReplicaLag
+from pushrep.outbox.outbox import Outbox
+from pushrep.outbox.status import OutboxStatus
+
+_APPENDS_IN_A_ROW = 128  # then other tasks run: a loop over `append` never suspends by itself while there is room
+
+_Args = ParamSpec("_Args")
+_Answer = TypeVar("_Answer")
+
+
+class Opening:
+    """An AsyncOutbox that is being opened in a thread: `await` it, or `async with` it."""
+
+    def __init__(self, open_outbox: Callable[[], Outbox]) -> None:
+        self._open_outbox = open_outbox
+        self._opened: AsyncOutbox | None = None
+
+    def __await__(self) -> "Generator[Any, None, AsyncOutbox]":
+        return self._run().__await__()
+
+    async def _run(self) -> "AsyncOutbox":
+        opening = asyncio.ensure_future(_in_thread(self._open_outbox))
+        try:
+            return AsyncOutbox(await asyncio.shield(opening))
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
+
+    async def __aenter__(self) -> "AsyncOutbox":
+        self._opened = await self
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._opened is not None:
+            await self._opened.__aexit__(kind, error, traceback)
+
+
+def _close_unwanted(opening: "asyncio.Future[Outbox]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        threading.Thread(target=opening.result().close, name="pushrep-async", daemon=True).start()
+
+
+def _opened_in_thread(open_outbox: Callable[_Args, Outbox]) -> Callable[_Args, Opening]:
+    @wraps(open_outbox)
+    def open_(*args: _Args.args, **settings: _Args.kwargs) -> Opening:
+        return Opening(partial(open_outbox, *args, **settings))
+
+    return open_
+
+
+class AsyncOutbox:
+    """An Outbox in one event loop; made by `AsyncOutbox.open`, or around an Outbox that threads use, too.
+
+    It belongs to the loop in which it is first used. Not usable in a fork.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        """The same outbox, for threads."""
+        self._block_ms = outbox.facts.settings.block_ms
+        self._room = asyncio.Lock()  # held by the task that waits for memory first; the others stand behind it
+        self._waiting = self._appends = 0
+
+    @property
+    def directory(self) -> Path:
+        """Where it is."""
+        return self.outbox.directory
+
+    @property
+    def identity(self) -> OutboxIdentity:
+        """What was fixed when it was made."""
+        return self.outbox.identity
+
+    @property
+    def pid(self) -> int:
+        """The PID of records appended without metadata."""
+        return self.outbox.pid
+
+    async def append(  # noqa: PLR0913, PLR0917 - a record's columns
+        self,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+        metadata: StreamMetadata | None = None,
+    ) -> Receipt:
+        """Append one record; `await` the receipt for its offset. Arguments and errors as of `Outbox.append`.
+
+        Suspends the task while the buffer is full, up to `block_ms`, then raises `BufferFull`. Cancelled before it
+        returned, it took nothing.
+        """
+        if headers and hasattr(headers, "__next__"):
+            headers = tuple(headers)  # it may be looked at twice
+        self._appends += 1
+        if self._appends % _APPENDS_IN_A_ROW and not self._waiting:  # who waits already comes first
+            try:
+                return self.outbox.append(partition, value, key, headers, timestamp_ms, metadata, block=False)
+            except BufferFull:
+                pass
+        record = (partition, value, key, headers, timestamp_ms, metadata)
+        return await self._taken(partial(self.outbox.append, *record, block=False))
+
+    async def append_many(  # noqa: PLR0913 - the records' columns
+        self,
+        partition: int,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Iterable[tuple[str, bytes | None]]] | None = None,
+        timestamps_ms: int | Sequence[int] | None = None,
+        metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
+    ) -> Receipt:
+        """Append records that stay neighbours in the log; arguments and errors as of `Outbox.append_many`.
+
+        It runs in the loop: some thousand records at a time keep the other tasks waiting for a millisecond or two.
+        """
+        return await self._taken(
+            lambda: self.outbox.append_many(
+                partition,
+                values,
+                keys=keys,
+                headers=headers,
+                timestamps_ms=timestamps_ms,
+                metadata=metadata,
+                block=False,
+            )
+        )
+
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in threads
+        """As `Outbox.flush`; cancelled, the disk goes on with it."""
+        await _in_thread(partial(self.outbox.flush, timeout))
+
+    async def wait_shipped(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """As `Outbox.wait_shipped`."""
+        await _in_thread(partial(self.outbox.wait_shipped, timeout))
+
+    async def close(self) -> None:
+        """As `Outbox.close`; cancelled, it is closed all the same."""
+        await _in_thread(self.outbox.close)
+
+    def last_metadata(self, pid: int, partition: int) -> int | None:
+        """As `Outbox.last_metadata`."""
+        return self.outbox.last_metadata(pid, partition)
+
+    def log(self, partition: int) -> SegmentLog:
+        """As `Outbox.log`; reading it waits for the disk, so do that in a thread."""
+        return self.outbox.log(partition)
+
+    def lag(self) -> dict[str, ReplicaLag | DestinationLag]:
+        """As `Outbox.lag`."""
+        return self.outbox.lag()
+
+    def status(self) -> OutboxStatus:
+        """As `Outbox.status`."""
+        return self.outbox.status()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await _in_thread(partial(self.outbox.__exit__, kind, error, traceback))
+
+    async def _taken(self, append: Callable[[], Receipt]) -> Receipt:
+        try:
+            await asyncio.sleep(0)
+            if not self._waiting:
+                try:
+                    return append()
+                except BufferFull:
+                    pass
+            return await self._in_turn(append)
+        except asyncio.CancelledError as error:
+            error.add_note(f"the outbox in {self.directory} had not taken the record yet: it is not delivered")
+            raise
+
+    async def _in_turn(self, append: Callable[[], Receipt]) -> Receipt:
+        """Stand behind those who wait for memory already, up to `block_ms`."""
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._block_ms / 1000), self._room:
+                return await self._when_room(append)
+        except TimeoutError:
+            try:
+                return append()
+            except BufferFull as full:
+                raise BufferFull(
+                    buffer_bytes=full.buffer_bytes, wanted_bytes=full.wanted_bytes, block_ms=self._block_ms
+                ) from None
+        finally:
+            self._waiting -= 1
+
+    async def _when_room(self, append: Callable[[], Receipt]) -> Receipt:
+        loop = asyncio.get_running_loop()
+        while True:
+            freed = loop.create_future()
+            # Before it is tried: what is freed in between must not go unnoticed.
+            self.outbox.when_room_may_be(partial(call_in_loop, loop, partial(_resolve, freed)))
+            try:
+                return append()
+            except BufferFull:
+                await freed
+
+    open = staticmethod(_opened_in_thread(Outbox.open))
+    open_slot = staticmethod(_opened_in_thread(Outbox.open_slot))
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _in_thread(call: Callable[[], _Answer]) -> _Answer:
+    """What `call` answers, from a thread of its own: the loop's executor has few, which a slow disk would use up."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[None] = loop.create_future()
+    done: list[_Answer] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the task
+            failed.append(error)
+        call_in_loop(loop, partial(_resolve, answered))
+
+    threading.Thread(target=run, name="pushrep-async", daemon=True).start()
+    await answered
+    if failed:
+        raise failed[0]
+    return done[0]

@@ -1,0 +1,111 @@
+"""Awaiting receipts in an event loop: no thread for each, one wake-up of the loop for many batches.
+
+    task ─ await receipt ─▶ a future in `_waiting[batch]`        the batch is sealed at the end of the loop's iteration,
+                                                                 with everything that was appended in it
+    writer ─ batch decided ─▶ `_decided` ─ one call_soon_threadsafe ─▶ the loop resolves _STEP futures an iteration
+
+The futures of one batch may be many thousands: they are resolved in steps, so that other tasks run in between.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from pushrep.outbox.batch import Batch
+
+_STEP = 256  # futures resolved in one iteration: their tasks run in the next one, a few milliseconds at most
+
+
+class LoopReceipts:
+    """The batches that tasks of one event loop wait for. Used in its thread only, but for `_on_decided`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[Batch, dict[asyncio.Future[None], None]] = {}
+        self._to_seal: dict[Batch, None] = {}
+        self._resolving: deque[asyncio.Future[None]] = deque()
+        self._lock = threading.Lock()  # of the next two
+        self._decided: list[Batch] = []
+        self._is_called = False
+
+    async def wait(self, batch: "Batch") -> None:
+        """Return once the batch is decided. A cancelled wait leaves the records on their way, and says so in a note."""
+        if batch.decided:
+            return
+        future = self._loop.create_future()
+        futures = self._waiting.get(batch)
+        if futures is None:
+            batch.when_decided(partial(self._on_decided, batch))  # calls into the loop, so later than what stands here
+            futures = self._waiting[batch] = {}
+            if not self._to_seal:
+                self._loop.call_soon(self._seal)
+            self._to_seal[batch] = None
+        futures[future] = None
+        try:
+            await future
+        except asyncio.CancelledError as error:
+            futures.pop(future, None)
+            error.add_note(
+                f"the record is on its way to {batch.lane.name} and may still be delivered: await its receipt again"
+            )
+            raise
+
+    def _seal(self) -> None:
+        batches, self._to_seal = self._to_seal, {}
+        for batch in batches:
+            batch.lane.want_seal(batch)
+
+    def _on_decided(self, batch: "Batch") -> None:
+        """In whichever thread decides."""
+        with self._lock:
+            self._decided.append(batch)
+            if self._is_called:
+                return
+            self._is_called = True
+        call_in_loop(self._loop, self._resolve)
+
+    def _resolve(self) -> None:
+        with self._lock:
+            decided, self._decided = self._decided, []
+            self._is_called = False
+        is_under_way = bool(self._resolving)
+        for batch in decided:
+            self._resolving.extend(self._waiting.pop(batch, ()))
+        if not is_under_way:
+            self._resolve_some()
+
+    def _resolve_some(self) -> None:
+        for _ in range(min(_STEP, len(self._resolving))):
+            future = self._resolving.popleft()
+            if not future.done():
+                future.set_result(None)
+        if self._resolving:
+            self._loop.call_soon(self._resolve_some)
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call it soon in the loop's thread; not at all if the loop was closed meanwhile, for then nobody waits in it."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+_OF_LOOP: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopReceipts]" = WeakKeyDictionary()
+_OF_LOOP_LOCK = threading.Lock()
+
+
+def receipts_of_running_loop() -> LoopReceipts:
+    """Raises RuntimeError outside of a running asyncio (or uvloop) loop."""
+    loop = asyncio.get_running_loop()
+    with _OF_LOOP_LOCK:
+        found = _OF_LOOP.get(loop)
+        if found is None:
+            found = _OF_LOOP[loop] = LoopReceipts(loop)
+        return found

@@ -1,0 +1,83 @@
+"""Outboxes that nobody closed: what they still hold is written when the program ends, or when they are collected.
+
+    interpreter exits      atexit, in the main thread     each is closed within its close_timeout_s    WARNING, or ERROR
+    garbage collected      a thread of its own            the same; its lock is free then              ResourceWarning
+
+The collector may run in any thread at any allocation, in one that holds a lock of the outbox, too: so nothing is waited
+for there. A process that is killed, or ends by os._exit, gets nothing of this.
+"""
+
+import _thread
+import atexit
+import logging
+import os
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pushrep.outbox.outbox import Outbox
+
+_LOG = logging.getLogger("pushrep.outbox")
+_HINT = "close it, or use it as a context manager"
+
+_OPEN: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
+_BEING_CLOSED: "dict[threading.Event, float]" = {}  # by collected ones' threads: done, the seconds that it may take
+
+
+def close_if_forgotten(outbox: "Outbox") -> None:
+    """See the file's map. Called when it is open."""
+    _OPEN.add(outbox)
+
+
+def collected(outbox: "Outbox") -> None:
+    """It is being garbage-collected open. Raises nothing but a ResourceWarning that is an error."""
+    _OPEN.discard(outbox)
+    done = threading.Event()
+    _BEING_CLOSED[done] = outbox.facts.settings.close_timeout_s
+    try:
+        _thread.start_new_thread(_close_in_thread, (outbox, done))  # threading's own start waits, and takes locks
+    except RuntimeError:  # the interpreter is ending
+        del _BEING_CLOSED[done]
+        return
+    warnings.warn(f"the outbox in {outbox.directory} was not closed: {_HINT}", ResourceWarning, 2, source=outbox)
+
+
+def _close_in_thread(outbox: "Outbox", done: threading.Event) -> None:
+    try:
+        outbox.close()
+    except Exception:  # noqa: BLE001 - nobody else hears of it
+        _LOG.exception("the outbox in %s was not closed, and what it held", outbox.directory)
+    finally:
+        done.set()
+        del _BEING_CLOSED[done]
+
+
+def _close_at_exit() -> None:
+    for outbox in list(_OPEN):
+        if outbox.is_closed or outbox.owner_pid != os.getpid():
+            continue
+        records = outbox.pending_records()
+        try:
+            outbox.close()
+        except Exception as error:  # noqa: BLE001 - the other outboxes are to be closed, too
+            _LOG.error(
+                "the outbox in %s was still open when the program ended, and %d records waited: %s; %s",
+                outbox.directory,
+                records,
+                error,
+                _HINT,
+            )
+        else:
+            _LOG.warning(
+                "the outbox in %s was still open when the program ended: closed now, with %d records that waited; %s",
+                outbox.directory,
+                records,
+                _HINT,
+            )
+    for done, limit_s in list(_BEING_CLOSED.items()):
+        done.wait(limit_s + 1)
+
+
+atexit.register(_close_at_exit)

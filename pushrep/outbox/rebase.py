@@ -1,0 +1,203 @@
+"""`pushrep outbox rebase`: an outbox and its topic that hold other records at one position go on as one again.
+
+    topic   0 .......... 1000 ........ 2000                 what others, or a lost continuation, put there: [1000, 2000)
+    log     0 .......... 1000 ..... 1500                    never shipped: [1000, 1500)
+    after   0 .......... 1000 ..... 1500 ..... 2000         appended again as [1500, 2000) under a new PID epoch;
+                                                            the originals are skipped for this topic
+
+Each step is on disk before the next, and one that is interrupted is finished by running it again:
+
+    the new PID epoch ─▶ what is to be done, in destinations.json ─▶ the records again ─▶ the originals skipped, done
+
+What is in the topic is found as shipping finds it (pushrep/kafka/resume.py). Of two records at one position
+readers that filter see the first; so a record of ours that came second is appended again as well.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from filtering import METADATA_HEADER, StreamMetadata
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.kafka.errors import RebaseRefused
+from pushrep.kafka.offset_ranges import OffsetRanges
+from pushrep.kafka.progress import PartitionProgress, Progress, Rebase, Skip, read_progress, write_progress
+from pushrep.kafka.resume import Origin
+from pushrep.kafka.shipment import Shipment
+from pushrep.kafka.source import ShippedLog
+from pushrep.kafka.topic import look_at_topic
+from pushrep.kafka.topic_contents import TopicContents, read_contents
+from pushrep.log import Durability, SegmentLog
+from pushrep.outbox.destinations import locked_outbox, opened_log
+from pushrep.outbox.epoch import begin_pid_epoch
+from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.outbox import Outbox
+from pushrep.outbox.settings import Acks
+from pushrep.outbox.shipping import origin_of
+from pushrep.records import Record
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+
+_RECORDS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebased:
+    """What a rebase does, or would do: by log partition where its log ends, and the ranges that are appended again."""
+
+    topic: str
+    partitions: Mapping[int, Rebase]
+
+    @property
+    def records(self) -> int:
+        """How many are appended again."""
+        return sum(end - start for one in self.partitions.values() for start, end in one.again)
+
+
+def rebase(
+    directory: Path | str,
+    destination: KafkaDestination,
+    *,
+    dry_run: bool = False,
+    filesystem: Filesystem = REAL_FILESYSTEM,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Rebased:
+    """Free an outbox that `OutboxDiverged` or `DestinationAhead` stopped; what was done. Nobody may have it open.
+
+    dry_run: change nothing, say what would be done.
+    Raises RebaseRefused for records with the caller's own metadata, NoOutbox, LogLocked, CorruptDestinationsFile,
+    TopicMissing, KafkaUnreachable, DestinationRefused.
+    """
+    with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
+        topic = destination.topic or identity.topic
+        known = read_progress(filesystem, path)
+        progress = known.get(topic, Progress())
+        if not progress.rebase:
+            with ExitStack() as stack:
+                logs = [
+                    stack.enter_context(opened_log(path, identity, partition, filesystem, clock))
+                    for partition in range(identity.partitions)
+                ]
+                progress = _planned(destination, topic, logs, identity, progress, known, clock)
+            if not dry_run:
+                raised = begin_pid_epoch(path, filesystem=filesystem, clock=clock)
+                progress = progress.under(raised.pid_epoch)
+                write_progress(filesystem, path, known | {topic: progress})
+        done = Rebased(topic=topic, partitions=progress.rebase)
+        if dry_run:
+            return done
+    _append_again(Path(directory), identity, progress)
+    with locked_outbox(Path(directory), filesystem, clock) as (path, _):
+        known = read_progress(filesystem, path)
+        write_progress(filesystem, path, known | {topic: _finished(known[topic], clock.wall_ms())})
+    return done
+
+
+def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
+    destination: KafkaDestination,
+    topic: str,
+    logs: Sequence[SegmentLog],
+    identity: OutboxIdentity,
+    progress: Progress,
+    known: Mapping[str, Progress],
+    clock: Clock,
+) -> Progress:
+    """With what is to be done in it, and how far it is once that is done."""
+    facts = look_at_topic(destination, topic)
+    origin = origin_of(identity, known.values())
+    # Under another epoch, so that a log that went back is read from its start, and refused by nobody.
+    shipment = Shipment(logs, progress, identity.pid_epoch + 1, clock)
+    contents = asyncio.run(read_contents(destination, facts, shipment, origin))
+    plan, partitions = {}, {}
+    for log in logs:
+        number, end = log.partition, log.log_end_offset
+        again = appended_again(contents, number, end)
+        _check_own(log, again, origin)
+        plan[number] = Rebase(end, tuple(again))
+        if end > log.log_start_offset:
+            last = next(iter(log.batches(end - 1, end)))
+            place = contents.progress.topic_partition(number, end)
+            at = contents.ends[place] if place == contents.progress.topic_partition(number, end - 1) else -1
+            partitions[number] = PartitionProgress(end, at, last.header.crc)
+    return replace(contents.progress.under(identity.pid_epoch), rebase=plan, partitions=partitions)
+
+
+def appended_again(contents: TopicContents, partition: int, log_end: int) -> OffsetRanges:
+    """What readers of the topic that filter don't see of a log that ends there."""
+    skipped = contents.progress.skipped_of(partition)
+    contested = contents.contested.get(partition, OffsetRanges())
+    first_contested = min((start for start, _ in contested), default=log_end)
+    # What it holds was sent in order: retention has taken what it lacks below the last of it.
+    below = [end for start, end in contents.held.get(partition, ()) if start < first_contested]
+    first = max([contents.first[partition], *below])
+    wanted = OffsetRanges([*contested, (first, log_end)])
+    return OffsetRanges(one for start, end in wanted for one in skipped.missing(start, end))
+
+
+def _check_own(log: ShippedLog, again: OffsetRanges, origin: Origin) -> None:
+    refused = [record for record in _records(log, tuple(again)) if not _is_own(record, origin)]
+    if refused:
+        metadata = origin.metadata_of(refused[0])
+        named = StreamMetadata.try_unpack(metadata) if metadata is not None else None
+        raise RebaseRefused(log.partition, refused[0].offset, len(refused), str(named or "none"))
+
+
+def _is_own(record: Record, origin: Origin) -> bool:
+    metadata = origin.metadata_of(record)
+    return metadata is not None and origin.epoch_of(metadata) is not None
+
+
+def _records(log: ShippedLog, ranges: Sequence[tuple[int, int]]) -> Iterator[Record]:
+    for start, end in ranges:
+        yield from log.records(start, end)
+
+
+def _append_again(directory: Path, identity: OutboxIdentity, progress: Progress) -> None:
+    with Outbox.open(
+        directory, identity.topic, identity.partitions, identity.producer,
+        carrier=identity.carrier, create=False, durability=Durability.FLUSHED,
+        replicas=[address for _, address in identity.replicas], acks=Acks.LOCAL if identity.replicas else None,
+    ) as outbox:  # fmt: skip
+        for partition, plan in progress.rebase.items():
+            log = outbox.log(partition)
+            following = log.records(plan.log_end)  # of an earlier try, before anything else
+            originals = _records(log, plan.again)
+            left = originals
+            for original, copy in zip(_records(log, plan.again), following, strict=False):
+                if _content(original, identity.carrier) != _content(copy, identity.carrier):
+                    break
+                next(left)
+            while some := list(islice(left, _RECORDS_AT_ONCE)):
+                contents = [_content(record, identity.carrier) for record in some]
+                outbox.append_many(
+                    partition,
+                    [value for value, *_ in contents],
+                    keys=[key for _, key, *_ in contents] if identity.carrier == "header" else None,
+                    headers=[headers for *_, headers, _ in contents],
+                    timestamps_ms=[time_ms for *_, time_ms in contents],
+                )
+        outbox.flush()
+
+
+_Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
+
+
+def _content(record: Record, carrier: str) -> _Content:
+    """Value, the caller's key and headers, time: all but the position."""
+    if carrier == "key":
+        return record.value, None, record.headers, record.timestamp_ms
+    headers = list(record.headers)
+    own = max(n for n, (name, _) in enumerate(headers) if name == METADATA_HEADER)
+    return record.value, record.key, (*headers[:own], *headers[own + 1 :]), record.timestamp_ms
+
+
+def _finished(progress: Progress, now_ms: int) -> Progress:
+    reason = f"rebased: appended again under PID epoch {progress.pid_epoch}"
+    skips = [
+        Skip(partition, start, reason, now_ms, end)
+        for partition, plan in progress.rebase.items()
+        for start, end in plan.again
+    ]
+    return replace(progress, rebase={}, skipped=(*progress.skipped, *skips))

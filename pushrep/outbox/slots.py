@@ -1,0 +1,83 @@
+"""Many workers below one directory: each takes a free slot, which is an outbox of its own.
+
+    <directory>/slot-0/outbox.json, orders-0, ...      held by worker 4711
+               /slot-1/...                             held by worker 4712
+               /slot-2/...                             free: its worker died; the next one goes on with it
+
+An outbox has one writer, and each worker of gunicorn, uvicorn, celery or multiprocessing is a process. A slot is held
+by its directory's lock, which the system frees when its process ends, however it ends. The PID is the slot's, so
+readers filter what a worker's successor sends again. Whoever dies leaves what is not shipped yet to the next one in its
+slot, or to `pushrep ship`.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pushrep.errors import checked_path
+from pushrep.log.errors import LogLocked
+from pushrep.outbox.errors import NoFreeSlot, SettingRefused
+from pushrep.outbox.identity import FILE_NAME
+
+if TYPE_CHECKING:
+    from pushrep.outbox.outbox import Outbox
+
+_NAME = re.compile(r"slot-(0|[1-9][0-9]{0,3})")
+SLOTS_MAX = 1000
+
+
+def slot_path(directory: Path, slot: int) -> Path:
+    """Where the outbox of a slot is."""
+    return directory / f"slot-{slot}"
+
+
+def slot_directories(directory: Path | str) -> list[Path]:
+    """The slots in which an outbox was made, by their number; empty for a directory that has none."""
+    parent = Path(directory)
+    try:
+        matches = [match for path in parent.iterdir() if (match := _NAME.fullmatch(path.name))]
+    except OSError:
+        return []
+    paths = (slot_path(parent, slot) for slot in sorted(int(match[1]) for match in matches))
+    return [path for path in paths if (path / FILE_NAME).exists()]
+
+
+def outboxes_at(directory: Path | str) -> list[Path]:
+    """The slots below a directory, or the directory itself if it has none: what a tool looks at."""
+    return slot_directories(directory) or [Path(directory)]
+
+
+def open_free_slot(directory: Path | str, slots: int, open_outbox: "Callable[[Path], Outbox]") -> "Outbox":
+    """The outbox of the first slot that no process holds. Raises NoFreeSlot, SettingRefused, what opening raises."""
+    parent = checked_path("directory", directory)
+    if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= SLOTS_MAX:
+        raise SettingRefused("slots", f"give 1 to {SLOTS_MAX}, got {slots!r}")
+    if (parent / FILE_NAME).exists():
+        raise SettingRefused(
+            "directory", f"{parent} is an outbox itself: name the directory above its slots, or use Outbox.open"
+        )
+    holders: list[int | None] = []
+    for path in _candidates(parent, slots):
+        try:
+            return open_outbox(path)
+        except LogLocked as taken:
+            holders.append(taken.pid)
+    raise NoFreeSlot(parent, slots, holders)
+
+
+def refuse_above_slots(directory: Path) -> None:
+    """Raise SettingRefused where an outbox would be made beside slots: no worker could open its slot any more."""
+    if not (directory / FILE_NAME).exists() and (slots := slot_directories(directory)):
+        raise SettingRefused(
+            "directory",
+            f"{directory} holds the outboxes of worker slots ({slots[0].name} ...): use Outbox.open_slot, or name one "
+            "of the slots",
+        )
+
+
+def _candidates(parent: Path, slots: int) -> Iterator[Path]:
+    """Slots that were used first: what a dead worker left is not to wait for the last one."""
+    used = [path for path in slot_directories(parent) if int(path.name.rpartition("-")[2]) < slots]
+    yield from used
+    yield from (path for path in (slot_path(parent, slot) for slot in range(slots)) if path not in used)

@@ -1,0 +1,40 @@
+"""A celery application whose prefork workers take a slot each; what was acknowledged stands in a file a worker.
+
+One task in 40 has its worker killed by SIGKILL while it runs. Not at any other time: a worker that dies with the lock
+of the pool's own queue in its hand stops the whole pool, which is celery's to mend.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+from celery import Celery
+from celery.signals import worker_process_init
+
+from pushrep import Outbox
+
+ROOT = Path(os.environ["CELERY_ROOT"])
+FOLDERS = {"data_folder_in": str(ROOT / "queue"), "data_folder_out": str(ROOT / "queue")}
+app = Celery("orders", broker="filesystem://", broker_transport_options=FOLDERS | {"control_folder": str(ROOT / "c")})
+app.conf.update(task_ignore_result=True, worker_send_task_events=False, broker_connection_retry_on_startup=True)
+
+outbox = None
+
+
+@worker_process_init.connect
+def take_slot(**_):
+    global outbox  # noqa: PLW0603 - one a worker process, opened behind the fork
+    outbox = Outbox.open_slot(ROOT / "outbox", "orders", 1, "celery", slots=16)
+
+
+@app.task
+def order(number):
+    if random.random() < 1 / 40:
+        threading.Timer(random.uniform(0, 0.008), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    offset = outbox.append(0, b"%d" % number).result(60)
+    with (ROOT / f"kept-{os.getpid()}").open("a") as kept:
+        kept.write(f"{outbox.directory.name} {offset} {number}\n")
+    time.sleep(0.01)  # a kill comes while the task is under way

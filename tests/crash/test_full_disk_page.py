@@ -1,0 +1,96 @@
+"""docs/disk.md, "The disk is full": its commands, on a file system of 48 MiB, end with an outbox that takes records."""
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import AppendFailed, LogConfig, SegmentLog
+from pushrep.outbox import DeliveryFailed, Outbox
+from tests.house.doc_blocks import blocks_of, commands_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "disk.md"
+SECTION = "## The disk is full"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """An empty file system of 48 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    with ExitStack() as stack:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", place], capture_output=True, text=True, check=False
+        )
+        if mounted.returncode:
+            pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+        stack.callback(subprocess.run, ["umount", place], check=True, timeout=60)
+        yield place
+
+
+def run(command, cwd):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=cwd,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def commands():
+    start = PAGE.read_text().splitlines().index(SECTION)
+    blocks = [block for block in blocks_of(PAGE) if block.language == "console" and block.line > start]
+    return [command for block in blocks for command in commands_of(block)]
+
+
+def without_log_lines(output):
+    """What the command answers. How full the disk is, is logged with the time, or not at all."""
+    return [line for line in output.splitlines() if " WARNING pushrep" not in line]
+
+
+@pytest.mark.slow
+def test_the_page_ends_with_an_outbox_that_takes_records(small_disk):
+    said = {}
+    for command in commands():
+        said[command] = run(command, small_disk)
+    refused, listed, dry, purged, resumed, last = said.values()
+    # The disk is looked at once a second: it may be full to the last byte before that.
+    assert "disk_refuse_percent=90" in refused or "No space left on device" in refused
+    assert "orders-0" in listed
+    assert "would go" in dry
+    assert "went" in purged
+    announced = without_log_lines(dry.replace("would go", "went"))
+    assert announced == without_log_lines(purged), "what was announced, and nothing else"
+    assert "appended" in resumed
+    assert "appended 1 record" in last
+    with SegmentLog.open_reader(small_disk / "outbox" / "orders-0") as log:
+        assert log.log_start_offset > 0
+        assert [record.value for record in log.records(log.log_end_offset - 1)] == [b"one more"]
+
+
+@pytest.mark.slow
+def test_a_running_service_goes_on_after_a_purge_beside_it(small_disk):
+    config = LogConfig(segment_bytes=4 << 20, flush_ms=20)
+    with Outbox.open(small_disk / "o", topic="orders", partitions=1, producer="p", log_config=config) as outbox:
+        values = [bytes(10_000) for _ in range(20)]
+
+        def fill():
+            while True:
+                outbox.append_many(0, values).result(60)
+
+        with pytest.raises(DeliveryFailed) as refused:
+            fill()
+        assert isinstance(refused.value.__cause__, AppendFailed), "DiskAboveLimit, or the disk's own refusal"
+        end = outbox.log(0).log_end_offset
+        said = run(f"{sys.executable} -m pushrep.cli.main log purge o --before 2100-01-01", small_disk)
+        assert "went" in said
+        assert outbox.append(0, b"at once").result(60) == end

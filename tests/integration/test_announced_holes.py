@@ -1,0 +1,171 @@
+"""A hole of Kafka's cleaner reaches a copy or a subscriber only if it is announced: identity O3, over sockets."""
+
+from contextlib import ExitStack
+from uuid import UUID
+
+import pytest
+
+from pushrep.log import Durability, SegmentLog
+from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.protocol import push_messages as wire
+from pushrep.protocol import server
+from pushrep.protocol.calls import ApiKey
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.push_messages import ApiVersion, ApiVersionsResponse
+from pushrep.protocol.versions import versions_answer
+from pushrep.protocol.vocabulary import VOCABULARY, VersionRange
+from pushrep.push.leading import Leading
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import PushSettings, Replica
+from pushrep.push.sockets import Address
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayFailed, ReplayRequest
+from pushrep.replication.grants import Grant, Member
+from tests.integration.outboxes import wait_until
+from tests.ports import reserve
+from tests.readers.batch_bytes import parse_batches
+from tests.readers.small_logs import CLEANED_OFFSET, CONFIG, LOG_ID, NAME, make_log
+from tests.readers.ways import TP, raw
+
+OUTBOX = UUID(int=7)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log with holes, as a node keeps it."""
+    return make_log(tmp_path / "node" / str(OUTBOX), cleaned=True)
+
+
+@pytest.fixture
+def node(tmp_path, log):
+    with ExitStack() as opened:
+        port = opened.enter_context(reserve()).getsockname()[1]
+        settings = NodeSettings(address=Address("127.0.0.1", port), allow=frozenset({"any"}), log_config=CONFIG)
+        yield opened.enter_context(ReplicaNode(tmp_path / "node", settings))
+
+
+@pytest.fixture
+def old_peers(monkeypatch):
+    """Everybody who serves speaks version 0 alone, as the release before holes were announced."""
+
+    def answer(vocabulary, code=ErrorCode.NONE):
+        found = versions_answer(vocabulary, code)
+        oldest = (ApiVersion(api_key=one.api_key, min_version=0, max_version=0) for one in found.api_versions)
+        return ApiVersionsResponse(error_code=code, api_versions=tuple(oldest))
+
+    monkeypatch.setattr(server, "versions_answer", answer)
+
+
+def fetched(node, offset):
+    with ReplicaClient(node.address) as client:
+        client.ask(wire.DescribeLogRequest(outbox_id=OUTBOX, partitions=(TP,)), wire.DescribeLogResponse)
+        request = wire.FetchRecordsRequest(tp=TP, grant_epoch=256, offset=offset, max_bytes=1 << 20)
+        return client.ask(request, wire.FetchRecordsResponse)
+
+
+def test_identity_o3_what_is_fetched_tells_of_its_holes(node, log):
+    assert fetched(node, 0).cleaned_offset == CLEANED_OFFSET
+    assert fetched(node, 20).cleaned_offset == 0, "nothing is missing there"
+
+
+def test_identity_o3_who_can_not_be_told_fetches_no_hole(node, log, old_peers):
+    refused = fetched(node, 0)
+    assert (refused.error_code, refused.records) == (ErrorCode.UNSUPPORTED_VERSION, ())
+    dense = fetched(node, 20)
+    assert [batch.base_offset for batch in parse_batches(bytes(dense.records[0]))] == [20, 22, 25]
+
+
+def test_identity_o3_a_subscriber_is_told_of_holes_or_gets_none(node, log):
+    with ReplayClient(str(node.address), node=NodeAccess()) as client:
+        assert list(map(raw, client.replay(ReplayRequest(NAME, 0, TO_END)))) == list(log.records)
+
+
+def test_identity_o3_an_old_subscriber_gets_what_is_before_a_hole_and_then_an_error(node, log, old_peers):
+    with ReplayClient(str(node.address), node=NodeAccess()) as client:
+        assert list(map(raw, client.replay(ReplayRequest(NAME, 20, TO_END)))) == log.between(20, log.end)
+        with pytest.raises(ReplayFailed) as failed:
+            list(client.replay(ReplayRequest(NAME, 8, TO_END)))
+    assert failed.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_identity_o3_a_replica_notes_its_cleaners_offset_first_and_begins_a_segment_behind_each_hole(tmp_path, log):
+    with SegmentLog.open(log.path, CONFIG) as leader:
+        batches, cleaned_offset = list(leader.batches(0)), leader.cleaned_offset
+    path = tmp_path / "copy" / NAME
+    with SegmentLog.open(path, CONFIG, log_id=LOG_ID, has_replicas=True) as copy:
+        with pytest.raises(Exception, match="0"):
+            copy.append_as_is(batches)
+        assert copy.log_end_offset == 0
+        copy.append_as_is(batches, cleaned_offset=cleaned_offset)
+        assert read_checkpoint(path.parent, Checkpoint.CLEANED_OFFSET) == {NAME: 20}, "before a flush of anything else"
+        assert list(map(raw, copy.records(0))) == list(log.records)
+    held = {int(one.stem): parse_batches(one.read_bytes()) for one in sorted(path.glob("*.log"))}
+    assert {base: [batch.base_offset for batch in found] for base, found in held.items()} == {
+        0: [], 1: [1, 4], 12: [12, 15], 20: [20, 22, 25],
+    }  # fmt: skip
+    with SegmentLog.open(path, CONFIG, has_replicas=True) as copy:
+        assert (copy.damaged_from, copy.log_end_offset) == (None, log.end)
+        assert list(map(raw, copy.records(0))) == list(log.records)
+
+
+def held_by(led):
+    """What the replica has acknowledged."""
+    with led.lock:
+        progress = led.leader.sessions.get(1)
+        return None if progress is None else progress.acknowledged
+
+
+def led_to_a_node(tmp_path, log, first):
+    """Push a log from offset `first` on to a node that holds nothing; (the node's bytes, why sessions ended)."""
+    ended = []
+    with ExitStack() as opened:
+        port = opened.enter_context(reserve()).getsockname()[1]
+        settings = NodeSettings(address=Address("127.0.0.1", port), allow=frozenset({"any"}), log_config=CONFIG)
+        node = opened.enter_context(ReplicaNode(tmp_path / "other", settings))
+        leader = opened.enter_context(SegmentLog.open(log.path, CONFIG, has_replicas=True))
+        leader.delete_records(first)
+        grant = Grant(
+            outbox_id=OUTBOX, epoch=256, leader=0, members=(Member(0), Member(1, str(node.address))),
+            min_insync_replicas=2, members_epoch=256, pid_epoch=0, topic_id=LOG_ID, topic="orders", partitions=1,
+            carrier="key",
+        )  # fmt: skip
+        quick = PushSettings(backoff_min_ms=1, backoff_max_ms=50)
+        leading = Leading(
+            OUTBOX, grant, {0: leader}, [Replica(1, node.address)], durability=Durability.BUFFERED, settings=quick
+        )
+        opened.callback(leading.close)
+        led, session_ended = leading.partitions[0], leading._session_ended
+
+        def told(session, reason):
+            ended.append(reason)
+            session_ended(session, reason)
+
+        led._on_ended = told
+        leading.start()
+        wait_until(lambda: ended or held_by(led) == leader.log_end_offset, "the replica holds all, or its session ends")
+    path = tmp_path / "other" / str(OUTBOX) / NAME
+    return [batch for one in sorted(path.glob("*.log")) for batch in parse_batches(one.read_bytes())], [
+        reason for reason in ended if reason is not PushSessionEndReason.SHUTDOWN
+    ]
+
+
+def test_identity_o3_a_leader_announces_its_holes(tmp_path, log):
+    held, ended = led_to_a_node(tmp_path, log, 0)
+    assert [batch.base_offset for batch in held] == [batch.base_offset for batch in log.batches]
+    assert ended == []
+
+
+def test_identity_o3_a_replica_of_before_gets_no_hole(tmp_path, log, old_peers):
+    held, ended = led_to_a_node(tmp_path, log, 0)
+    assert (held, ended[0]) == ([], PushSessionEndReason.NON_RETRIABLE_ERROR)
+
+
+def test_identity_o3_a_replica_of_before_gets_what_is_dense(tmp_path, log, old_peers):
+    held, ended = led_to_a_node(tmp_path, log, 20)
+    assert ([batch.base_offset for batch in held], ended) == ([20, 22, 25], [])
+
+
+def test_versions_of_the_calls_that_announce_holes():
+    for key in (ApiKey.APPEND_RECORDS, ApiKey.FETCH_RECORDS, ApiKey.ATTACH, ApiKey.REPLAY_DATA):
+        assert VOCABULARY.versions[key] == VersionRange(0, 1), "version 0 is spoken with nodes from before"

@@ -1,0 +1,447 @@
+"""Members prove who they are: a wiped disk, an older copy of it, and a second address of one node count for nothing."""
+
+import errno
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import replace
+
+import pytest
+
+from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
+from pushrep.cli.main import run
+from pushrep.log.errors import DirectoryIsCopy
+from pushrep.node import NodeSettings
+from pushrep.outbox import CantChangeMembers
+from pushrep.outbox.member_changes import Phase, add_member
+from pushrep.outbox.moving import moved
+from pushrep.outbox.promotion import promote
+from pushrep.protocol.client import ClientConnection
+from pushrep.protocol.server import ServerConnection
+from pushrep.push.sockets import Address
+from pushrep.replication.errors import NotLeader, TooFewMembers
+from pushrep.seams import RealFilesystem
+from tests.integration.older_peers import of_version_0
+from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+
+
+@pytest.fixture
+def pushrep(capfd):
+    def call(*arguments):
+        capfd.readouterr()
+        code = run([str(argument) for argument in arguments])
+        sys.stdout.flush()
+        return (code, *capfd.readouterr())
+
+    return call
+
+
+def values(directory):
+    with SegmentLog.open_reader(directory / "orders-0", isolation="written") as reader:
+        return [record.value for record in reader.records(0)]
+
+
+def open_listed(world, *, replicas, **settings):
+    """With these addresses, whatever the nodes of the world listen at."""
+    given = {"log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": 5, **settings}
+    return Outbox.open(world.root / "outbox", "orders", producer="billing", replicas=replicas, **given)
+
+
+def everywhere(world, index):
+    """The node again, where nobody can tell from its own address which of its names it is called by."""
+    port = world.nodes[index].address.port
+    world.nodes[index].stop()
+    settings = NodeSettings(
+        address=Address("0.0.0.0", port), allow=frozenset({"any"}), log_config=SMALL, plain_off_loopback=True
+    )
+    world.nodes[index] = ReplicaNode(world.root / f"node-{index}", settings)
+    return port
+
+
+class Three:
+    """Member 0 leads; 20 records are acknowledged by 0 and 2 alone, and then the leader is down."""
+
+    def __init__(self, world):
+        self.world = world
+        for index in (1, 2):
+            world.node(index)
+        with self.lead() as outbox:
+            self.outbox_id = outbox.facts.replication.grant.outbox_id
+            outbox.append(0, b"first").result(WAIT_S)
+            wait_for_all(outbox)
+            world.nodes[1].stop()
+            self.backup = world.root / "backup of 2"
+            self.values = [b"first", *(b"%d" % n for n in range(20))]
+            for value in self.values[1:]:
+                outbox.append(0, value).result(WAIT_S)
+        world.nodes[2].stop()
+
+    def lead(self):
+        return open_outbox(self.world, 1, 2, durability=Durability.FLUSHED)
+
+    def directory(self, index):
+        return self.world.root / f"node-{index}" / str(self.outbox_id)
+
+    def start(self):
+        self.world.node(1)
+        self.world.node(2)
+
+    def promote(self, index, **choices):
+        with self.world.nodes[index].let_go(self.outbox_id):
+            return promote(self.directory(index), push=QUICK, timeout_s=WAIT_S, **choices)
+
+
+@pytest.fixture
+def three(world):
+    return Three(world)
+
+
+def test_a_wiped_disk_under_its_old_address_votes_for_nobody(three):
+    shutil.rmtree(three.world.root / "node-2")
+    three.start()
+    with pytest.raises(TooFewMembers) as refused:
+        three.promote(1)
+    assert (refused.value.answered, refused.value.needed) == (1, 2)
+    with three.lead() as outbox:
+        wait_for_all(outbox)
+        wait_until(lambda: not kept(three.world, 2).promises.is_unfilled, "it was given everything")
+    assert three.promote(2).partitions[0].log_end_offset == len(three.values)
+    assert values(three.directory(2)) == three.values
+
+
+def test_a_disk_that_is_lost_under_a_running_leader_is_filled_again(world):
+    """Its node's next start must not look older than the one that the leader knows."""
+    for index in (1, 2):
+        world.node(index)
+    for _ in range(3):  # the counter that the leader has seen is above a new directory's
+        world.nodes[2].stop()
+        world.node(2)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        world.nodes[2].stop()
+        shutil.rmtree(world.root / "node-2")
+        world.node(2)
+        outbox.append(0, b"b").result(WAIT_S)
+        wait_for_all(outbox)
+        wait_until(lambda: not kept(world, 2).promises.is_unfilled, "it counts again")
+        found = kept(world, 2).directory
+    assert values(found) == [b"a", b"b"]
+
+
+def kept(world, index):
+    (found,) = world.nodes[index]._store.outboxes()
+    return found
+
+
+def test_a_wiped_disk_counts_for_nothing_before_every_partition_is_filled(world):
+    """The mark is on its disk with its first grant, before anything is pushed."""
+    world.node(1)
+    with open_outbox(world, 1, partitions=2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        found = kept(world, 1)
+        wait_until(lambda: not found.promises.is_unfilled, "a new member of an empty outbox is filled at once")
+        tp = next(iter(found.partitions()))
+        found._keeper.keep(replace(found.promises, is_unfilled=True))
+        found._filled.clear()
+        found.note_filled(tp)
+        found.note_filled(tp)
+        assert found.promises.is_unfilled, "one of two"
+
+
+def test_replicas_that_are_first_given_to_an_outbox_with_records_count_from_its_first_grant_on(world):
+    """The service ends before they are filled: nothing was acknowledged with them, and it leads again."""
+    with Outbox.open(world.root / "outbox", "orders", 1, "billing", log_config=SMALL) as alone:
+        alone.append_many(0, [b"x" * 100] * 50).result(WAIT_S)
+    for index in (1, 2):
+        world.node(index)
+    open_outbox(world, 1, 2, open_timeout_s=5).close()
+    for index in (1, 2):
+        assert kept(world, index).promises.grant is not None
+        assert not kept(world, index).promises.is_unfilled
+    with open_outbox(world, 1, 2) as outbox:
+        assert outbox.append(0, b"more").result(WAIT_S) == 50
+        wait_for_all(outbox)
+
+
+def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three, caplog):
+    three.world.node(2)
+    three.world.nodes[2].stop()
+    source = three.world.root / "node-2"
+    source.rename(three.backup)
+    shutil.copytree(three.backup, source)
+    three.start()
+    with pytest.raises(TooFewMembers):
+        three.promote(1)
+    with pytest.raises(DirectoryIsCopy, match="pushrep replica moved"):
+        three.promote(2)
+    with three.lead() as outbox:  # the leader itself is enough with member 1, which gets everything
+        wait_until(lambda: outbox.lag()[str(three.world.nodes[1].address)].records == 0, "1 is filled")
+        wait_until(lambda: "is a copy of directory" in str(outbox.facts.replication.troubles().get(2)), "2 says why")
+    assert "KAFKA_STORAGE_ERROR" in caplog.text
+
+
+def test_a_member_that_was_moved_whole_goes_on_after_the_operator_said_so(three, pushrep):
+    source = three.world.root / "node-2"
+    shutil.copytree(source, three.backup)
+    shutil.rmtree(source)
+    three.backup.rename(source)
+    three.start()
+    with pytest.raises(DirectoryIsCopy):
+        three.promote(2)
+    assert pushrep("replica", "moved", three.directory(2))[0] == 0
+    assert three.promote(2).partitions[0].log_end_offset == len(three.values)
+
+
+def test_a_services_directory_with_replicas_that_is_a_copy_is_refused(three):
+    three.start()
+    home = three.world.root / "outbox"
+    shutil.copytree(home, three.world.root / "copy")
+    shutil.rmtree(home)
+    (three.world.root / "copy").rename(home)
+    with pytest.raises(DirectoryIsCopy, match="pushrep replica moved"):
+        three.lead()
+    moved(home)
+    with three.lead() as outbox:
+        assert outbox.append(0, b"more").result(WAIT_S) == len(three.values)
+
+
+def test_a_node_under_two_names_is_one_member(world):
+    """It listens on an address that no grant names, so only the index that it is addressed as can tell."""
+    world.node(1)
+    port = everywhere(world, 1)
+    listed = [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
+    with open_listed(world, partitions=1, replicas=listed, min_insync_replicas=3) as outbox:
+
+        def troubled():
+            return [text for text in outbox.facts.replication.troubles().values() if "MEMBER_TWICE" in text]
+
+        wait_until(troubled, "the second is refused by name")
+        (text,) = troubled()
+        assert "this node is member" in text
+        assert "is addressed as member" in text
+        assert sum(one.in_sync for one in outbox.lag().values()) <= 1
+
+
+def test_a_second_address_of_a_member_is_not_added(world, pushrep):
+    world.node(1)
+    port = everywhere(world, 1)
+    with open_listed(world, partitions=1, replicas=[f"127.0.0.1:{port}"]) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        code, _, errors = pushrep("replica", "add", outbox.directory, f"127.0.0.2:{port}")
+        assert code == 1
+        assert "MEMBER_TWICE" in errors
+        assert [one.index for one in outbox.status().members] == [0, 1]
+
+
+def test_no_replace_makes_the_list_shorter(world, pushrep):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        epoch = outbox.facts.replication.grant.epoch
+        own, others = str(world.nodes[1].address), str(world.nodes[2].address)
+        code, _, errors = pushrep("replica", "replace", outbox.directory, 1, own)
+        assert code == 1
+        assert f"{own} is member 1 itself" in errors
+        code, _, errors = pushrep("replica", "replace", outbox.directory, 1, others)
+        assert code == 1
+        assert f"{others} is member 2 already" in errors
+        fresh = str(world.node(3).address)
+        for index, why in ((7, "there is no member 7"), (0, "member 0 leads")):
+            code, _, errors = pushrep("replica", "replace", outbox.directory, index, fresh)
+            assert (code, why in errors) == (1, True), errors
+        assert [one.index for one in outbox.status().members] == [0, 1, 2]
+        assert outbox.facts.replication.grant.epoch == epoch, "nothing was changed"
+
+
+def test_a_replace_that_was_interrupted_goes_on_while_it_settles(world):
+    for index in (1, 2, 3):
+        world.node(index)
+    with open_outbox(world, 1, 2, partitions=1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        where = str(world.nodes[3].address)
+        wait_until(lambda: add_member(outbox.facts, where, replaced=2).phase is Phase.SETTLING, "a joint grant")
+        assert add_member(outbox.facts, where, replaced=2).phase in {Phase.SETTLING, Phase.DONE}
+        wait_until(lambda: not settled_again(outbox, where), "settled")
+        with pytest.raises(CantChangeMembers, match="pushrep replica remove DIRECTORY 2"):
+            add_member(outbox.facts, where, replaced=2)
+
+
+def settled_again(outbox, where):
+    add_member(outbox.facts, where)
+    return outbox.status().is_changing
+
+
+@pytest.mark.parametrize("older", [ServerConnection, ClientConnection], ids=["old node", "old leader"])
+def test_old_and_new_speak_with_each_other(world, older, monkeypatch):
+    monkeypatch.setitem(older.__init__.__kwdefaults__, "vocabulary", of_version_0())
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox_id = outbox.facts.replication.grant.outbox_id
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"b").result(WAIT_S)
+        wait_for_all(outbox)
+    assert [kept(world, index).promises.member for index in (1, 2)] == [1, 2]
+    with world.nodes[1].let_go(outbox_id):
+        done = promote(world.root / "node-1" / str(outbox_id), push=QUICK, timeout_s=WAIT_S)
+    assert done.partitions[0].log_end_offset == 2
+
+
+class FullDisk(RealFilesystem):
+    """A node's disk on which no log finds room to grow, while it is said to be full."""
+
+    is_full = False
+
+    def open(self, path, *, create=False, writable=True):
+        return FullFile(super().open(path, create=create, writable=writable), self, path)
+
+
+class FullFile:
+    def __init__(self, file, disk, path):
+        self._file, self._disk, self._path = file, disk, path
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write_at(self, data, position):
+        if self._disk.is_full and self._path.suffix == ".log":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._file.write_at(data, position)
+
+
+def test_a_full_replica_says_so_in_its_leaders_status_and_goes_on_when_there_is_room(world, caplog):
+    disk = FullDisk()
+    world.node(1)
+    address = world.nodes[1].address
+    world.nodes[1].stop()
+    settings = NodeSettings(address=address, allow=frozenset({"any"}), log_config=SMALL)
+    world.nodes[1] = ReplicaNode(world.root / "node-1", settings, filesystem=disk)
+    with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        disk.is_full = True
+        outbox.append(0, b"b").result(WAIT_S)
+
+        def told():
+            return outbox.status().members[1].trouble or ""
+
+        wait_until(lambda: "KAFKA_STORAGE_ERROR" in told(), "the status says why")
+        assert "No space left on device" in told()
+        assert "% of its disk are used" in told()
+        assert platform.node() in told()
+        wait_until(lambda: sum("ended" in one or "session" in one for one in caplog.messages) > 5, "it tries on")
+        assert sum("% of its disk are used" in one for one in caplog.messages) == 1, "logged once a minute"
+        disk.is_full = False
+        wait_for_all(outbox)
+        assert outbox.status().members[1].trouble is None
+
+
+def test_status_says_what_a_directory_is(three, pushrep):
+    """A replica's and a node's directory, and a leader that was replaced while it was closed."""
+    three.start()
+    code, _, errors = pushrep("replica", "status", three.world.root / "node-1")
+    assert (code, "it is the directory of a node" in errors) == (1, True)
+    assert three.promote(2).grant.leader == 2
+    for index, told in ((1, "member 2 leads since epoch"), (2, "it leads, and no service has opened it yet")):
+        code, _, errors = pushrep("replica", "status", three.directory(index))
+        assert code == 1
+        assert f"member {index}" in errors
+        assert told in errors
+        assert "create=True" not in errors
+    with pytest.raises(NotLeader):
+        three.lead()
+    code, output, _ = pushrep("replica", "status", three.world.root / "outbox", "--json")
+    assert [one["index"] for one in json.loads(output)["members"] if one["is_leader"]] == [2]
+
+
+def lose(world, *indexes):
+    for index in indexes:
+        world.nodes[index].stop()
+        shutil.rmtree(world.root / f"node-{index}")
+
+
+@pytest.mark.parametrize("lost", [(1,), (1, 2)], ids=["one of two", "two of three"])
+def test_there_is_a_way_back_from_every_loss(world, pushrep, lost):
+    """The command that the refusal prints is run; afterwards ALL takes records again, on as many disks as it says."""
+    for index in (*lost, 3):
+        world.node(index)
+    home = world.root / "outbox"
+    with open_outbox(world, *lost) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        pid = outbox.pid
+    lose(world, *lost)
+    if len(lost) > 1:  # a single other member is not needed to lead, only to acknowledge
+        code, _, errors = pushrep("promote", home, "--timeout-s", "1")
+        assert code == 1
+        printed = errors[errors.index("pushrep promote") :].strip()
+        assert printed == f"pushrep promote {home} --accept-loss --lost 1 --lost 2 --new HOST:PORT"
+    new = str(world.nodes[3].address)
+    options = [part for index in lost for part in ("--lost", index)]
+    code, output, errors = pushrep("promote", home, "--accept-loss", *options, "--new", new, "--timeout-s", "2")
+    assert code == 0, errors
+    assert "accepted loss" in output
+    assert f'replicas=["{new}"]' in output
+    with open_outbox(world, 3) as outbox:
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
+        wait_for_all(outbox)
+        status = outbox.status()
+        assert (len(status.members), status.min_insync_replicas) == (2, 2)
+        assert outbox.pid != pid, "what the lost ones gave out may be given out again"
+        found = kept(world, 3).directory
+    assert values(found) == [b"a", b"b"]
+
+
+def test_a_member_that_lives_is_not_given_up(three, pushrep):
+    """Two that neither answer nor are lost could lead by the old list; one that answers is not lost."""
+    three.start()
+    home = three.world.root / "outbox"
+    code, _, errors = pushrep("promote", home, "--accept-loss", "--lost", 1, "--timeout-s", "5")
+    assert code == 1
+    assert "member 1 answers: it is not lost" in errors
+    for index in (1, 2):
+        three.world.nodes[index].stop()
+    code, _, errors = pushrep("promote", home, "--accept-loss", "--new", "127.0.0.1:9", "--timeout-s", "1")
+    assert code == 1
+    assert "--lost 1 --lost 2" in errors
+    code, _, errors = pushrep("promote", home, "--accept-loss", "--lost", 7, "--timeout-s", "1")
+    assert (code, "there is no member 7" in errors) == (1, True)
+    code, _, errors = pushrep("promote", home, "--lost", 1, "--timeout-s", "1")
+    assert (code, "--accept-loss" in errors) == (1, True)
+    three.start()
+    with three.lead() as outbox:
+        assert outbox.append(0, b"nothing was changed").result(WAIT_S) == len(three.values)
+        wait_for_all(outbox)
+
+
+def test_a_change_that_fails_prints_the_list_and_the_command_that_leads_out_works(world, pushrep):
+    """Of two members one is lost for good: nothing of the old list can agree to a change any more."""
+    for index in (1, 3):
+        world.node(index)
+    home = world.root / "outbox"
+    with open_outbox(world, 1, open_timeout_s=2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        lose(world, 1)
+        code, _, errors = pushrep("replica", "remove", home, 1, "--timeout", "1")
+        assert code == 1
+        assert "the members are 0 (here), 1 (" in errors
+        assert "from the next open on: replicas=[" in errors
+        command = f"pushrep promote {home} --accept-loss --lost 1 --new HOST:PORT"
+        assert command in errors
+    new = str(world.nodes[3].address)
+    words = command.replace("HOST:PORT", new).split()[1:]
+    code, _, errors = pushrep(*words, "--timeout-s", "1")
+    assert code == 0, errors
+    with open_outbox(world, 3) as outbox:
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
+        assert [one.index for one in outbox.status().members] == [0, 2]

@@ -1,0 +1,377 @@
+"""Access to a node under mutual TLS: every call by every kind of identity, strangers, rotation of certificates."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("cryptography")
+
+from pushrep.cli.certs import certs, make_certificates
+from pushrep.errors import BadArgument
+from pushrep.node import NodeSettings
+from pushrep.node.reloading import CertificateFiles, Reloading, not_after_s
+from pushrep.protocol import push_messages as push
+from pushrep.protocol import replay_messages as replay
+from pushrep.protocol.calls import CALLS, PLACE_OF, ApiKey
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.frames import Kind
+from pushrep.push.certificates import mutual_tls
+from pushrep.push.errors import ReplicaUnreachable
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
+from pushrep.push.wire import grant_to_wire
+from pushrep.topic_id_partition import TopicIdPartition
+from tests.integration.conftest import WAIT_S
+
+NAMES = ("owner", "second", "reader", "keeper", "lister", "other", "stranger")
+ALLOW = frozenset(
+    {"owner", "other", "second=orders*:lead", "reader=orders:read", "keeper=orders:keep", "lister=*:list"}
+)
+FOREIGN = UUID(int=99)
+LEADERS = {"owner", "second"}
+MAY = {
+    ApiKey.DESCRIBE_LOG: LEADERS,
+    ApiKey.APPEND_RECORDS: LEADERS,
+    ApiKey.END_OFFSET_FOR_EPOCH: LEADERS,
+    ApiKey.GRANT: LEADERS,
+    ApiKey.FETCH_RECORDS: LEADERS | {"reader"},
+    ApiKey.LIST_LOGS: {"owner", "lister"},
+    ApiKey.START_REPLAY: LEADERS | {"reader"},
+    ApiKey.DESCRIBE_RECORDINGS: LEADERS | {"reader", "keeper", "lister"},
+    ApiKey.EXTEND: {"keeper"},
+    ApiKey.TRUNCATE: {"keeper"},
+    ApiKey.PURGE: {"keeper"},
+    ApiKey.DELETE: {"keeper"},
+    ApiKey.STOP_REPLAY: {"keeper"},  # all sessions of a recording
+}
+"""Who of NAMES may make a call about the owner's outbox, written down beside the product's own table."""
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tls")
+    make_certificates(directory, ("127.0.0.1",), NAMES)
+    return directory
+
+
+def server_files(directory):
+    return CertificateFiles(directory / "127.0.0.1.pem", directory / "127.0.0.1.key", directory / "ca.pem")
+
+
+def shown(directory, name):
+    context = mutual_tls(cert=directory / f"{name}.pem", key=directory / f"{name}.key", ca=directory / "ca.pem")
+    return PushSettings(tls=context, connect_timeout_ms=60_000, backoff_min_ms=1, backoff_max_ms=50)
+
+
+@pytest.fixture
+def led(world, tls):
+    """A node on which `owner` has led an outbox: (replica, service)."""
+    member = world.node(1, certificates=server_files(tls), allow=ALLOW)
+    service = world.service([member], settings=shown(tls, "owner")).start()
+    for number in range(20):
+        service.append(b"record %d" % number)
+    assert service.wait() is None
+    service.close()
+    return member, service
+
+
+def requests(grant, outbox_id, recording_id, tp):
+    """One of every call, about this outbox."""
+    part = push.AppendRecordsPartition(
+        tp=tp, leader_epoch=256, replica_epoch=1, session_id=1, append_offset=0, previous_epoch=-1,
+        epoch_start_offset=0, high_watermark=0, log_start_offset=0, end_session_reason=-1,
+    )  # fmt: skip
+    question = push.EpochQuestion(tp=tp, leader_epoch=256, epoch=256)
+    return [
+        push.DescribeLogRequest(outbox_id=outbox_id, member=0, create=False, partitions=(tp,)),
+        push.DescribeLogRequest(outbox_id=outbox_id, member=0, create=True, partitions=(tp,)),
+        push.AppendRecordsRequest(partitions=(part,)),
+        push.EndOffsetForEpochRequest(partitions=(question,)),
+        push.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, partitions=(tp,)),
+        push.FetchRecordsRequest(tp=tp, grant_epoch=1 << 20, offset=0, max_bytes=1 << 20),
+        push.ListLogsRequest(outbox_id=outbox_id),
+        replay.StartReplayRequest(
+            recording_id=recording_id, position_kind=replay.PositionKind.LOG_START, position=0,
+            length_kind=replay.LengthKind.TO_END, length=0,
+        ),
+        replay.DescribeRecordingsRequest(),
+        replay.ExtendRequest(recording_id=recording_id, leader_epoch=1),
+        replay.TruncateRequest(recording_id=recording_id, offset=1 << 30),
+        replay.PurgeRequest(recording_id=recording_id, before_offset=0),
+        replay.StopReplayRequest(recording_id=recording_id),
+        replay.DeleteRequest(recording_id=recording_id),
+    ]  # fmt: skip
+
+
+def tp_in(world):
+    """The log that the node keeps."""
+    [(_, kept)] = world.nodes[1].replicas()
+    return kept.tp
+
+
+def key_of(request):
+    return PLACE_OF[type(request)][0]
+
+
+def ask(address, settings, request):
+    with ReplicaClient(address, settings) as client:
+        return client.ask(request, CALLS[key_of(request)][Kind.RESPONSE])
+
+
+def codes(answer):
+    parts = [*getattr(answer, "results", ()), *getattr(answer, "logs", ())]
+    return {answer.error_code, *(part.error_code for part in parts)}
+
+
+def tree(directory):
+    """Directories, and every file that calls write; a log's own thread writes indexes and checkpoints at its time."""
+    return {
+        str(path): sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        for path in sorted(Path(directory).rglob("*"))
+        if path.is_dir() or path.suffix in {".log", ".json", ".metadata", ".cut"} or path.name == ".pushrep_recordings"
+    }
+
+
+def test_a3_every_call_by_every_identity(world, tls, led):
+    member, service = led
+    told = requests(service.grant, world.outbox_id, 1, tp_in(world))
+    no_outbox = {ApiKey.API_VERSIONS, ApiKey.ATTACH}  # versions are everybody's; sessions are below
+    assert {key_of(one) for one in told} | no_outbox == {key for key, kinds in CALLS.items() if Kind.REQUEST in kinds}
+    found = {
+        (key_of(request), name): ErrorCode.UNAUTHORISED not in codes(ask(member.address, shown(tls, name), request))
+        for request in told[:-1]
+        for name in NAMES
+    }
+    assert found == {(key, name): name in MAY[key] for key, name in found}
+    for name in NAMES:  # at last, since it is carried out
+        may = ErrorCode.UNAUTHORISED not in codes(ask(member.address, shown(tls, name), told[-1]))
+        assert may == (name in MAY[ApiKey.DELETE])
+    with pytest.raises(ReplicaUnreachable):
+        ask(member.address, PushSettings(connect_timeout_ms=5000), told[0])
+
+
+def test_a3_a_session_is_its_beginner_s(world, tls, led):
+    member, service = led
+    start = only(replay.StartReplayRequest, requests(service.grant, world.outbox_id, 1, tp_in(world)))
+    world.replica(1).log.flush()
+    session = ask(member.address, shown(tls, "reader"), start).session_id
+    attach = replay.AttachRequest(session_id=session, credit_bytes=1 << 20)
+    assert ask(member.address, shown(tls, "owner"), attach).error_code is ErrorCode.UNKNOWN_REPLAY
+    stop = replay.StopReplayRequest(session_id=session)
+    assert ask(member.address, shown(tls, "owner"), stop).stopped == 0
+    assert ask(member.address, shown(tls, "reader"), attach).error_code is ErrorCode.NONE
+
+
+def test_a3_who_may_not_changes_no_byte_and_learns_nothing(world, tls, led):
+    """What a stranger, and one who may create its own, is answered about the outbox is what it is answered about none.
+
+    Orders of calls are random; by seed.
+    """
+    member, service = led
+    node, chosen = world.nodes[1], random.Random(7)
+    world.replica(1).log.flush()
+    ask(member.address, shown(tls, "lister"), replay.DescribeRecordingsRequest())  # gives the log its number
+    before = tree(node.directory)
+    nowhere = TopicIdPartition(FOREIGN, "orders", 0)
+    for name in ("stranger", "other"):
+        here = requests(service.grant, world.outbox_id, 1, tp_in(world))
+        absent = requests(replace(service.grant, outbox_id=FOREIGN), FOREIGN, 77, nowhere)
+        pairs = [
+            (mine, other)
+            for mine, other in zip(here, absent, strict=True)
+            # What begins an outbox is what `other` is allowed, and it names 128 random bits.
+            if name == "stranger" or key_of(mine) not in {ApiKey.DESCRIBE_LOG, ApiKey.GRANT, *_BY_TOPIC_ID}
+        ]
+        for mine, other in chosen.sample(pairs, len(pairs)) + chosen.sample(pairs, len(pairs)):
+            about_it, about_none = (ask(member.address, shown(tls, name), one) for one in (mine, other))
+            assert ErrorCode.UNAUTHORISED in codes(about_it) or not codes(about_it) - {ErrorCode.NONE}
+            named = (str(world.outbox_id), str(FOREIGN), "recording 1 ", "recording 77 ")
+            assert plain(about_it, *named) == plain(about_none, *named), type(mine)
+    assert tree(node.directory) == before
+    assert sum(node.unauthorised().values()) > 40
+    look = requests(service.grant, world.outbox_id, 1, tp_in(world))[0]
+    assert ask(member.address, shown(tls, "owner"), look).logs[0].log_end_offset == 20
+
+
+_BY_TOPIC_ID = {ApiKey.APPEND_RECORDS, ApiKey.END_OFFSET_FOR_EPOCH, ApiKey.FETCH_RECORDS}
+
+
+def plain(answer, *named):
+    """An answer without the ids that the question named."""
+    text = str(answer)
+    for one in named:
+        text = text.replace(one, "IT")
+    return text
+
+
+def only(kind, told):
+    """The one request of this class."""
+    return next(one for one in told if isinstance(one, kind))
+
+
+def test_a2_what_one_name_created_another_one_does_not_depose(world, tls, led):
+    member, service = led
+    forged = replace(service.grant, epoch=512 + 1, leader=1)
+    for name in ("other", "stranger"):
+        answer = ask(member.address, shown(tls, name), push.GrantRequest(grant=grant_to_wire(forged), sender=1))
+        assert answer.error_code is ErrorCode.UNAUTHORISED
+        assert "GRANT" in answer.error_message
+    described = ask(member.address, shown(tls, "owner"), requests(service.grant, world.outbox_id, 1, tp_in(world))[0])
+    assert [grant.epoch for grant in described.grants] in ([], [256])
+
+
+def test_a2_an_outbox_from_before_is_bound_to_the_first_name_that_leads_it(world, tls, led, caplog):
+    (member, service), tp = led, tp_in(world)
+    world.nodes[1].stop()
+    (world.nodes[1].directory / str(world.outbox_id) / "owner.json").unlink()
+    member = world.node(1, certificates=server_files(tls), allow=frozenset({"owner", "other"}))
+    look = requests(service.grant, world.outbox_id, 1, tp)[1]
+    assert ask(member.address, shown(tls, "owner"), look).error_code is ErrorCode.NONE
+    assert "had no owner: it is 'owner' from now on" in caplog.text
+    assert ask(member.address, shown(tls, "other"), look).error_code is ErrorCode.UNAUTHORISED
+
+
+def test_a4_operators_calls_are_audited_with_identity_and_arguments(world, tls, led, caplog):
+    member, service = led
+    caplog.set_level("INFO", "pushrep.node.audit")
+    truncate = only(replay.TruncateRequest, requests(service.grant, world.outbox_id, 1, tp_in(world)))
+    ask(member.address, shown(tls, "stranger"), truncate)
+    assert "audit:" not in caplog.text
+    ask(member.address, shown(tls, "keeper"), replace(truncate, offset=20))
+    assert "audit: 'keeper' calls TRUNCATE: recording_id='1', offset='20'" in caplog.text
+
+
+def test_a5_certificates_and_allow_list_are_read_again_without_ending_who_is_still_allowed(world, tmp_path, caplog):
+    directory, allow = tmp_path / "tls", tmp_path / "allow"
+    make_certificates(directory, ("127.0.0.1",), NAMES)
+    allow.write_text("# who may\nowner\nreader=orders:read\n")
+    member = world.node(1, certificates=server_files(directory), allow=frozenset(), allow_file=allow)
+    node = world.nodes[1]
+    service = world.service([member], settings=shown(directory, "owner")).start()
+    service.append(b"before")
+    assert service.wait() is None
+    requests_of = requests(service.grant, world.outbox_id, 1, tp_in(world))
+    start = only(replay.StartReplayRequest, requests_of)
+    follow = replace(start, length_kind=replay.LengthKind.FOLLOW)
+    started = ask(member.address, shown(directory, "reader"), follow)
+    assert (started.error_code, node.replays().sessions_active) == (ErrorCode.NONE, 1)
+    first = (directory / "ca.pem").read_bytes()
+    for path in directory.iterdir():
+        path.unlink()
+    make_certificates(directory, ("127.0.0.1",), NAMES, days=60)  # another authority
+    allow.write_text("owner\n")
+    node.reload()
+    service.append(b"on the connection that was open")
+    assert service.wait() is None
+    assert (directory / "ca.pem").read_bytes() != first
+    answer = ask(member.address, shown(directory, "reader"), start)  # by the new authority's certificate
+    assert answer.error_code is ErrorCode.UNAUTHORISED
+    for _ in range(600):
+        if node.replays().sessions_active == 0:
+            break
+        service.wait_for(lambda _: True)
+    allow.write_text("nonsense=\n")
+    with pytest.raises(BadArgument, match="nonsense"):
+        node.reload()
+    assert ask(member.address, shown(directory, "owner"), requests_of[0]).error_code is ErrorCode.NONE
+
+
+def test_a5_changed_files_are_noticed_and_expiry_is_told(world, tmp_path, caplog):
+    directory, allow = tmp_path / "tls", tmp_path / "allow"
+    make_certificates(directory, ("127.0.0.1",), ("owner",), days=3)
+    allow.write_text("owner\n")
+    member = world.node(1, certificates=server_files(directory), allow=frozenset(), allow_file=allow)
+    node = world.nodes[1]
+    assert node.certificate_expires_s() == not_after_s(directory / "ca.pem")
+    look = push.ListLogsRequest(outbox_id=uuid4())
+    assert ask(member.address, shown(directory, "owner"), look).error_code is ErrorCode.UNAUTHORISED
+    allow.write_text("owner=*:list\n")
+    node.reload_soon()
+    for _ in range(2000):
+        if ask(member.address, shown(directory, "owner"), look).error_code is ErrorCode.NONE:
+            break
+    else:
+        pytest.fail("the allow list was not read again")
+    assert "expires in 7" in caplog.text, "72 hours"
+
+
+def test_a5_the_command_reads_rules_from_a_file_again_at_sighup_and_says_who_changed_what(tls, tmp_path):
+    allow = tmp_path / "allow"
+    allow.write_text("owner\n")
+    files = server_files(tls)
+    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", tmp_path / "copies", "--allow-file", allow]
+    command += ["--cert", files.cert, "--key", files.key, "--ca", files.ca, "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = Address.parse(process.stdout.readline().split()[2].rstrip(","))
+        look, stop = push.ListLogsRequest(outbox_id=uuid4()), replay.StopReplayRequest(recording_id=1)
+        assert ask(address, shown(tls, "keeper"), look).error_code is ErrorCode.UNAUTHORISED
+        allow.write_text("keeper=*:keep,list\n")
+        process.send_signal(signal.SIGHUP)
+        for _ in range(2000):
+            if ask(address, shown(tls, "keeper"), look).error_code is ErrorCode.NONE:
+                break
+        assert ask(address, shown(tls, "keeper"), stop).error_code is ErrorCode.NONE
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert "UNAUTHORISED (1 since the last such line): 'keeper' may not call LIST_LOGS" in said
+    assert "audit: 'keeper' calls STOP_REPLAY: session_id='0', recording_id='1'" in said
+
+
+def test_a5_a_file_that_changes_is_noticed_by_itself(tmp_path):
+    path, noticed = tmp_path / "allow", threading.Event()
+    path.write_text("owner\n")
+    reloading = Reloading([path], noticed.set, lambda: None, lambda: 0.0, look_every_s=0.01)
+    reloading.start()
+    try:
+        assert not noticed.wait(0.1)
+        path.write_text("owner\nother\n")
+        assert noticed.wait(WAIT_S)
+    finally:
+        reloading.stop()
+
+
+def test_a1_what_is_not_clear_is_refused_at_the_start(tls):
+    with pytest.raises(BadArgument, match="not both"):
+        NodeSettings(tls=server_files(tls).context(), certificates=server_files(tls))
+    with pytest.raises(BadArgument, match="role"):
+        NodeSettings(allow=frozenset({"ann=orders:reed"}))
+
+
+def test_a1_without_tls_a_peer_is_local_or_anonymous(world, caplog):
+    here, everywhere = Address("127.0.0.1", 7400), Address("0.0.0.0", 7400)
+    assert NodeSettings(address=here).plain_identity == "local"
+    assert NodeSettings(address=everywhere, plain_off_loopback=True).plain_identity == "anonymous"
+    member = world.node(1, allow=frozenset({"local=orders*:create,lead"}))
+    service = world.service([member]).start()
+    service.append(b"by its topic")
+    assert service.wait() is None
+    assert [log.log_end_offset for log in ask(member.address, PushSettings(), push.ListLogsRequest()).logs] == [1]
+    delete = replay.DeleteRequest(recording_id=1)
+    assert ask(member.address, PushSettings(), delete).error_code is ErrorCode.UNAUTHORISED
+    assert world.nodes[1].unauthorised() == {("DELETE", "local"): 1}
+
+
+def test_certificates_of_a_trial_are_made_added_and_renewed(tmp_path):
+    def run(*arguments):
+        done = CliRunner().invoke(certs, [str(tmp_path / "tls"), *arguments])
+        return done.exit_code, [Path(line).name for line in done.output.splitlines()]
+
+    assert run("--node", "127.0.0.1", "--client", "billing") == (0, ["ca.pem", "127.0.0.1.pem", "billing.pem"])
+    authority = (tmp_path / "tls" / "ca.pem").read_bytes()
+    assert run("--client", "spiffe://x/ops", "--days", "5") == (0, ["spiffe___x_ops.pem"])
+    assert (tmp_path / "tls" / "ca.pem").read_bytes() == authority
+    assert (tmp_path / "tls" / "billing.key").stat().st_mode & 0o777 == 0o600
+    assert run("--client", "../x y")[0] == 2

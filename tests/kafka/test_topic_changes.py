@@ -1,0 +1,175 @@
+"""A topic that changes while it is shipped to: what it loses, and settings that would lose or hide records."""
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from pushrep.cli.main import run
+from pushrep.kafka import DestinationRefused, KafkaDestination, TopicLostRecords, session, shipper
+from pushrep.kafka.progress import read_progress
+from pushrep.kafka.topic import look_at_topic
+from pushrep.log import Durability, LogConfig
+from pushrep.outbox import Outbox
+from pushrep.records import BatchHeader
+from pushrep.seams import REAL_FILESYSTEM
+from tests.integration.outboxes import wait_until
+from tests.kafka.plain_client import alter_topic, consume, create_topic
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+WAIT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(session, "WATCH_S", 0.2)
+
+
+def test_it_is_looked_at_once_a_minute_at_least(monkeypatch):
+    monkeypatch.undo()
+    assert session.WATCH_S < 60
+
+
+@pytest.fixture
+def topic(broker, request):
+    """A topic's name that no other test has; the test makes the topic."""
+    return request.node.name.removeprefix("test_")[:100].rstrip("]").replace("[", "-")
+
+
+@pytest.fixture
+def opened(broker, topic, tmp_path):
+    def open_outbox(partitions=1, **settings):
+        destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
+        defaults = {"open_timeout_s": WAIT_S, "durability": Durability.BUFFERED, "log_config": LogConfig(flush_ms=10)}
+        return Outbox.open(tmp_path / "outbox", topic, partitions, "test", kafka=destination, **defaults | settings)
+
+    return open_outbox
+
+
+def cut_tail(broker, topic, keep):
+    """Take all but the first records off the end of a topic, as an unclean election does: by the file of its broker."""
+    broker.kill()
+    directory = broker.log_directory() / f"{topic}-0"
+    file = directory / "00000000000000000000.log"
+    data = file.read_bytes()
+    at = 0
+    while (header := BatchHeader.parse(data, at)).next_offset <= keep:
+        at += header.size_bytes
+        if at >= len(data) or not any(data[at : at + 61]):
+            break
+    file.write_bytes(data[:at])
+    for other in directory.iterdir():
+        if other.suffix in {".index", ".timeindex", ".snapshot"}:
+            other.unlink()
+    broker.start()
+    broker.wait_ready()
+
+
+def append(outbox, label, count, partition=0):
+    outbox.append_many(partition, [f"{label} {n}".encode() for n in range(count)]).result(WAIT_S)
+
+
+def in_topic(broker, topic):
+    return [one.value for one in consume(broker.bootstrap_servers, topic)]
+
+
+def test_what_a_topic_loses_is_said_and_sent_again(broker, topic, opened, tmp_path, capsys):
+    """identity T2: `TopicLostRecords` with the range while running, and at an open; `ship --again` sends it again."""
+    create_topic(broker.bootstrap_servers, topic)
+    with opened(2) as outbox:
+        for label in ("one", "two", "three"):
+            append(outbox, label, 100)
+            append(outbox, f"of 1: {label}", 10, partition=1)
+            outbox.wait_shipped(WAIT_S)
+        cut_tail(broker, topic, consume(broker.bootstrap_servers, topic)[110].offset)
+        wait_until(lambda: "has lost" in (outbox.lag()[f"kafka:{topic}"].trouble or ""), "it is seen")
+        with pytest.raises(TopicLostRecords) as caught:
+            outbox.wait_shipped(WAIT_S)
+        assert caught.value.lost == {0: (100, 300), 1: (10, 30)}
+        noted = read_progress(REAL_FILESYSTEM, tmp_path / "outbox")[topic].lost
+        assert noted == caught.value.lost, "on disk: behind a kill -9 the topic may have grown, which would hide it"
+        assert outbox.lag()[f"kafka:{topic}"].records == 220
+        append(outbox, "appended meanwhile", 5)
+    with pytest.raises(TopicLostRecords, match="--again 0:100 --again 1:10"):
+        opened(2)
+    ship = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", broker.bootstrap_servers]
+    assert run([*ship, "--again", "0:301"]) == 1
+    assert "give an offset from 0 to 100" in capsys.readouterr().err
+    assert run([*ship, "--again", "0:100", "--again", "1:10"]) == 0
+    with opened(2) as outbox:
+        outbox.wait_shipped(WAIT_S)
+        logs = [[record.value for record in outbox.log(n).records(0)] for n in range(2)]
+    found = in_topic(broker, topic)
+    assert [value for value in found if not value.startswith(b"of 1")] == logs[0]
+    assert [value for value in found if value.startswith(b"of 1")] == logs[1]
+
+
+@pytest.mark.parametrize(
+    ("harmful", "harmless"),
+    [({"cleanup_policy": "compact"}, {"cleanup_policy": "delete"}), ({"retention_ms": 1000}, {"retention_ms": -1})],
+    ids=["compaction", "retention"],
+)
+def test_settings_that_would_lose_records_stop_a_running_service(broker, topic, opened, harmful, harmless):
+    """identity T5: "Settings of the topic that would lose or hide records ... are looked at again while running"."""
+    create_topic(broker.bootstrap_servers, topic, max_message_bytes=5_000)
+    with opened(batch_bytes=4_000) as outbox:
+        append(outbox, "before", 10)
+        outbox.wait_shipped(WAIT_S)
+        outbox.append(0, bytes(6_000)).result(WAIT_S)  # is not sent: the topic takes no such record
+        wait_until(lambda: outbox.lag()[f"kafka:{topic}"].stopped, "it stops its partition")
+        alter_topic(broker.bootstrap_servers, topic, **harmful)
+        [setting] = [name.replace("_", ".") for name in harmful]
+        with pytest.raises(DestinationRefused) as caught:
+            refused(outbox)
+        assert caught.value.setting == setting
+        alter_topic(broker.bootstrap_servers, topic, max_message_bytes=20_000, **harmless)
+        wait_until(lambda: outbox.lag()[f"kafka:{topic}"].records == 0, "it goes on")
+        outbox.wait_shipped(WAIT_S)
+    assert len(in_topic(broker, topic)) == 11
+
+
+def refused(outbox):
+    """Wait until shipping is refused, and raise why."""
+    shipment = outbox.facts.shipping.shipper._shipment
+    wait_until(lambda: shipment.refusal is not None, "the setting is seen")
+    outbox.wait_shipped(0)
+
+
+def test_one_lost_record_is_not_hidden_by_the_marker_of_the_next_start(broker, topic, opened, tmp_path):
+    """identity T2: a topic's end is looked at before the fence adds to it."""
+    create_topic(broker.bootstrap_servers, topic)
+    with opened() as outbox:
+        append(outbox, "one", 100)
+        outbox.wait_shipped(WAIT_S)
+        append(outbox, "two", 1)
+        outbox.wait_shipped(WAIT_S)
+    cut_tail(broker, topic, consume(broker.bootstrap_servers, topic)[100].offset)
+    with pytest.raises(TopicLostRecords) as caught:
+        opened()
+    assert caught.value.lost == {0: (100, 101)}
+    with pytest.raises(TopicLostRecords):
+        opened()
+    ship = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", broker.bootstrap_servers]
+    assert run([*ship, "--again", "0:100"]) == 0
+    assert in_topic(broker, topic) == [b"one %d" % n for n in range(100)] + [b"two 0"]
+
+
+def test_a_topic_made_again_between_look_and_ship_has_lost_nothing(broker, topic, opened, monkeypatch):
+    """identity T2: it is another topic, which is shipped to from the logs' start."""
+    create_topic(broker.bootstrap_servers, topic)
+    with opened() as outbox:
+        append(outbox, "one", 100)
+        outbox.wait_shipped(WAIT_S)
+    admin, looks = AdminClient({"bootstrap.servers": broker.bootstrap_servers}), []
+
+    def look_then_make_again(*given):
+        facts = look_at_topic(*given)
+        if not looks:
+            admin.delete_topics([topic])[topic].result(WAIT_S)
+            create_topic(broker.bootstrap_servers, topic)
+        looks.append(facts.topic_id)
+        return facts
+
+    monkeypatch.setattr(shipper, "look_at_topic", look_then_make_again)
+    with opened() as outbox:
+        outbox.wait_shipped(WAIT_S)
+        assert len(set(looks)) == 2
+    assert in_topic(broker, topic) == [b"one %d" % n for n in range(100)]

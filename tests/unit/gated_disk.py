@@ -1,0 +1,38 @@
+"""A disk whose syncs wait for the test, and waiting for another thread."""
+
+import threading
+
+import pytest
+
+from pushrep.seams import RealFilesystem
+
+
+class GatedDisk(RealFilesystem):
+    """Syncs wait while the gate is shut."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def open(self, path, *, create=False, writable=True):
+        file = super().open(path, create=create, writable=writable)
+        sync = file.sync
+        return GatedFile(file, lambda: (self.gate.wait(), sync()))
+
+
+class GatedFile:
+    def __init__(self, file, sync):
+        self._file, self.sync = file, sync
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def until(condition, what):
+    """Wait for another thread; the test fails by name if it takes 60 s."""
+    pause = threading.Event()
+    for _ in range(12_000):
+        if condition():
+            return
+        pause.wait(0.005)
+    pytest.fail(f"not within 60 s: {what}")

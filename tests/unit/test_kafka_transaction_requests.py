@@ -1,0 +1,49 @@
+"""Requests to a transaction coordinator, by their bytes: what aiokafka does not speak itself."""
+
+from io import BytesIO
+
+import pytest
+
+from pushrep.kafka.transaction_requests import (
+    AbortTxn,
+    AbortTxnAndRaise,
+    AskFeatures,
+    InitProducerId,
+    transaction_version_of,
+)
+
+FEATURES_NONE = bytes.fromhex("000002001200000004000000000000")
+_FINALIZED = bytes.fromhex(
+    "03"
+    "12" + b"group.coordinator".hex() + "0001" "0000" "00"
+    "14" + b"transaction.version".hex() + "0002" "0002" "00"
+)  # fmt: skip
+FEATURES = FEATURES_NONE[:-1] + bytes.fromhex("0200010102") + bytes([len(_FINALIZED)]) + _FINALIZED
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_an_init_names_what_the_caller_has(version):
+    request = InitProducerId("id", 60_000, 7, 5).prepare({22: (0, version)})
+    assert version == request.API_VERSION
+    assert request.encode() == bytes.fromhex("03" + b"id".hex() + "0000ea600000000000000007000500")
+    answer = request.RESPONSE_TYPE.decode(BytesIO(bytes.fromhex("0000000000000000000000000007000600")))
+    assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, 7, 6)
+
+
+def test_the_end_of_a_transaction_in_both_versions():
+    plain = AbortTxn("id", 7, 5).prepare({26: (0, 5)})
+    assert (plain.API_VERSION, plain.encode()) == (0, bytes.fromhex("0002" + b"id".hex() + "0000000000000007000500"))
+    raising = AbortTxnAndRaise("id", 7, 5).prepare({26: (0, 5)})
+    assert (raising.API_VERSION, raising.encode()) == (
+        5,
+        bytes.fromhex("03" + b"id".hex() + "000000000000000700050000"),
+    )
+    answer = raising.RESPONSE_TYPE.decode(BytesIO(bytes.fromhex("0000000000000000000000000007000600")))
+    assert (answer.producer_id, answer.producer_epoch) == (7, 6)
+
+
+def test_the_clusters_transaction_version():
+    request = AskFeatures().prepare({18: (0, 4)})
+    answer = request.RESPONSE_TYPE.decode(BytesIO(FEATURES))
+    assert transaction_version_of(answer) == 2
+    assert transaction_version_of(request.RESPONSE_TYPE.decode(BytesIO(FEATURES_NONE))) == 0

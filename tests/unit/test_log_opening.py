@@ -1,0 +1,189 @@
+"""What opening believes: a clean marker that the last batch contradicts, and how far a log was on disk."""
+
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
+from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.directory import LogDirectory
+from pushrep.log.inspection import summarize
+from pushrep.log.verify import verify_log
+
+SMALL = LogConfig(segment_bytes=1024)
+
+
+def closed_log(directory: Path, batches: int = 10, config: LogConfig | None = None) -> Path:
+    """A log of ten records a batch, closed clean."""
+    path = directory / "orders-0"
+    with SegmentLog.open(path, config) as log:
+        for first in range(0, 10 * batches, 10):
+            log.append([b"%06d" % n for n in range(first, first + 10)], durability=Durability.BUFFERED)
+    return path
+
+
+def newest(path: Path) -> Path:
+    return max(path.glob("*.log"))
+
+
+def last_batch_at(segment: Path) -> int:
+    data, at = segment.read_bytes(), 0
+    while (following := at + 12 + struct.unpack_from(">i", data, at + 8)[0]) < len(data):
+        at = following
+    return at
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.glob("*.log*")}
+
+
+@pytest.mark.parametrize("bit", [0, 6, 16, 33, 40])
+@pytest.mark.parametrize("config", [None, SMALL], ids=["one segment", "segments"])
+def test_a_last_batch_that_contradicts_the_clean_marker_is_damage(tmp_path, bit, config):
+    """identity P1: its base offset rotted, CRC and size of all are right; twice opened, it is damaged twice."""
+    path = closed_log(tmp_path, config=config)
+    segment = newest(path)
+    at = last_batch_at(segment)
+    data = bytearray(segment.read_bytes())
+    data[at + 7 - bit // 8] ^= 1 << bit % 8
+    segment.write_bytes(data)
+    before = contents(path)
+    for opening in ("first", "second"):
+        assert not verify_log(path).is_whole, f"before the {opening} opening"
+        with SegmentLog.open(path, config) as log:
+            assert (log.damaged_from, log.log_end_offset) == (90, 90), opening
+            with pytest.raises(LogDamaged):
+                log.append(b"over it")
+            assert [record.offset for record in log.records(0)] == list(range(90))
+        assert contents(path) == before, "something was overwritten"
+    assert not verify_log(path).is_whole
+
+
+@pytest.mark.parametrize(("values", "damaged_from"), [([b"abc"] * 13, 90), ([b"x" * 19] * 5, 95)])
+def test_another_file_of_the_same_size_is_damage(tmp_path, values, damaged_from):
+    """identity P1: every batch is whole and in its place, and the log ends elsewhere than the marker says."""
+    path = closed_log(tmp_path / "ours")
+    other = closed_log(tmp_path / "others", batches=9)
+    with SegmentLog.open(other) as log:
+        log.append(values)
+    assert newest(other).stat().st_size == newest(path).stat().st_size
+    newest(path).write_bytes(newest(other).read_bytes())
+    before = contents(path)
+    with SegmentLog.open(path) as log:
+        assert log.damaged_from == damaged_from
+    assert contents(path) == before
+
+
+def test_a_newest_segment_that_begins_behind_the_end_is_refused(tmp_path):
+    """identity P1."""
+    path = closed_log(tmp_path, config=SMALL)
+    newest(path).rename(path / "00000000000000000500.log")
+    with pytest.raises(CorruptLog, match=r"00000000000000000500\.log.*closed clean at 100"):
+        SegmentLog.open(path)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from pushrep.log import Durability, LogConfig, SegmentLog
+log = SegmentLog.open(sys.argv[1], LogConfig(flush_ms=int(sys.argv[2])))
+for first in range(0, 100, 10):
+    log.append([b"%06d" % n for n in range(first, first + 10)], durability=Durability.FLUSHED)
+print("acknowledged", flush=True)
+sys.stdin.read()
+"""
+
+
+def killed_writer(path: Path, flush_ms: int) -> subprocess.Popen[str]:
+    """A process that has acknowledged 100 records as flushed, and waits to be killed."""
+    command = [sys.executable, "-c", WRITER, str(path), str(flush_ms)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "acknowledged\n"
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_what_was_acknowledged_before_a_kill_is_never_cut_as_a_torn_tail(tmp_path):
+    """identity P2: the published state of the same start of the machine knows more than the checkpoint."""
+    path = tmp_path / "orders-0"
+    process = killed_writer(path, 600_000)
+    kill(process)
+    (tmp_path / "recovery-point-offset-checkpoint").unlink(missing_ok=True)  # killed before it could be written
+    segment = newest(path)
+    data = bytearray(segment.read_bytes())
+    data[len(data.rstrip(b"\0")) - 3] ^= 1  # in the last record's value; zeros behind it were allocated ahead
+    segment.write_bytes(data)
+    (finding,) = verify_log(path).findings
+    assert (finding.kind.value, finding.offset) == ("damage", 90), "verify and opening agree"
+    with SegmentLog.open(path) as log:
+        assert (log.damaged_from, log.recovery.cut) == (90, None)
+        with pytest.raises(LogDamaged):
+            log.append(b"at an offset that was given out")
+    assert segment.read_bytes() == data
+
+
+def test_the_checkpoint_follows_what_was_acknowledged_whatever_flush_ms_says(tmp_path):
+    """identity P2."""
+    process = killed_writer(tmp_path / "orders-0", 600_000)
+    try:
+        wait_until(lambda: read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT).get("orders-0") == 100)
+    finally:
+        kill(process)
+
+
+def test_a_roll_and_a_close_bring_the_recovery_point_to_disk(tmp_path):
+    """identity P2: other logs of the directory stay open."""
+    config = LogConfig(segment_bytes=1024, flush_ms=600_000)
+    with SegmentLog.open(tmp_path / "orders-1", config):
+        log = SegmentLog.open(tmp_path / "orders-0", config)
+        for _ in range(20):
+            log.append([b"%06d" % n for n in range(10)], durability=Durability.BUFFERED)
+        wait_until(lambda: read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT).get("orders-0", 0) > 0)
+        log.close()
+        wait_until(lambda: read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT).get("orders-0") == 200)
+
+
+def test_after_a_kill_a_close_writes_the_true_high_watermark(tmp_path):
+    """identity P4: of a log to which nothing was appended since."""
+    path = tmp_path / "orders-0"
+    kill(killed_writer(path, 1000))
+    write_checkpoint(tmp_path, Checkpoint.HIGH_WATERMARK, {"orders-0": 29})
+    SegmentLog.open(path).close()
+    assert read_checkpoint(tmp_path, Checkpoint.HIGH_WATERMARK)["orders-0"] == 100
+    shown = summarize(path)
+    assert (shown.is_clean, shown.high_watermark, shown.log_end_offset) == (True, 100, 100)
+
+
+def test_a_cut_lowers_what_was_published(tmp_path):
+    """identity P2: a kill behind a cut must not call the log damaged, since it ends below what was flushed once."""
+    path = closed_log(tmp_path)
+    shared = LogDirectory.acquire(tmp_path)
+    try:
+        view = shared.attach("orders-0")
+        view.publish(100, 100, 100, 0, 0)
+        view.lower_published(40)
+        view.close_unclean()
+        view = shared.attach("orders-0")
+        assert view.published_before is not None
+        assert view.published_before.flushed_offset == 40
+        view.close_unclean()
+    finally:
+        shared.release()
+    assert path.exists()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,181 @@
+"""The first read of a sealed segment below the cleaner's offset: identity O2, O4, O6."""
+
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+import pytest
+
+from pushrep.log import CorruptBatch, SegmentLog, seal_check
+from pushrep.log.checkpoints import Checkpoint, write_checkpoint
+from pushrep.log.partition_metadata import write_partition_metadata
+from pushrep.log.repair import repair_log
+from pushrep.log.segment_files import segment_path
+from pushrep.log.segment_look import Kind
+from pushrep.log.verify import verify_log
+from pushrep.records import encode_batch
+from pushrep.replay.slices import OpenSegments, SliceReader
+from pushrep.seams import REAL_FILESYSTEM
+
+NAME = "compact-0"
+CLEANED = {0: [2, 6, 12], 20: [23, 30], 40: [40, 43]}
+CLEANED_OFFSET, END = 40, 46
+FLIP_TO = {
+    "a hole closed up": (0, 1, 5),
+    "a hole made wider": (0, 1, 7),
+    "a last batch": (0, 2, 13),
+    "a first one": (20, 0, 22),
+}
+
+
+def batch(first):
+    values = [b"value %d" % n for n in range(3)]
+    return bytes(encode_batch(values, base_offset=first, timestamps_ms=1_700_000_000_000).data)
+
+
+@pytest.fixture
+def log_path(tmp_path):
+    """Sealed, and closed clean."""
+    path = tmp_path / NAME
+    path.mkdir()
+    write_partition_metadata(path, UUID(int=1))
+    for base, firsts in CLEANED.items():
+        segment_path(path, base).write_bytes(b"".join(map(batch, firsts)))
+    write_checkpoint(tmp_path, Checkpoint.CLEANED_OFFSET, {NAME: CLEANED_OFFSET})
+    for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.HIGH_WATERMARK):
+        write_checkpoint(tmp_path, checkpoint, {NAME: END})
+    with SegmentLog.open(path) as log:
+        assert log.scrub.run_pass().seals_made == 2
+    return path
+
+
+def rot(path: Path, base: int, number: int, first: int) -> None:
+    """Give batch `number` of a segment another base offset, in place."""
+    file = segment_path(path, base)
+    data, size = bytearray(file.read_bytes()), len(batch(0))
+    data[number * size : number * size + 8] = first.to_bytes(8)
+    file.write_bytes(data)
+
+
+def firsts_of(path: Path) -> list[int]:
+    with SegmentLog.open_reader(path) as reader:
+        return [one.header.base_offset for one in reader.batches(0)]
+
+
+@pytest.mark.parametrize("change", FLIP_TO)
+def test_o6_no_record_of_a_segment_that_contradicts_its_seal_is_given(log_path, change):
+    base, number, first = FLIP_TO[change]
+    assert firsts_of(log_path) == [2, 6, 12, 23, 30, 40, 43]
+    rot(log_path, base, number, first)
+    given = []
+    with SegmentLog.open_reader(log_path) as reader, pytest.raises(CorruptBatch, match="sealed") as refused:
+        given += [record.offset for record in reader.records(base)]
+    assert (refused.value.offset, refused.value.segment, refused.value.position) == (
+        base,
+        segment_path(log_path, base),
+        0,
+    )
+    assert given == []
+    with SegmentLog.open_reader(log_path) as reader:
+        assert [record.offset for record in reader.records(40)] == [*range(40, 46)], "the others are given"
+    files = OpenSegments(REAL_FILESYSTEM)
+    with pytest.raises(CorruptBatch):
+        SliceReader(log_path, REAL_FILESYSTEM, files).read(base, END, 1 << 20, want_offsets=False)
+    files.close()
+    (finding,) = verify_log(log_path).findings
+    assert finding.kind is Kind.SEAL
+
+
+def test_o6_a_segment_without_a_seal_is_read_as_it_is(log_path):
+    rot(log_path, 0, 1, 7)
+    segment_path(log_path, 0, ".seal").unlink()
+    assert firsts_of(log_path) == [2, 7, 12, 23, 30, 40, 43]
+
+
+class Later(NamedTuple):
+    ms: int
+
+    def wall_ms(self):
+        return self.ms
+
+
+class Counting:
+    """The real files; it counts looks at seals."""
+
+    looks = 0
+
+    def __getattr__(self, name):
+        return getattr(REAL_FILESYSTEM, name)
+
+    def open(self, path, **how):
+        self.looks += path.suffix == ".seal"
+        return REAL_FILESYSTEM.open(path, **how)
+
+
+def test_o6_a_segment_is_held_once_in_a_process_and_again_if_its_file_is_another(log_path, monkeypatch):
+    settled = segment_path(log_path, 0).stat().st_ctime_ns // 1_000_000 + 60_000
+    monkeypatch.setattr(seal_check, "SYSTEM_CLOCK", Later(settled))
+    files = Counting()
+
+    def hold():
+        with SegmentLog.open_reader(log_path, filesystem=files) as reader:
+            list(reader.batches(0))
+
+    hold()
+    first = files.looks
+    assert first == 2
+    hold()
+    assert files.looks == first, "both are remembered"
+    whole = segment_path(log_path, 0)
+    fresh = whole.with_name("fresh")
+    fresh.write_bytes(whole.read_bytes())
+    fresh.rename(whole)
+    hold()
+    assert files.looks == first + 1
+    rot(log_path, 0, 1, 5)
+    with pytest.raises(CorruptBatch):
+        hold()
+    with pytest.raises(CorruptBatch):
+        hold()
+
+
+def test_o6_dense_segments_cost_no_look_at_a_seal(log_path):
+    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {})
+    files = Counting()
+    with (
+        SegmentLog.open_reader(log_path, filesystem=files) as reader,
+        pytest.raises(CorruptBatch, match="mark-cleaned"),
+    ):
+        list(reader.batches(0))
+    assert files.looks == 0
+
+
+def test_repair_removes_a_seal_that_is_damaged_itself(log_path):
+    seal = segment_path(log_path, 0, ".seal")
+    data = bytearray(seal.read_bytes())
+    data[60] ^= 1
+    seal.write_bytes(data)
+    assert firsts_of(log_path) == [2, 6, 12, 23, 30, 40, 43], "it counts as none"
+    report = repair_log(log_path)
+    assert report.after.is_whole
+    assert not seal.exists()
+
+
+def test_repair_from_a_copy_of_the_same_bytes_removes_a_seal_that_lies(log_path, tmp_path):
+    copy = tmp_path / "copy" / NAME
+    copy.mkdir(parents=True)
+    for file in [*log_path.glob("*.log"), log_path / "partition.metadata"]:
+        (copy / file.name).write_bytes(file.read_bytes())
+    write_checkpoint(copy.parent, Checkpoint.CLEANED_OFFSET, {NAME: CLEANED_OFFSET})
+    for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.HIGH_WATERMARK):
+        write_checkpoint(copy.parent, checkpoint, {NAME: END})
+    rot(log_path, 0, 1, 5)
+    segment_path(log_path, 0, ".seal").unlink()
+    with SegmentLog.open(log_path) as log:
+        assert log.scrub.run_pass().seals_made == 1
+    rot(log_path, 0, 1, 6)
+    with pytest.raises(CorruptBatch):
+        firsts_of(log_path)
+    report = repair_log(log_path, copy=copy)
+    assert report.after.is_whole
+    assert firsts_of(log_path) == [2, 6, 12, 23, 30, 40, 43]

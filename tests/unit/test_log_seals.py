@@ -1,0 +1,217 @@
+"""Seals and the scrub: what a segment was when it was rolled, who removes a seal, and what is found by it."""
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import google_crc32c
+import pytest
+
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.inspection import leftovers
+from pushrep.log.partition_metadata import read_partition_metadata
+from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
+from pushrep.log.segment_look import Kind
+from pushrep.log.verify import verify_log
+from pushrep.seams import REAL_FILESYSTEM
+
+SMALL = LogConfig(segment_bytes=1024)
+
+GOLDEN = bytes.fromhex(
+    "707573687365616c0000000100000000"  # magic, version, flags
+    "000102030405060708090a0b0c0d0e0f0000000387654321"  # topic id, partition, CRC of the headers
+    "00000000000000640000000000000096"  # base offset, end offset
+    "000000000000040000000000000000050000000000000000"  # size, batches, zeros
+)
+
+
+def test_a_seal_has_the_bytes_that_are_documented():
+    seal = Seal(
+        log_id=UUID("00010203-0405-0607-0809-0a0b0c0d0e0f"),
+        partition=3,
+        base_offset=100,
+        end_offset=150,
+        size_bytes=1024,
+        batches=5,
+        headers_crc=0x87654321,
+    )
+    data = encode_seal(seal)
+    assert data[:80] == GOLDEN
+    assert data == GOLDEN + struct.pack(">I", google_crc32c.value(GOLDEN))
+    assert len(data) == SEAL_BYTES == 84
+    assert decode_seal(data) == seal
+
+
+@pytest.mark.parametrize("bit", range(0, 84 * 8, 37))
+def test_a_seal_with_a_rotten_bit_is_none(bit):
+    data = bytearray(GOLDEN + struct.pack(">I", google_crc32c.value(GOLDEN)))
+    data[bit // 8] ^= 0x80 >> bit % 8
+    with pytest.raises(BadSeal):
+        decode_seal(bytes(data))
+
+
+def fill(log: SegmentLog, count: int, size: int = 20) -> None:
+    for first in range(0, count, 10):
+        log.append([b"%06d" % n + bytes(size) for n in range(first, first + 10)], durability=Durability.BUFFERED)
+
+
+def made(path: Path, count: int = 100, config: LogConfig = SMALL) -> Path:
+    with SegmentLog.open(path, config) as log:
+        fill(log, count)
+    return path
+
+
+def bases(path: Path) -> list[int]:
+    return sorted(int(file.stem) for file in path.glob("*.log"))
+
+
+def seals(path: Path) -> list[int]:
+    return sorted(int(file.stem) for file in path.glob("*.seal"))
+
+
+def test_each_segment_that_rolls_is_sealed_and_verify_holds_it_against_that(tmp_path):
+    """identity O6."""
+    path = made(tmp_path / "orders-0")
+    assert seals(path) == bases(path)[:-1] != []
+    for base, following in zip(bases(path), bases(path)[1:], strict=False):
+        seal = read_seal(REAL_FILESYSTEM, path, base)
+        assert seal is not None
+        assert (seal.log_id, seal.partition, seal.end_offset) == (read_partition_metadata(path), 0, following)
+        assert seal.size_bytes == (path / f"{base:020d}.log").stat().st_size
+        assert seal.is_witnessed
+    report = verify_log(path)
+    assert report.is_whole
+    assert report.sealed == len(seals(path))
+    assert leftovers(path) == []
+
+
+def test_a_segment_of_another_log_in_the_place_of_one_is_found(tmp_path):
+    """identity O6: it has the same offsets, the same size, and every CRC is right."""
+    path, other = made(tmp_path / "orders-0"), tmp_path / "orders-1"
+    with SegmentLog.open(other, SMALL) as log:
+        for first in range(0, 100, 10):
+            log.append([b"%06d" % n + b"x" * 20 for n in range(first, first + 10)], durability=Durability.BUFFERED)
+    name = f"{bases(path)[1]:020d}.log"
+    assert (other / name).stat().st_size == (path / name).stat().st_size
+    (path / name).write_bytes((other / name).read_bytes())
+    found = verify_log(path).findings
+    assert [(finding.kind, finding.file) for finding in found] == [(Kind.SEAL, name)]
+    (tmp_path / ".pushrep_cleanshutdown").unlink()
+    (tmp_path / "recovery-point-offset-checkpoint").unlink()
+    (tmp_path / ".pushrep_published").unlink()
+    with SegmentLog.open(path, SMALL) as log:
+        assert log.damaged_from == bases(path)[1], "the scan of an opening finds it, too"
+
+
+def test_a_segment_with_its_seal_from_another_log_is_found(tmp_path):
+    """identity O6: the log's id."""
+    path, other = made(tmp_path / "orders-0"), made(tmp_path / "orders-1")
+    for suffix in (".log", ".seal", ".index", ".timeindex"):
+        name = f"{bases(path)[1]:020d}{suffix}"
+        (path / name).write_bytes((other / name).read_bytes())
+    (finding,) = verify_log(path).findings
+    assert finding.kind is Kind.SEAL
+    assert str(read_partition_metadata(other)) in finding.reason
+
+
+def test_a_segment_with_its_seal_from_another_partition_of_the_topic_is_found(tmp_path):
+    """identity O6: Kafka's partitions of one topic share an id."""
+    path, other = made(tmp_path / "orders-0"), tmp_path / "orders-1"
+    other.mkdir()
+    (other / "partition.metadata").write_bytes((path / "partition.metadata").read_bytes())
+    made(other)
+    name = f"{bases(path)[1]:020d}"
+    for suffix in (".log", ".seal", ".index", ".timeindex"):
+        (path / f"{name}{suffix}").write_bytes((other / f"{name}{suffix}").read_bytes())
+    (finding,) = verify_log(path).findings
+    assert finding.kind is Kind.SEAL
+    assert "partition 1" in finding.reason
+    with SegmentLog.open(path, SMALL) as log:
+        (found,) = log.scrub.run_pass().findings
+    assert found.reason == finding.reason
+    for file in (".pushrep_cleanshutdown", "recovery-point-offset-checkpoint", ".pushrep_published"):
+        (tmp_path / file).unlink()
+    with SegmentLog.open(path, SMALL) as log:
+        assert log.damaged_from == bases(path)[1]
+
+
+def test_who_cuts_a_sealed_segment_removes_its_seal(tmp_path):
+    """identity O6: what is written behind the cut is sealed by its own roll, or by the scrub."""
+    path = made(tmp_path / "orders-0")
+    with SegmentLog.open(path, SMALL) as log:
+        log.truncate_to(bases(path)[1] + 10, force=True)
+        assert seals(path) == bases(path)[:1]
+        fill(log, 100)
+    assert verify_log(path).is_whole
+    assert bases(path)[1] not in seals(path), "not every batch of it was seen as it was written"
+    with SegmentLog.open(path, SMALL) as log:
+        log.apply_retention()
+        log.purge(bases(path)[1])
+    assert set(seals(path)) <= set(bases(path))
+
+
+def test_the_scrub_seals_what_has_none_and_what_an_older_version_wrote(tmp_path):
+    """identity O6, O8."""
+    path = made(tmp_path / "orders-0")
+    kept = {file.name: file.read_bytes() for file in path.glob("*.seal")}
+    first, second = sorted(kept)[:2]
+    (path / first).unlink()
+    old = decode_seal(kept[second])
+    (path / second).write_bytes(
+        encode_seal(Seal(**{name: getattr(old, name) for name in old.__slots__} | {"size_bytes": old.size_bytes + 1}))
+    )
+    with SegmentLog.open(path, SMALL) as log:
+        status = log.scrub.run_pass()
+    assert (status.passes, status.seals_made, status.findings) == (1, 2, ())
+    assert {file.name: file.read_bytes() for file in path.glob("*.seal")} == kept
+
+
+@pytest.mark.parametrize(("at", "behind"), [(3, 0), (14, 10), (70, 0)], ids=["base offset", "leader epoch", "a record"])
+def test_the_scrub_reports_a_rotten_bit_until_it_is_whole_again(tmp_path, at, behind, caplog):
+    """identity O8: nothing is changed."""
+    path = made(tmp_path / "orders-0")
+    segment = path / f"{bases(path)[1]:020d}.log"
+    whole = segment.read_bytes()
+    rotten = bytearray(whole)
+    rotten[at] ^= 2
+    with SegmentLog.open(path, SMALL) as log:
+        assert log.scrub.run_pass().findings == ()
+        segment.write_bytes(rotten)
+        (finding,) = log.scrub.run_pass().findings
+        assert (finding.log, finding.segment, finding.offset) == ("orders-0", segment.name, bases(path)[1] + behind)
+        assert segment.name in caplog.text
+        log.scrub.run_pass()
+        assert len(log.scrub.status.findings) == 1
+        assert segment.read_bytes() == rotten
+        segment.write_bytes(whole)
+        assert log.scrub.run_pass().findings == ()
+
+
+def test_the_scrub_reads_by_itself_while_a_log_is_open(tmp_path, monkeypatch):
+    """identity O8: at the rate that is set, in a thread of its own."""
+    monkeypatch.setattr("pushrep.log.scrub.FIRST_MS", 1)
+    path = made(tmp_path / "orders-0")
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=1 << 30)) as log:
+        wait_until(lambda: log.scrub.status.passes > 0)
+        assert log.scrub.status.segments >= len(seals(path))
+
+
+def test_a_segment_that_is_cut_while_it_is_read_is_no_finding(tmp_path):
+    """identity O8."""
+    path = made(tmp_path / "orders-0", 400)
+    with SegmentLog.open(path, SMALL) as log:
+        walk = log.scrub._pass()
+        next(walk)
+        log.truncate_to(bases(path)[0] + 10, force=True)
+        for _ in walk:
+            pass
+        assert log.scrub.status.findings == ()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

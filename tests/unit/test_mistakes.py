@@ -1,0 +1,211 @@
+"""Mistakes of the API and of the command line: each is answered in one line that says what to do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pushrep
+from filtering import StreamMetadata
+from pushrep import Durability, LogConfig, Outbox, ReplayClient, SegmentLog
+from tests.house.test_install import BLOCK_EXTRAS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def outbox(tmp_path_factory):
+    with Outbox.open(tmp_path_factory.mktemp("mistakes") / "o", topic="orders", partitions=2, producer="p") as opened:
+        opened.append(0, b"a").result(60)
+        yield opened
+
+
+def opening(**settings):
+    given = {"directory": "unused", "topic": "t", "partitions": 1, "producer": "p"} | settings
+    return lambda _: Outbox.open(**given)
+
+
+API = {
+    "a path of None": (opening(directory=None), "directory: give a path, not None"),
+    "an empty path": (opening(directory=""), "directory: give a path, not ''"),
+    "a log's path of None": (lambda _: SegmentLog.open(None), "directory: give a path, not None"),
+    "a reader's path of None": (lambda _: SegmentLog.open_reader(None), "directory: give a path, not None"),
+    "a log's path of no log": (lambda _: SegmentLog.open_reader("nowhere/orders-0"), "no such directory"),
+    "a log's name without a number": (lambda _: SegmentLog.open("nowhere/orders"), "<topic>-<partition>"),
+    "no outbox where one has to be": (opening(create=False, directory="nowhere"), "create=True"),
+    "a file as directory": (opening(directory=__file__), "it is a file"),
+    "a topic with a blank": (opening(topic="my orders"), "topic: 'my orders' is no topic name"),
+    "no partitions": (opening(partitions=0), "partitions: give 1 to"),
+    "partitions as text": (opening(partitions="4"), "partitions: give a number"),
+    "no producer": (opening(producer=""), "producer: give the application's name"),
+    "durability as text": (opening(durability="flushed"), "durability: give Durability.FLUSHED"),
+    "durability as a boolean": (opening(durability=True), "durability: give Durability.FLUSHED"),
+    "codec as text": (opening(codec="zstd"), "codec: give a pushrep.Codec"),
+    "acks without replicas": (opening(acks=pushrep.Acks.ALL), "acks: ALL needs replicas"),
+    "acks as text": (opening(acks="all"), "acks: give Acks.LOCAL or Acks.ALL"),
+    "replicas as text": (opening(replicas="host:7400"), "replicas: give a list of 'host:port'"),
+    "a replica without a port": (opening(replicas=["host"]), "replicas: "),
+    "the same replica twice": (opening(replicas=["h:1", "h:1"]), "replicas: give each address once"),
+    "kafka as text": (opening(kafka="broker:9092"), "kafka: give a KafkaDestination"),
+    "another carrier": (opening(carrier="value"), "carrier: 'value' is neither 'key' nor 'header'"),
+    "a negative linger": (opening(linger_ms=-1), "linger_ms: give a number between 0"),
+    "seconds for milliseconds": (opening(block_ms=0.5), "block_ms: give a number between 0"),
+    "a small buffer": (opening(buffer_bytes=10), "buffer_bytes: 10 does not hold one batch"),
+    "a negative retention": (opening(retention_ms=-5), "retention_ms: give a number of at least -1"),
+    "log_config as dict": (opening(log_config={"segment_bytes": 5}), "log_config: give a LogConfig, not dict"),
+    "a disk limit above 100": (lambda _: LogConfig(disk_refuse_percent=101), "disk_refuse_percent: give a number"),
+    "disk limits that fall": (lambda _: LogConfig(disk_warn_percent=99), "they rise from 0 to 100"),
+    "a partition that is none": (lambda box: box.append(2, b""), "partition: 2 is not one of the 2"),
+    "a partition as text": (lambda box: box.append("0", b""), "partition: '0' is not one of the 2"),
+    "a value as text": (lambda box: box.append(0, "text"), "value: "),
+    "headers as dict": (lambda box: box.append(0, b"", headers={"a": b"1"}), "headers=list(headers.items())"),
+    "headers that are no pairs": (lambda box: box.append(0, b"", headers=["ab"]), "a header is (name, bytes or None)"),
+    "a key where the metadata is": (lambda box: box.append(0, b"", key=b"mine"), "key: "),
+    "a time as text": (lambda box: box.append(0, b"", timestamp_ms="now"), "timestamp_ms: "),
+    "metadata as tuple": (lambda box: box.append(0, b"", metadata=(1, 0, 0)), "metadata: give a StreamMetadata"),
+    "metadata of another partition": (
+        lambda box: box.append(0, b"", metadata=StreamMetadata(1, 1, 0)),
+        "metadata: ",
+    ),
+    "one value for many": (lambda box: box.append_many(0, b"abc"), "values: give a list of values"),
+    "no values": (lambda box: box.append_many(0, []), "values: "),
+    "its own lock": (lambda box: Outbox.open(box.directory, "orders", 2, "p"), "open in this very process"),
+    "other partitions": (lambda box: Outbox.open(box.directory, "orders", 3, "p"), "partitions"),
+    "shipping without a destination": (lambda box: box.wait_shipped(1), "opened without a destination"),
+    "a read beyond the end": (lambda box: list(box.log(0).records(99)), "99"),
+    "a typing error in a name": (lambda _: pushrep.Outbux, "Did you mean: 'Outbox'?"),
+    "a replay of nothing": (lambda _: ReplayClient(None), "None"),
+    "append to a log as text": (lambda box: box.log(0).append("text", durability=Durability.FLUSHED), "bytes"),
+}
+
+
+@pytest.mark.parametrize("mistake", API)
+def test_the_api_says_what_to_do(outbox, mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make, said = API[mistake]
+    with pytest.raises((pushrep.PushrepError, ValueError, TypeError, AttributeError)) as refused:
+        make(outbox)
+    assert said in str(refused.value), refused.value
+    assert "\n" not in str(refused.value)
+
+
+COMMANDS = {
+    "a typing error": ("apend out t x", 2, "Did you mean 'append'?"),
+    "a typing error below": ("log purg out", 2, "Did you mean 'purge'?"),
+    "an option's typing error": ("read out t --formt raw", 2, "--format"),
+    "a log's setting's typing error": ("append out t x --log retentoin_ms=5", 2, "did you mean retention_ms=...?"),
+    "a log's setting without a value": ("append out t x --log retention_ms", 2, "NAME=VALUE"),
+    "a log's setting as text": ("append out t x --log retention_ms=week", 2, "takes a whole number"),
+    "a log's setting out of range": ("append out t x --log disk_warn_percent=101", 2, "disk_warn_percent: give"),
+    "no such directory to read": ("read nowhere t", 1, "nowhere"),
+    "no such file": ("append out t nowhere.txt", 1, "nowhere.txt"),
+    "a directory as input": ("append out t .", 2, "is a directory"),
+    "no outbox to ship": ("ship nowhere --bootstrap-servers 127.0.0.1:1", 1, "nowhere"),
+    "a time that is none": ("log purge . --before soon", 2, "nor an ISO 8601 time"),
+    "an offset of many logs": ("log purge . --before 5", 2, "an offset is one of one LOG"),
+    "no log to verify": ("log verify nowhere", 1, "nowhere"),
+    "a replay from nowhere": ("replay nowhere t-0 --from soon", 1, "no directory of logs, and no address"),
+    "no marks": ("marks show nowhere", 1, "there are none"),
+    "marks in a topic without brokers": ("marks show kafka:t", 1, "--bootstrap-servers HOST:PORT"),
+    "a status of nothing": ("replica status nowhere", 1, "nowhere"),
+    "a node's address": ("replica serve d --listen nowhere", 2, "nowhere"),
+    "a promotion of nothing": ("promote nowhere", 2, "does not exist"),
+}
+
+
+@pytest.mark.parametrize("mistake", COMMANDS)
+def test_the_command_line_says_what_to_do(mistake, tmp_path, monkeypatch, capsys):
+    from pushrep.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    line, code, said = COMMANDS[mistake]
+    got = run(line.split())
+    told = capsys.readouterr().err
+    assert (got, said in told) == (code, True), told
+    assert "Traceback" not in told
+    if code == 1:
+        assert told.startswith("error: ")
+        assert told.count("\n") == 1, "one line"
+
+
+def python(code, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_missing_extra_is_answered_by_the_command_that_brings_it(tmp_path):
+    """The command says where pushrep was installed from."""
+    code = (
+        BLOCK_EXTRAS
+        + """
+from filtering.extras import install_command
+from pushrep.cli.main import run
+import importlib
+assert install_command("aiokafka").startswith("pip install") and "[kafka]" in install_command("aiokafka")
+for module, package in {"filtering.consumers.aiokafka": "aiokafka", "filtering.consumers.confluent": "confluent_kafka",
+        "partitioner.confluent": "confluent_kafka", "partitioner.aiokafka_producer": "aiokafka"}.items():
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        assert f"{module} needs the Python package {package!r}" in str(error), error
+        assert install_command(package) in str(error), error
+    else:
+        raise SystemExit(module)
+from pushrep import KafkaDestination, Outbox
+try:
+    Outbox.open("o", "t", 1, "p", kafka=KafkaDestination(bootstrap_servers="127.0.0.1:1"))
+except ModuleNotFoundError as error:
+    assert "Outbox.open(kafka=...) needs the Python package" in str(error), error
+else:
+    raise SystemExit("opened")
+with Outbox.open("shipped", "t", 1, "p") as outbox:
+    outbox.append(0, b"a").result(60)
+for line in ("ship shipped --bootstrap-servers 127.0.0.1:1", "marks show postgresql://h/d --table t", "demo",
+        "marks show kafka:t --bootstrap-servers 127.0.0.1:1",
+        "startpoint list kafka:t --bootstrap-servers 127.0.0.1:1"):
+    print("--", line, file=sys.stderr)
+    assert run(line.split()) == 1, line
+"""
+    )
+    done = python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    for said in done.stderr.split("-- ")[1:]:
+        _, _, answer = said.partition("\n")
+        assert answer.startswith("error: "), said
+        assert "pip install" in answer, said
+        assert answer.count("\n") == 1, said
+
+
+SHADOWS = {
+    "filtering": "import pushrep",
+    "filtering seen by partitioner": "import partitioner",
+    "spark_jobs": "import sys; from pushrep.cli.main import run; sys.exit(run(['marks', 'show', 'x']))",
+}
+
+
+@pytest.mark.parametrize("shadow", SHADOWS)
+def test_a_package_of_the_users_own_that_hides_ours_is_named(tmp_path, shadow):
+    name = shadow.split()[0]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("mine = 1\n")
+    done = python(SHADOWS[shadow], tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"{tmp_path / name} hides the package {name!r} of pushrep, {ROOT / name}" in last
+
+
+def test_who_does_not_need_the_hidden_package_is_not_disturbed(tmp_path):
+    for name in ("spark_jobs", "partitioner"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("mine = 1\n")
+    code = "import pushrep, spark_jobs\nassert spark_jobs.mine\npushrep.Outbox.open('o', 't', 1, 'p').close()"
+    done = python(code, tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr

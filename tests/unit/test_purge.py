@@ -1,0 +1,140 @@
+"""Whole old segments go by an operator's word, and by the outbox's own retention; never what somebody needs."""
+
+import json
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner
+
+from pushrep.cli.main import cli
+from pushrep.kafka.progress import PartitionProgress, Progress, write_progress
+from pushrep.log import LogConfig, SegmentLog
+from pushrep.log.retention import SealedSegment, purgeable
+from pushrep.outbox import Outbox, SettingRefused
+from pushrep.outbox.identity import read_identity, write_identity
+from pushrep.seams import REAL_FILESYSTEM
+
+SMALL = LogConfig(segment_bytes=1000, preallocate_bytes=0)
+SEALED = [SealedSegment(base, base + 10, 100) for base in (0, 10, 20, 30)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "floor", "gone"),
+    [
+        ({"before_offset": 20}, 99, [0, 10]),
+        ({"before_offset": 29}, 99, [0, 10]),
+        ({"before_offset": 99}, 15, [0]),
+        ({"before_offset": 9}, 99, []),
+        ({"before_ms": 25}, 99, [0, 10]),
+        ({"before_ms": 1000}, 99, [0, 10]),
+        ({}, 99, []),
+    ],
+)
+def test_what_may_go(wanted, floor, gone):
+    newest_ms = {0: 5, 10: 24, 20: -1, 30: 3}  # one without a time stays, and keeps what is behind it
+    chosen = purgeable(SEALED, floor, lambda segment: newest_ms[segment.base_offset], **wanted)
+    assert [segment.base_offset for segment in chosen] == gone
+
+
+def open_outbox(path, **more):
+    return Outbox.open(path, topic="orders", partitions=2, producer="p", **{"log_config": SMALL, **more})
+
+
+def fill(outbox, partition=0, day=1):
+    for n in range(20):
+        outbox.append(partition, bytes(300), timestamp_ms=day * 86_400_000 + n).result(60)
+
+
+def purge(*arguments):
+    done = CliRunner().invoke(cli, ["log", "purge", *map(str, arguments), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.output.splitlines()]
+
+
+def start_of(path, partition=0):
+    with SegmentLog.open_reader(path / f"orders-{partition}") as log:
+        return log.log_start_offset
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["beside the service", "closed"])
+def test_old_segments_go_and_positions_stay(tmp_path, is_open):
+    outbox = open_outbox(tmp_path)
+    fill(outbox, 0, day=1)
+    fill(outbox, 1, day=9)
+    outbox.flush()
+    if not is_open:
+        outbox.close()
+    zero, one = purge(tmp_path, "--before", "1970-01-05", "--dry-run")
+    assert start_of(tmp_path) == 0
+    assert (one["segments"], zero["kept_by"]) == ([], None)
+    assert len(zero["segments"]) > 3
+    assert purge(tmp_path, "--before", "1970-01-05") == [one_ | {"dry_run": False} for one_ in (zero, one)]
+    assert start_of(tmp_path) == zero["log_start_offset"] > 10
+    assert start_of(tmp_path, 1) == 0
+    (only,) = purge(tmp_path / "orders-1", "--before", "9")
+    assert start_of(tmp_path, 1) == only["log_start_offset"] <= 9
+    outbox.close()
+    with open_outbox(tmp_path) as again:
+        assert again.last_metadata(again.pid, 0) == 19, "what is gone is known all the same"
+
+
+def test_a_destination_keeps_what_it_lacks_until_it_is_dropped(tmp_path):
+    with open_outbox(tmp_path) as outbox:
+        fill(outbox)
+    at = {0: PartitionProgress(7, 7, 0)}
+    write_progress(REAL_FILESYSTEM, tmp_path, {"topic-1": Progress(topic_id=UUID(int=1), partitions=at)})
+    for is_open in (False, True):
+        outbox = open_outbox(tmp_path) if is_open else None
+        (found, _) = purge(tmp_path, "--before", "2100-01-01")
+        assert (found["kept_by"], found["needed_from"]) == ("kafka:topic-1", 7)
+        assert start_of(tmp_path) <= 7
+        if outbox is not None:
+            outbox.close()
+
+
+def test_the_retention_by_default_rests_on_the_version_that_made_the_outbox(tmp_path, caplog):
+    caplog.set_level("INFO")
+    with open_outbox(tmp_path / "plain") as outbox:
+        assert kept(outbox) == (None, None), "without a destination nothing goes"
+    for made_before in (False, True):
+        path = tmp_path / f"shipped {made_before}"
+        with open_outbox(path) as outbox:
+            fill(outbox)
+            identity = outbox.identity
+        assert identity.retention_default_ms == 7 * 86_400_000
+        if made_before:
+            old = read_identity(REAL_FILESYSTEM, path)
+            object.__setattr__(old, "retention_default_ms", None)
+            write_identity(REAL_FILESYSTEM, path, old)
+        write_progress(REAL_FILESYSTEM, path, {"t": Progress(topic_id=UUID(int=1))})
+        caplog.clear()
+        with open_outbox(path) as outbox:
+            assert kept(outbox) == (None if made_before else 7 * 86_400_000, None)
+        assert ("made before 0.2.0" in caplog.text) is made_before
+        caplog.clear()
+        with open_outbox(path, retention_ms=-1) as outbox:
+            assert kept(outbox) == (None, None)
+        with open_outbox(path, retention_bytes=5000) as outbox:
+            assert kept(outbox) == (None, 5000)
+        with open_outbox(path, log_config=LogConfig(retention_ms=5)) as outbox:
+            assert kept(outbox) == (5, None)
+        assert "made before" not in caplog.text
+    with pytest.raises(SettingRefused, match="retention_ms"):
+        open_outbox(tmp_path / "new", retention_ms=-2)
+
+
+def kept(outbox):
+    config = outbox.log(0)._housekeeping.keeper._config
+    return config.retention_ms, config.retention_bytes
+
+
+def test_usage_is_refused_by_name(tmp_path):
+    with open_outbox(tmp_path):
+        pass
+    for arguments, said in (
+        ((tmp_path, "--before", "12"), "DIRECTORY/<topic>-<n>"),
+        ((tmp_path, "--before", "yesterday"), "nor an ISO 8601 time"),
+        ((tmp_path / "none", "--before", "12"), "does not exist"),
+    ):
+        done = CliRunner().invoke(cli, ["log", "purge", *map(str, arguments)])
+        assert (done.exit_code, said in done.output) == (2, True), done.output

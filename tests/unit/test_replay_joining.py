@@ -1,0 +1,104 @@
+"""Identity O5: a subscriber holds every block against the one before, whatever the node has checked."""
+
+import pytest
+
+from pushrep.protocol import replay_messages as wire
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.records import encode_batch
+from pushrep.records.joining import misjoined
+from pushrep.replay import TO_END, NodeAccess, ReplayEndReason, ReplayRequest
+from pushrep.replay.remote import RemoteSession
+from pushrep.seams import SYSTEM_CLOCK
+
+
+@pytest.fixture
+def session():
+    """It has received everything below 10, a batch border."""
+    made = RemoteSession(("127.0.0.1", 1), 1, ReplayRequest("orders-0", 0, TO_END), NodeAccess(), SYSTEM_CLOCK)
+    made._until = 100
+    made._take(data(0, 10, batch(0, 10)))
+    assert (made._pending_end, len(made._blocks)) == (None, 1)
+    return made
+
+
+def batch(base_offset, next_offset):
+    made = encode_batch([b"x"] * (next_offset - base_offset), timestamps_ms=1, base_offset=base_offset)
+    return bytes(made.data)
+
+
+def data(start, end, *batches, cleaned=0):
+    return wire.ReplayData(
+        session_id=1, start_offset=start, end_offset=end, tip_offset=100, cleaned_offset=cleaned,
+        records=(memoryview(b"".join(batches)),),
+    )  # fmt: skip
+
+
+def end(offset, reason=ReplayEndReason.LIMIT_REACHED, cleaned=0):
+    return wire.ReplayEnd(session_id=1, reason=reason, offset=offset, cleaned_offset=cleaned)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        data(10, 12, batch(11, 13)),
+        data(10, 12, batch(9, 12)),
+        data(10, 14, batch(10, 12), batch(13, 15)),
+        data(10, 14, batch(10, 12), batch(11, 14)),
+        data(10, 20, batch(15, 20), cleaned=14),
+        data(12, 13, batch(10, 13)),
+        data(8, 12, batch(10, 12)),
+        data(10, 15, batch(10, 13)),
+    ],
+    ids=[
+        "a hole", "one lower", "a hole between", "an overlap", "a hole above what was cleaned", "it begins later",
+        "it begins before", "it goes further than its records",
+    ],
+)  # fmt: skip
+def test_identity_o5_a_block_that_does_not_join_ends_the_replay_at_its_offset(session, block):
+    session._take(block)
+    assert len(session._blocks) == 1, "none of it is given"
+    found = session._pending_end
+    assert (found.code, found.offset, found.reason) == (ErrorCode.CORRUPT_MESSAGE, 10, ReplayEndReason.ERROR)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        data(10, 12, batch(10, 12)),
+        data(10, 11, batch(10, 12)),
+        data(10, 20, batch(15, 20), cleaned=15),
+        data(15, 20, batch(15, 20), cleaned=30),
+        data(10, 30, batch(10, 12), batch(15, 20), cleaned=30),
+    ],
+    ids=["the next", "cut", "a hole", "it begins behind a hole", "it ends in a hole"],
+)
+def test_identity_o5_what_joins_or_was_announced_is_given(session, block):
+    session._take(block)
+    assert session._pending_end is None
+    assert [(one.start, one.end) for one in session._blocks][1:] == [(block.start_offset, block.end_offset)]
+
+
+def test_identity_o5_a_batch_may_be_gone_on_with_only_where_it_was_cut(session):
+    session._take(data(10, 11, batch(10, 13)))
+    session._take(data(11, 13, batch(10, 13)))
+    assert session._pending_end is None
+    session._take(data(13, 15, batch(12, 15)))
+    assert session._pending_end.code is ErrorCode.CORRUPT_MESSAGE
+
+
+def test_identity_o5_an_end_is_reached_by_records_that_came(session):
+    session._take(end(12))
+    assert (session._pending_end.code, session._pending_end.offset) == (ErrorCode.CORRUPT_MESSAGE, 10)
+
+
+@pytest.mark.parametrize("last", [end(10), end(12, cleaned=12), end(12, ReplayEndReason.STOPPED)])
+def test_identity_o5_an_end_that_was_reached_or_announced_is_one(session, last):
+    session._take(last)
+    assert (session._pending_end.code, session._pending_end.reason) == (ErrorCode.NONE, last.reason)
+
+
+def test_a_batch_that_holds_the_offset_may_begin_below_it_only_where_that_is_said():
+    assert misjoined([(8, 12), (12, 13)], 10, 0, may_begin_below=True) is None
+    assert misjoined([(8, 12)], 10, 0) == "base offset 8 came where 10 is expected"
+    assert misjoined([(8, 10)], 10, 0, may_begin_below=True) is not None, "it does not hold it"
+    assert misjoined([(11, 12)], 10, 0) == "base offset 11 came where 10 is expected, and nobody announced a hole"

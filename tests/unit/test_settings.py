@@ -1,0 +1,153 @@
+"""Settings from a file and from variables, secrets by file, what the commands take so, and how they log."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pushrep import Acks, Durability
+from pushrep.cli.main import cli
+from pushrep.errors import BadArgument
+from pushrep.outbox import Outbox, SettingRefused
+from pushrep.outbox.configured import all_settings, outbox_settings
+from tests.house import settings_page
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+FILE = """
+[outbox]
+directory = "o"
+topic = "orders"
+partitions = 2
+producer = "billing"
+durability = "buffered"
+replicas = ["a:1", "b:2"]
+[log]
+segment_bytes = 1000000
+codec = "zstd"
+[kafka]
+bootstrap_servers = "broker:9092"
+sasl_mechanism = "PLAIN"
+security_protocol = "SASL_SSL"
+sasl_username = "me"
+sasl_password_file = "secret"
+[somebody_else]
+x = 1
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret").write_text("hush\n")
+    path = tmp_path / "service.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_variable_wins_over_the_file_and_secrets_come_from_files(file):
+    found = outbox_settings(
+        file,
+        {
+            "PUSHREP_PARTITIONS": "3", "PUSHREP_REPLICAS": "c:3, d:4", "PUSHREP_ACKS": "all", "PUSHREP_CREATE": "false",
+            "PUSHREP_OPEN_TIMEOUT_S": "0.5", "PUSHREP_LOG_DISK_REFUSE_PERCENT": "95",
+            "PUSHREP_KAFKA_SASL_USERNAME_FILE": "secret", "PUSHREP_TORTURE": "1", "PATH": "/bin",
+        },
+    )  # fmt: skip
+    config, kafka = found.pop("log_config"), found.pop("kafka")
+    assert found == {
+        "directory": "o", "topic": "orders", "partitions": 3, "producer": "billing", "durability": Durability.BUFFERED,
+        "replicas": ["c:3", "d:4"], "acks": Acks.ALL, "create": False, "open_timeout_s": 0.5,
+    }  # fmt: skip
+    assert (config.segment_bytes, config.codec.name, config.disk_refuse_percent) == (1_000_000, "ZSTD", 95)
+    assert (kafka.sasl_username, kafka.sasl_password) == ("hush", "hush")
+    assert "hush" not in repr(kafka).replace("sasl_username='hush'", "")
+
+
+def test_an_outbox_opens_by_variables_alone(tmp_path):
+    variables = {"DIRECTORY": str(tmp_path / "o"), "TOPIC": "orders", "PARTITIONS": "2", "PRODUCER": "p"}
+    with Outbox.open(
+        **outbox_settings(None, {f"PUSHREP_{name}": value for name, value in variables.items()})
+    ) as outbox:
+        assert outbox.append(1, b"a").result(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "said"),
+    [
+        ("[outbox]\ntopc = 1", {}, "did you mean topic?"),
+        ("[log]\nsegment_byte = 1", {}, "did you mean segment_bytes?"),
+        ("outbox = 1", {}, "[outbox]"),
+        ("[outbox", {}, "is no TOML"),
+        ("[outbox]\ndurability = 'safe'", {}, "durability: give one of buffered, flushed"),
+        ("[log]\nsegment_bytes = 'much'", {}, "segment_bytes: give a number"),
+        ("[log]\ndisk_warn_percent = 101", {}, "disk_warn_percent"),
+        ("[kafka]\ntopic = 't'", {}, "kafka.bootstrap_servers"),
+        ("", {"PUSHREP_PARTITION": "4"}, "did you mean PUSHREP_PARTITIONS?"),
+        ("", {"PUSHREP_PARTITIONS": "four"}, "partitions: give a number"),
+        ("", {"PUSHREP_CREATE": "maybe"}, "create: give true or false"),
+        ("", {"PUSHREP_LOG_SEGMENT_BYTES_FILE": "x"}, "PUSHREP_LOG_SEGMENT_BYTES_FILE"),
+    ],
+)
+def test_what_can_t_be_is_refused_by_name(tmp_path, text, variables, said):
+    (tmp_path / "f.toml").write_text(text)
+    with pytest.raises((SettingRefused, BadArgument)) as refused:
+        outbox_settings(tmp_path / "f.toml", variables)
+    assert said in str(refused.value)
+
+
+def test_the_page_is_made_from_the_code():
+    assert PAGE.read_text() == settings_page.page(), "python -m tests.house.settings_page > docs/settings.md"
+    shown = PAGE.read_text()
+    assert all(f"`{setting.variable}`" in shown for setting in all_settings())
+
+
+def run(*command, cwd, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "pushrep.cli.main", *command],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", **variables},
+        input="a\nb\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_command_takes_its_options_from_a_table_or_variables(tmp_path):
+    (tmp_path / "c.toml").write_text("[append]\npartitions = 3\n[append.unknown]\nx = 1\n")
+    done = run("--config", "c.toml", "append", "out", "t", "-", cwd=tmp_path, PUSHREP_APPEND_CARRIER="header")
+    assert done.returncode == 0, done.stderr
+    made = json.loads((tmp_path / "out" / "outbox.json").read_text())
+    assert (made["partitions"], made["carrier"]) == (3, "header")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[append]\ndurabilty = "flushed"\n', "'durabilty', which is no option; did you mean 'durability'?"),
+        ("[apend]\npartitions = 3\n", "no such command; did you mean [append]?"),
+        ("[log]\nsegment_bytes = 9999999\n", None),
+        ("[elsewhere]\nx = 1\n", None),
+    ],
+)
+def test_a_misspelt_name_in_the_file_of_a_command_is_refused(tmp_path, text, said):
+    (tmp_path / "c.toml").write_text(text)
+    done = CliRunner().invoke(cli, ["--config", str(tmp_path / "c.toml"), "append", "--help"])
+    told = " ".join(done.output.split())
+    assert (done.exit_code, said is None or said in told) == (0 if said is None else 2, True), done.output
+
+
+def test_commands_log_time_level_and_logger_or_json(tmp_path):
+    text = run("--log-level", "info", "append", "out", "t", "-", cwd=tmp_path).stderr
+    (line,) = (line for line in text.splitlines() if "a new outbox was made" in line)
+    assert " INFO pushrep.outbox: a new outbox" in line
+    assert line[:4].isdecimal(), "the time comes first"
+    done = run("append", "more", "t", "-", cwd=tmp_path, PUSHREP_LOG_FORMAT="json", PUSHREP_LOG_LEVEL="info")
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    made = next(one for one in said if "a new outbox was made" in one["message"])
+    assert (made["level"], made["logger"]) == ("INFO", "pushrep.outbox")
+    assert made["time"].endswith("+00:00")
