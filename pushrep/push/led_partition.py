@@ -81,6 +81,8 @@ class LedPartition:
         self._pushes, self._on_ended = pushes, on_ended
         self._sessions: dict[SessionId, PushSession] = {}
         self._waiting: list[tuple[int, int, OnReplicated]] = []
+        # Reached by the log, and not only by the rules: who is called back reads its records from the log at once.
+        self._reached = leader.high_watermark
         self._waiting_lock = threading.Lock()
         self._tickets = count()
         self._closed: PushError | None = None
@@ -187,10 +189,11 @@ class LedPartition:
         """Call back once the high watermark has reached `end_offset`; at once, in this thread, if it has."""
         with self._waiting_lock:
             failure = self.resigned or self._closed  # seen here, or whoever says it finds this callback
-            if failure is None and self.leader.high_watermark < end_offset:
+            is_reached = end_offset <= self._reached
+            if failure is None and not is_reached:
                 heapq.heappush(self._waiting, (end_offset, next(self._tickets), callback))
                 return
-        self._tell(callback, failure if self.leader.high_watermark < end_offset else None)
+        self._tell(callback, None if is_reached else failure)
 
     def close(self) -> None:
         """Nobody waits any more: what is not replicated may still be."""
@@ -211,8 +214,7 @@ class LedPartition:
         failure = self.resigned or self._closed
         done: list[tuple[OnReplicated, BaseException | None]] = []
         with self._waiting_lock:
-            watermark = self.leader.high_watermark
-            while self._waiting and self._waiting[0][0] <= watermark:
+            while self._waiting and self._waiting[0][0] <= self._reached:
                 done.append((heapq.heappop(self._waiting)[2], None))
             if failure is not None:
                 done += [(callback, failure) for _, _, callback in sorted(self._waiting)]
@@ -233,6 +235,8 @@ class LedPartition:
                 self._pushes.wake(self.tp, effect.replica, backoff=effect.backoff)
             elif isinstance(effect, HighWatermarkMoved):
                 self.log.advance_high_watermark(effect.high_watermark)
+                with self._waiting_lock:
+                    self._reached = max(self._reached, effect.high_watermark)
                 self._complete()
             elif isinstance(effect, SessionEnded):
                 self._session_ended(effect)
