@@ -106,6 +106,7 @@ class Answers:
                 last_contact_ms=kept.last_contact_ms,
                 directory_id=kept.directory_id,
                 unfilled=int(kept.promises.is_unfilled),
+                generation=kept.promises.generation,
             )
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
@@ -129,6 +130,7 @@ class Answers:
                 logs=self._descriptions(kept, request.partitions, create=False),
                 directory_id=kept.directory_id,
                 unfilled=int(kept.promises.is_unfilled),
+                generation=kept.promises.generation,
             )
 
     def _descriptions(

@@ -29,7 +29,7 @@ from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
-from pushrep.push.wire import grant_from_wire, grant_to_wire, log_ends_of
+from pushrep.push.wire import directory_from_wire, grant_from_wire, grant_to_wire, log_ends_of
 from pushrep.records import RecordBatch
 from pushrep.records.joining import misjoined
 from pushrep.replication.candidate import MemberAnswer, PartitionLog
@@ -150,6 +150,8 @@ class Asking:
             highest_epoch=first.highest_epoch,
             logs=dict(_partition_logs(descriptions)),
             is_unfilled=None if first.unfilled == NOT_SAID else bool(first.unfilled),
+            directory_id=directory_from_wire(first.directory_id),
+            generation=first.generation,
         )
 
     def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:

@@ -1,13 +1,14 @@
 """What a member has promised, on disk before its answer says so: the newest grant, and the newest leader epoch taken.
 
     <data>/replica-epoch.json                    {"version": 1, "replica_epoch": n, "crc32c": c}
-    <data>/<outbox id>/promises.json             {"version": 2, "outbox_id": u, "member": i, "leader_epoch": n,
+    <data>/<outbox id>/promises.json             {"version": 3, "outbox_id": u, "member": i, "leader_epoch": n,
                                                   "grant": {...} | null, "number": n,
                                                   "ungranted": {log: [start, epoch, end]},
                                                   "unfilled": {log: offset}, "is_unfilled": bool, "crc32c": c}
 
 A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
-becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`.
+becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation`, and a
+member was [index, address] alone.
 crc32c is taken over the other fields as compact JSON with sorted keys. Both files are replaced whole and atomically. A
 file that is there and can't be believed stops the node for that outbox: a promise that is forgotten loses records.
 """
@@ -29,7 +30,7 @@ from pushrep.seams.checked_json import BadJsonFile, read_checked_json, write_che
 PROMISES_NAME = "promises.json"
 REPLICA_EPOCH_NAME = "replica-epoch.json"
 _VERSION = 1
-_PROMISES_VERSION = 2
+_PROMISES_VERSION = 3
 _FILE_BYTES_MAX = 64 << 20  # a line for every partition that appended without a grant
 NO_MEMBER = -1
 
@@ -56,6 +57,11 @@ class Promises:
     def newest_epoch(self) -> int:
         """Of everything older nothing is accepted. What was taken without a grant fences nobody."""
         return max(self.leader_epoch, self.grant.epoch if self.grant is not None else -1)
+
+    @property
+    def generation(self) -> int:
+        """Of the newest grant; 0 without one."""
+        return 0 if self.grant is None else self.grant.generation
 
     @property
     def is_led_here(self) -> bool:
@@ -168,7 +174,7 @@ def _grant_fields(grant: Grant) -> dict[str, Any]:
     fields["outbox_id"], fields["topic_id"] = str(grant.outbox_id), str(grant.topic_id)
     fields["destinations"] = [[str(topic_id), count] for topic_id, count in grant.destinations]
     for name in ("members", "previous_members"):
-        fields[name] = [[member.index, member.address] for member in getattr(grant, name)]
+        fields[name] = [_member_fields(member) for member in getattr(grant, name)]
     return fields
 
 
@@ -177,5 +183,14 @@ def _grant_of(fields: Mapping[str, Any]) -> Grant:
     read["outbox_id"], read["topic_id"] = UUID(read["outbox_id"]), UUID(read["topic_id"])
     read["destinations"] = tuple((UUID(topic_id), int(count)) for topic_id, count in read["destinations"])
     for name in ("members", "previous_members"):
-        read[name] = tuple(Member(int(index), str(address)) for index, address in read[name])
+        read[name] = tuple(_member_of(*one) for one in read[name])
     return Grant(**read)
+
+
+def _member_fields(member: Member) -> list[Any]:
+    directory_id = None if member.directory_id is None else member.directory_id.hex
+    return [member.index, member.address, directory_id, member.identity]
+
+
+def _member_of(index: int, address: str, directory_id: str | None = None, identity: str = "") -> Member:
+    return Member(int(index), str(address), None if directory_id is None else UUID(hex=directory_id), str(identity))

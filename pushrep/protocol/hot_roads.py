@@ -49,6 +49,7 @@ def _request_to_datum(request: AppendRecordsRequest, bodies: Bodies) -> Datum:
                 "restart": part.restart,
                 "end_session_reason": part.end_session_reason,
                 "cleaned_offset": part.cleaned_offset,
+                "generation": part.generation,
                 "records_bytes": size_of(records) if records else 0,
             }
         )
@@ -88,6 +89,7 @@ def _response_to_datum(response: AppendRecordsResponse, bodies: Bodies) -> Datum
                 "grant_leader": result.grant_leader,
                 "epoch": result.epoch,
                 "epoch_end_offset": result.epoch_end_offset,
+                "generation": result.generation,
             }
             for result in response.results
         ],

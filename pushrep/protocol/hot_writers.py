@@ -57,6 +57,7 @@ def write_request(request: AppendRecordsRequest, bodies: Bodies) -> bytes:
             _FLAG[part.restart],
             varints[part.end_session_reason],
             varints[part.cleaned_offset] if part.cleaned_offset else _END,
+            varints[part.generation] if part.generation else _END,
             varints[size_of(records)] if records else _END,
         )
     if request.partitions:
@@ -80,6 +81,7 @@ def write_response(response: AppendRecordsResponse, _bodies: Bodies) -> bytes | 
             varints[result.grant_leader],
             varints[result.epoch],
             varints[result.epoch_end_offset],
+            varints[result.generation] if result.generation else _END,
         )
     out.append(_END + _END if response.results else _END)  # the results' end, and no grants
     return b"".join(out)
@@ -102,11 +104,12 @@ assert _has_fields(TopicIdPartition, "topic_id topic partition")
 assert _has_fields(
     AppendRecordsPartition,
     "tp leader_epoch replica_epoch session_id append_offset previous_epoch epoch_start_offset high_watermark"
-    " log_start_offset flush_wanted restart end_session_reason cleaned_offset records",
+    " log_start_offset flush_wanted restart end_session_reason cleaned_offset generation records",
 )
 assert _has_fields(
     AppendRecordsResult,
-    "error_code log_end_offset log_start_offset flushed_offset grant_epoch grant_leader epoch epoch_end_offset",
+    "error_code log_end_offset log_start_offset flushed_offset grant_epoch grant_leader epoch epoch_end_offset"
+    " generation",
 )
 assert _has_fields(AppendRecordsRequest, "partitions")
 assert _has_fields(AppendRecordsResponse, "error_code results grants")

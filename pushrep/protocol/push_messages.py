@@ -71,10 +71,16 @@ class ApiVersionsResponse(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member(Struct):
-    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not)."""
+    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
+
+    From version 2 on: `directory_id` of the directory that counts as this member, zero where the grant names none;
+    `identity`: the name of its connections, empty where the grant names none.
+    """
 
     index: MemberIndex
     address: str = ""
+    directory_id: UUID = NO_DIRECTORY
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +97,7 @@ class Grant(Struct):
 
     `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this one replaces, empty and
     0 where it replaces none. `accepted_loss`: what an operator was shown and accepted. `next_index`: the lowest index
-    that no member ever had.
+    that no member ever had. `generation` (version 2): of the last forced grant, 0 where there was none.
     """
 
     outbox_id: UUID
@@ -110,6 +116,7 @@ class Grant(Struct):
     previous_members: tuple[Member, ...] = ()
     previous_min_insync_replicas: Count = 0
     next_index: Count = 0
+    generation: Counter = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +132,14 @@ class DescribeLogRequest(Struct):
     """`partitions` empty: all of the outbox. `member`: the sender's index, -1 for one that only looks.
 
     The answer has the first of them, in this order, as many as fit into a frame: ask again for the rest.
+    `generation` (version 2, as in the other calls): the newest that the sender knows.
     """
 
     outbox_id: UUID
     member: MemberIndexOrNone = -1
     create: bool = False
     partitions: Tps = ()
+    generation: Counter = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +183,7 @@ class DescribeLogResponse(Struct):
     last_contact_ms: TimeMs = -1
     directory_id: UUID = NO_DIRECTORY
     unfilled: CountOrNone = NOT_SAID
+    generation: Counter = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +209,7 @@ class AppendRecordsPartition(Struct):
     restart: bool = False
     end_session_reason: CountOrNone = NOT_ENDED
     cleaned_offset: Offset = 0
+    generation: Counter = 0
     records: Records = ()
 
     def __post_init__(self) -> None:
@@ -214,6 +225,7 @@ class AppendRecordsPartition(Struct):
             and 0 <= self.log_start_offset <= OFFSET_MAX
             and -1 <= self.end_session_reason <= INT_MAX
             and 0 <= self.cleaned_offset <= OFFSET_MAX
+            and 0 <= self.generation <= LONG_MAX
         ):
             Struct.__post_init__(self)
 
@@ -243,6 +255,7 @@ class AppendRecordsResult(Struct):
     grant_leader: MemberIndexOrNone = -1
     epoch: EpochOrNone = -1
     epoch_end_offset: OffsetOrNone = -1
+    generation: Counter = 0
 
     def __post_init__(self) -> None:
         if not (
@@ -253,6 +266,7 @@ class AppendRecordsResult(Struct):
             and -1 <= self.grant_leader <= MEMBER_MAX
             and -1 <= self.epoch <= INT_MAX
             and -1 <= self.epoch_end_offset <= OFFSET_MAX
+            and 0 <= self.generation <= LONG_MAX
         ):
             Struct.__post_init__(self)
 
@@ -330,6 +344,7 @@ class GrantResponse(Struct):
     logs: tuple[LogDescription, ...] = ()
     directory_id: UUID = NO_DIRECTORY
     unfilled: CountOrNone = NOT_SAID
+    generation: Counter = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +355,7 @@ class FetchRecordsRequest(Struct):
     grant_epoch: EpochOrNone
     offset: Offset
     max_bytes: Count
+    generation: Counter = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +372,7 @@ class FetchRecordsResponse(Struct):
     high_watermark: Offset = 0
     grants: tuple[Grant, ...] = ()
     cleaned_offset: Offset = 0
+    generation: Counter = 0
     records: Records = ()
 
 

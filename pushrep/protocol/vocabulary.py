@@ -189,7 +189,9 @@ def _finisher(prefix: Prefix, spoken: Spoken, datum: Any) -> Callable[[memoryvie
 def _losses(newest: Schema, schema: Schema) -> Iterator[Loss]:
     for path, field in missing_fields(newest, schema):
         if not field.get("ignorable", False):
-            yield Loss(path, field["default"])
+            default = field["default"]
+            is_fixed = isinstance(default, str) and field["type"] != "string"  # JSON has no bytes
+            yield Loss(path, default.encode("latin-1") if is_fixed else default)
 
 
 def _refuse_loss(spoken: Spoken, version: int, datum: Any) -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pushrep.protocol.errors import ProtocolError
+from pushrep.protocol.errors import NotInVersion, ProtocolError
 from pushrep.protocol.values import Struct
 from pushrep.push.connecting import OpenConnection, call, connect
 from pushrep.push.errors import ReplicaUnreachable
@@ -29,7 +29,7 @@ class ReplicaClient:
         assert self._opened is not None, "it was not handed over"
         try:
             found = call(self._opened, request)
-        except (OSError, ProtocolError) as error:
+        except (OSError, ProtocolError, NotInVersion) as error:
             raise ReplicaUnreachable(str(self.address), str(error) or type(error).__name__) from error
         if not isinstance(found, answer):
             raise ReplicaUnreachable(str(self.address), f"it answered with {type(found).__name__}")

@@ -8,6 +8,7 @@ protocol.Grant                   ◀──▶  replication.Grant
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from uuid import UUID
 
 from pushrep.protocol import push_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
@@ -127,6 +128,7 @@ def grant_to_wire(grant: Grant) -> wire.Grant:
         previous_members=_members_to_wire(grant.previous_members),
         previous_min_insync_replicas=grant.previous_min_insync_replicas,
         next_index=grant.next_index,
+        generation=grant.generation,
     )
 
 
@@ -149,12 +151,29 @@ def grant_from_wire(grant: wire.Grant) -> Grant:
         previous_members=_members_from_wire(grant.previous_members),
         previous_min_insync_replicas=grant.previous_min_insync_replicas,
         next_index=grant.next_index,
+        generation=grant.generation,
     )
 
 
 def _members_to_wire(members: tuple[Member, ...]) -> tuple[wire.Member, ...]:
-    return tuple(wire.Member(index=member.index, address=member.address) for member in members)
+    return tuple(
+        wire.Member(
+            index=member.index,
+            address=member.address,
+            directory_id=member.directory_id or wire.NO_DIRECTORY,
+            identity=member.identity,
+        )
+        for member in members
+    )
 
 
 def _members_from_wire(members: tuple[wire.Member, ...]) -> tuple[Member, ...]:
-    return tuple(Member(member.index, member.address) for member in members)
+    return tuple(
+        Member(member.index, member.address, directory_from_wire(member.directory_id), member.identity)
+        for member in members
+    )
+
+
+def directory_from_wire(directory_id: UUID) -> UUID | None:
+    """None where none is said."""
+    return None if directory_id == wire.NO_DIRECTORY else directory_id

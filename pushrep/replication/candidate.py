@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
+from uuid import UUID
 
 from pushrep.replication.effects import SetAside, StoreGrant, TakeEpoch
 from pushrep.replication.epochs import (
@@ -95,7 +96,7 @@ class MemberAnswer:
     """What a member says of itself: to a look, or after it stored a grant. highest_epoch: of all that it has seen.
 
     is_unfilled: it had no grant when it stored its first, and has not been given everything since; None from an older
-    node, which can't say.
+    node, which can't say. directory_id: of its directory; None from an older node. generation: of its newest grant.
     """
 
     index: int
@@ -103,6 +104,8 @@ class MemberAnswer:
     highest_epoch: int
     logs: Mapping[int, PartitionLog] = field(default_factory=dict)
     is_unfilled: bool | None = None
+    directory_id: UUID | None = None
+    generation: int = 0
 
     @property
     def counts(self) -> bool:

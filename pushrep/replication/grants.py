@@ -30,10 +30,16 @@ EPOCH_JUMP_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not)."""
+    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
+
+    directory_id: of the directory that counts as this member; None where the grant names none. identity: the name of
+    its connections, empty where the grant names none.
+    """
 
     index: int
     address: str = ""
+    directory_id: UUID | None = None
+    identity: str = ""
 
 
 def default_min_insync(members: int) -> int:
@@ -70,6 +76,7 @@ class Grant:
     members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
     previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
     next_index: the lowest index that no member ever had; raised above the members' by itself.
+    generation: of the last forced grant, 0 where there was none.
     """
 
     outbox_id: UUID
@@ -88,6 +95,7 @@ class Grant:
     previous_members: tuple[Member, ...] = ()
     previous_min_insync_replicas: int = 0
     next_index: int = 0
+    generation: int = 0
     quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
     """The quorums that all have to agree: one, two while the list changes."""
 

@@ -6,9 +6,9 @@ from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.vocabulary import VOCABULARY, VersionRange
 
 
-def of_version_0():
+def of_version(newest):
     """What a node or a leader from before spoke of these calls."""
     spoken = copy.copy(VOCABULARY)
-    capped = {key: VersionRange(0, 0) for key in (ApiKey.GRANT, ApiKey.DESCRIBE_LOG)}
+    capped = {key: VersionRange(0, newest) for key in (ApiKey.GRANT, ApiKey.DESCRIBE_LOG)}
     spoken.versions = {**VOCABULARY.versions, **capped}
     return spoken

@@ -23,7 +23,7 @@ from pushrep.protocol.server import ServerConnection
 from pushrep.push.sockets import Address
 from pushrep.replication.errors import NotLeader, TooFewMembers
 from pushrep.seams import RealFilesystem
-from tests.integration.older_peers import of_version_0
+from tests.integration.older_peers import of_version
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -280,7 +280,7 @@ def settled_again(outbox, where):
 
 @pytest.mark.parametrize("older", [ServerConnection, ClientConnection], ids=["old node", "old leader"])
 def test_old_and_new_speak_with_each_other(world, older, monkeypatch):
-    monkeypatch.setitem(older.__init__.__kwdefaults__, "vocabulary", of_version_0())
+    monkeypatch.setitem(older.__init__.__kwdefaults__, "vocabulary", of_version(0))
     for index in (1, 2):
         world.node(index)
     with open_outbox(world, 1, 2) as outbox:

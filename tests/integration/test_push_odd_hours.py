@@ -37,7 +37,7 @@ from pushrep.replication.errors import TooFewMembers
 from pushrep.seams import REAL_FILESYSTEM
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.conftest import SMALL, Service
-from tests.integration.older_peers import of_version_0
+from tests.integration.older_peers import of_version
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.integration.test_outbox_members import finish
 
@@ -110,7 +110,7 @@ def test_a_wrong_index_that_led_to_nothing_can_be_said_right(world, monkeypatch)
     """`pushrep promote --member`, for a node that is reached under another address than the one it listens on, by a
     leader from before leaders said which member they take a node for.
     """
-    monkeypatch.setitem(ClientConnection.__init__.__kwdefaults__, "vocabulary", of_version_0())
+    monkeypatch.setitem(ClientConnection.__init__.__kwdefaults__, "vocabulary", of_version(0))
     for index in (1, 2):
         world.node(index)
     replicas = [f"localhost:{world.nodes[index].address.port}" for index in (1, 2)]

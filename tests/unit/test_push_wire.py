@@ -6,6 +6,8 @@ import pytest
 
 from pushrep.protocol import push_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.errors import NotInVersion
+from pushrep.protocol.vocabulary import VOCABULARY
 from pushrep.push.wire import (
     CODE_OF,
     grant_from_wire,
@@ -58,7 +60,7 @@ def test_a_grant_survives_with_every_field():
         outbox_id=UUID(int=2),
         epoch=513,
         leader=1,
-        members=(Member(0, "a:1"), Member(1, "b:2")),
+        members=(Member(0, "a:1", UUID(int=9), "billing"), Member(1, "b:2")),
         min_insync_replicas=2,
         members_epoch=257,
         pid_epoch=4,
@@ -70,8 +72,34 @@ def test_a_grant_survives_with_every_field():
         accepted_loss="seen",
         previous_members=(Member(0, "a:1"), Member(1, "b:2"), Member(2)),
         previous_min_insync_replicas=2,
+        generation=7,
     )
     assert grant_from_wire(grant_to_wire(grant)) == grant
     fields = {name: getattr(grant_to_wire(grant), name) for name in wire.Grant.__slots__}
     with pytest.raises(BadGrant):
         grant_from_wire(wire.Grant(**{**fields, "leader": 0}))
+
+
+@pytest.mark.parametrize(
+    ("members", "generation", "lost"),
+    [
+        ((Member(0, "a:1", UUID(int=9)),), 0, "grant.members.directory_id"),
+        ((Member(0, "a:1", None, "billing"),), 0, "grant.members.identity"),
+        ((Member(0, "a:1"),), 1, "grant.generation"),
+        ((Member(0, "a:1"),), 0, None),
+    ],
+)
+def test_a_grant_that_an_older_member_would_not_keep_whole_is_not_sent_to_it(members, generation, lost):
+    """It would show another one than it was offered, and lead by that."""
+    grant = Grant(
+        outbox_id=UUID(int=2), epoch=256, leader=0, members=members, min_insync_replicas=1, members_epoch=0,
+        pid_epoch=0, topic_id=UUID(int=3), topic="orders", partitions=5, carrier="key", generation=generation,
+    )  # fmt: skip
+    request = wire.GrantRequest(grant=grant_to_wire(grant), sender=0)
+    assert VOCABULARY.encode(request, 2, 1)
+    if lost is None:
+        assert VOCABULARY.encode(request, 1, 1)
+        return
+    with pytest.raises(NotInVersion, match="upgrade the peer") as refused:
+        VOCABULARY.encode(request, 1, 1)
+    assert refused.value.field == lost
