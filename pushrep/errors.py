@@ -30,6 +30,12 @@ class ForkedProcess(PushrepError):
         self.what, self.owner_pid, self.pid = what, owner_pid, pid
 
 
+def checked_timeout(value: object) -> None:
+    """Raise BadArgument for what is no number of seconds, None (for ever) apart."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise BadArgument("timeout", f"give seconds or None, not {value!r}")
+
+
 def checked_path(argument: str, value: object) -> Path:
     """The path that a caller gave. Raises BadArgument for what is none, as None."""
     if not isinstance(value, str | os.PathLike) or value == "":

@@ -65,13 +65,13 @@ def marks() -> None:
 @_TABLE
 @_JSON
 def show(store: str, table: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's form
-    r"""Whose the marks are, which batches there are, and what the last one holds.
+    """Whose the marks are, which batches there are, and what the last one holds.
 
     \b
     pushrep marks show orders-checkpoint-marks
     pushrep marks show postgresql://db/shop --table orders --json
     pushrep marks show kafka:orders-marks --bootstrap-servers broker:9092
-    """
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, table) as found:
         location, query_id = found.location, _owner(found)
         batches = found.batches(query_id)
@@ -91,11 +91,11 @@ def show(store: str, table: str | None, as_json: bool) -> None:  # noqa: FBT001 
 @click.option("--batch", type=int, help="Which batch.  [default: the last]")
 @_JSON
 def export(store: str, file: Path, table: str | None, batch: int | None, as_json: bool) -> None:  # noqa: FBT001
-    r"""Write a batch's marks into FILE, which must be new.
+    """Write a batch's marks into FILE, which must be new.
 
     \b
     pushrep marks export orders-checkpoint-marks orders.marks
-    """
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, table) as found:
         query_id = _owner(found)
         wanted = _read(found, query_id, _last(found, query_id) if batch is None else batch)
@@ -110,11 +110,11 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_JSON
 def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
-    r"""Put an export into an empty STORE, a directory or topic: a fresh checkpoint takes it over by --adopt.
+    """Put an export into an empty STORE, a directory or topic: a fresh checkpoint takes it over by --adopt.
 
     \b
     pushrep marks import new-checkpoint-marks orders.marks
-    """
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _errors():
         told = BatchMarks.from_bytes(file.read_bytes())
     with _errors(), topic_marks(store, _brokers()) if store.startswith(KAFKA) else LocalMarks(_local(store)) as found:
@@ -134,14 +134,14 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @_JSON
 def reset(store: str, table: str | None, export_to: Path, yes: bool, as_json: bool) -> None:  # noqa: FBT001
-    r"""Forget all batches' marks of the store's query, exporting the last first. Of a database's table rows go too.
+    """Forget all batches' marks of the store's query, exporting the last first. Of a database's table rows go too.
 
     The query's checkpoint can't go on without its marks: begin a fresh one, which lets everything through once
     more, or adopts an imported export.
 
     \b
     pushrep marks reset orders-checkpoint-marks --export orders.marks
-    """
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, table) as found:
         query_id = _owner(found)
         batches = found.batches(query_id)

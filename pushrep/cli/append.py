@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, T
 from pushrep.cli.appending import Appender
 from pushrep.cli.granted import addresses_of
 from pushrep.cli.input_lines import BadHeader, BadLine, Choices, LineRules, numbered_lines
-from pushrep.cli.log_settings import log_options
+from pushrep.cli.log_settings import copy_check_option, log_options
 from pushrep.cli.replica.certificates import client_tls, tls_options
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox, read_identity
@@ -98,13 +98,14 @@ _PROGRESS_EVERY = 4096  # lines
     "--accept-loss", is_flag=True, help="Go on although the directory of a partition that held records is missing."
 )
 @log_options
+@copy_check_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as a JSON object.")
 def append(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, file: Path, format_: str, value: str, delimiter: str, partitions: int | None,
     producer: str | None, carrier: str | None, partition: int | None, partition_by: str | None,
     timestamp_column: str | None, source: str | None, durability: str, replicas: tuple[str, ...], acks: str | None,
     cert: Path | None, key: Path | None, ca: Path | None, on_bad_line: str,
-    log_config: LogConfig, accept_loss: bool, as_json: bool,  # noqa: FBT001
+    log_config: LogConfig, accept_loss: bool, copy_check: bool, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Append the lines of FILE (- is standard input) to the log of TOPIC in DIRECTORY, which is made if missing.
 
@@ -148,7 +149,8 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
         outbox = resources.enter_context(Outbox.open(
             directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
             carrier=carrier or (stored.carrier if stored else "key"),
-            durability=Durability[durability.upper()], accept_loss=accept_loss, log_config=log_config,
+            durability=Durability[durability.upper()], accept_loss=accept_loss, copy_check=copy_check,
+            log_config=log_config,
             replicas=replicas or addresses_of(directory, stored), acks=None if acks is None else Acks[acks.upper()],
             push=PushSettings(tls=client_tls(cert, key, ca)),
         ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""`--log NAME=VALUE`: every setting of a log (LogConfig) on the command line."""
+"""`--log NAME=VALUE`: every setting of a log (LogConfig) on the command line; `--no-copy-check`."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -27,6 +27,14 @@ def log_options(command: _Command) -> _Command:
         "each. All of them: docs/settings.md.",
     )
     return option(command)
+
+
+copy_check_option = click.option(
+    "--copy-check/--no-copy-check",
+    default=True,
+    show_default=True,
+    help="Notice a directory that is a copy of another (a restored backup, a clone), or do not ask.",
+)
 
 
 def log_config_of(settings: tuple[str, ...]) -> LogConfig:

@@ -10,6 +10,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from pushrep.cli.log.showing import show_json
+from pushrep.cli.log_settings import copy_check_option
 from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout
 from pushrep.kafka.progress import Progress, read_progress
@@ -40,10 +41,11 @@ _LOOK_S = 0.25
     metavar="[PARTITION:]OFFSET",
     help="Send again what the topic has lost: look for it from this offset of the log on. Without a partition: of all.",
 )
+@copy_check_option
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
 def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None, timeout_s: float | None,
-    again: tuple[str, ...], as_json: bool,  # noqa: FBT001 - click's
+    again: tuple[str, ...], copy_check: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
     """Ship what the outbox in DIRECTORY holds to its Kafka topic, until the topic acknowledged everything.
 
@@ -60,7 +62,7 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for place in places:
         try:
-            found = _ship_one(place, destination, topic, again, deadline)
+            found = _ship_one(place, destination, topic, again, deadline, copy_check=copy_check)
         except LogLocked as error:
             if place == directory:
                 raise
@@ -73,8 +75,14 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
             click.echo(f"{name}{found['shipped']:,} records shipped to {found['topic']} in {found['seconds']:.1f} s")
 
 
-def _ship_one(
-    directory: Path, destination: KafkaDestination, topic: str | None, again: tuple[str, ...], deadline: float | None
+def _ship_one(  # noqa: PLR0913 - the options
+    directory: Path,
+    destination: KafkaDestination,
+    topic: str | None,
+    again: tuple[str, ...],
+    deadline: float | None,
+    *,
+    copy_check: bool,
 ) -> dict[str, Any]:
     identity = read_identity(REAL_FILESYSTEM, directory)
     if identity is None:
@@ -88,7 +96,7 @@ def _ship_one(
         directory, identity.topic, identity.partitions, identity.producer,
         carrier=identity.carrier, create=False, kafka=destination, batch_bytes=1,
         replicas=[address for _, address in identity.replicas], acks=Acks.LOCAL if identity.replicas else None,
-        open_timeout_s=destination.request_timeout_ms / 1000,
+        open_timeout_s=destination.request_timeout_ms / 1000, copy_check=copy_check,
     ) as outbox:  # fmt: skip
         name = next(name for name in outbox.lag() if name.startswith("kafka:"))
         logs = [outbox.log(n) for n in range(identity.partitions)]

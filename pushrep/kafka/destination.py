@@ -26,12 +26,22 @@ Token = Callable[[], tuple[str, float]]
 class KafkaDestination:
     """Where an outbox's records go: `Outbox.open(..., kafka=KafkaDestination(bootstrap_servers="broker:9092"))`.
 
+    bootstrap_servers: brokers to begin with, "host:port", several with commas.
     topic: None takes the outbox's own. It has to be there; how many of its partitions are used is fixed at first use.
-    security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL; sasl_mechanism: PLAIN, SCRAM-SHA-256,
-        SCRAM-SHA-512 or OAUTHBEARER (`sasl_oauth_token` gives token and second of expiry).
-    ssl_cafile: certificates that brokers are checked against (None: the system's); ssl_certfile, ssl_keyfile: our own.
+    client_id: what brokers call this client in their logs and quotas.
+    security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
+    sasl_mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER (`sasl_oauth_token` gives token and second of
+        expiry).
+    sasl_username: of PLAIN and SCRAM.
+    sasl_password: its password.
+    ssl_cafile: certificates that brokers are checked against, PEM; None: the system's.
+    ssl_certfile: our own certificate, PEM.
+    ssl_keyfile: its private key, PEM.
+    ssl_keyfile_password: of a private key that is encrypted.
+    ssl_check_hostname: whether a broker's certificate has to name its host.
     request_timeout_ms: a broker that does not answer within it is asked again, over a new connection.
-    retry_backoff_ms, retry_backoff_max_ms: the pause after a failure, doubled each time up to the second.
+    retry_backoff_ms: the pause after a failure, doubled with each further one.
+    retry_backoff_max_ms: the longest pause.
     fence: whether other instances of the outbox are shut out at the topic, which needs the right to write to the
         transactional ids `pushrep-<outbox id>-*`. "preferred": without the right it is shipped all the same, with a
         warning. "required": nothing is shipped without it. "off": nobody is shut out.
@@ -59,7 +69,9 @@ class KafkaDestination:
     def __post_init__(self) -> None:
         servers = self.bootstrap_servers
         if not isinstance(servers, str) or not servers or not all(_is_address(one) for one in servers.split(",")):
-            raise BadArgument("bootstrap_servers", f"give 'host:port', several with commas, not {servers!r}")
+            raise BadArgument(
+                "bootstrap_servers", f"give 'host:port', several with commas, ports up to 65535, not {servers!r}"
+            )
         if self.topic is not None and (why := topic_fault(self.topic)) is not None:
             raise BadArgument("topic", f"{self.topic[:300]!r}: {why}")
         for name in ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms"):

@@ -51,19 +51,23 @@ class LogConfig:
     preallocate_bytes: how far the newest file is grown ahead of its data, at most; cut off at roll and close. A small
         file grows by its own size at a time, at least 64 KiB. 0: not at all. The logs of one directory take 1 GiB
         together so, or 64 KiB each if that is more: ten thousand logs 640 MiB.
-    flush_bytes, flush_ms: buffered appends reach the disk at the latest after so much data or time.
+    flush_bytes: buffered appends reach the disk at the latest after so much data.
+    flush_ms: buffered appends reach the disk at the latest after this time.
     verify_last_segments: how many of the newest segments are scanned even after a clean stop; 0 trusts the marker.
     retention_ms: whole old segments go when their newest record is older than this; None: never, by time.
     retention_bytes: and while the log without them still has this size; None: never, by size.
     retention_files: how many segments one pass removes at most; the next one follows at once.
     retention_check_ms: how often a log with retention or leases looks whether something may go or has run out.
     lease_max_s: a lease that is not renewed within this time no longer holds anything.
-    disk_warn_percent, disk_pressed_percent, disk_refuse_percent: how full the disk may be: a warning; leases are
-        broken and retention runs at once; appends are refused until it is below the second limit again.
-    disk_warn_free_bytes, disk_pressed_free_bytes, disk_refuse_free_bytes: a limit is reached only when no more than so
-        much is free as well: 40, 20 and 10 GiB.
-    scrub_bytes_per_s, scrub_pause_s: sealed segments of the directory are read again at this rate, to find what rotted,
-        and so long after all of them were read; the settings of the log that was opened last. 0: not at all.
+    disk_warn_percent: from here on the disk is tight: a warning, once.
+    disk_pressed_percent: from here on leases are broken and retention runs at once.
+    disk_refuse_percent: from here on appends are refused, until it is below disk_pressed_percent again.
+    disk_warn_free_bytes: the disk is tight only when no more than so much is free as well, 40 GiB.
+    disk_pressed_free_bytes: leases are broken only when no more than so much is free as well, 20 GiB.
+    disk_refuse_free_bytes: appends are refused only when no more than so much is free as well, 10 GiB.
+    scrub_bytes_per_s: sealed segments of the directory are read again at this rate, to find what rotted; the setting
+        of the log that was opened last. 0: not at all.
+    scrub_pause_s: so long after all of them were read the next round begins.
     open_files_max: how many files the logs of one directory keep open for writing together, the setting of the log
         that was opened last; the longest unused are closed, and opened again when they are needed.
     """

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pushrep.errors import BadArgument
 from pushrep.log.errors import CorruptBatch, OffsetOutOfRange
 from pushrep.log.index_file import IndexFile
 from pushrep.log.retention import SealedSegment
@@ -140,6 +141,8 @@ class BatchReader:
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
         """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
+        if not hasattr(timestamp_ms, "__index__"):
+            raise BadArgument("timestamp_ms", f"give whole milliseconds since 1970, not {timestamp_ms!r}")
         while True:
             bounds = self._log.bounds()
             try:
@@ -165,6 +168,9 @@ class BatchReader:
         self._hints, self._newest_ms = {}, {}
 
     def _checked(self, start: int, end: int | None) -> Bounds:
+        for name, offset in (("start", start), ("end", end)):
+            if offset is not None and not hasattr(offset, "__index__"):
+                raise BadArgument(name, f"give an offset, not {offset!r}")
         bounds = self._log.bounds()
         if not bounds.start <= start <= bounds.end:
             raise OffsetOutOfRange(start, *bounds)

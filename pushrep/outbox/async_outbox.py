@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 from filtering import StreamMetadata
 from pushrep.kafka.shipment import DestinationLag
@@ -27,6 +27,10 @@ from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.status import OutboxStatus
 
 _APPENDS_IN_A_ROW = 128  # then other tasks run: a loop over `append` never suspends by itself while there is room
+_NOT_OPEN = (
+    "{}: the outbox is not open yet: write `await AsyncOutbox.open(...)` or "
+    "`async with AsyncOutbox.open(...) as outbox:`"
+)
 
 _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
@@ -49,6 +53,16 @@ class Opening:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unwanted)
             raise
+
+    def __getattr__(self, name: str) -> Any:
+        """Somebody takes it for the outbox itself."""
+        raise AttributeError(_NOT_OPEN.format(name), name=name)  # no `obj`: nothing is to be suggested
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(_NOT_OPEN.format("with"))
+
+    def __exit__(self, *_: object) -> None:
+        """Never: what `with` looks for beforehand."""
 
     async def __aenter__(self) -> "AsyncOutbox":
         self._opened = await self

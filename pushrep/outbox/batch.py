@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata, pack_keys
-from pushrep.errors import ForkedProcess
+from pushrep.errors import ForkedProcess, checked_timeout
 from pushrep.outbox.columns import Columns, Headers
 from pushrep.outbox.errors import DeliveryFailed, ReceiptTimeout
 from pushrep.outbox.source_order import Pair, Run
@@ -201,6 +201,7 @@ class Batch:
         """Wait until the batch is decided; what still lingers is sealed at once. False after `timeout` seconds."""
         if self.decided:
             return True
+        checked_timeout(timeout)
         self._refuse_in_fork()
         gate = self.lane.hurry(self)
         return gate is None or gate.wait(timeout)

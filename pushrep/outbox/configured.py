@@ -47,6 +47,11 @@ class Setting(NamedTuple):
         return _SECTIONS[self.section] + self.name.upper()
 
     @property
+    def is_needed(self) -> bool:
+        """Whether there is no default."""
+        return self.default is inspect.Parameter.empty
+
+    @property
     def is_text(self) -> bool:
         """Whether a file may hold it."""
         return str in self.kinds
@@ -69,10 +74,13 @@ def all_settings() -> list[Setting]:
     return found
 
 
-def outbox_settings(file: Path | str | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def outbox_settings(
+    file: Path | str | None = None, environ: Mapping[str, str] = os.environ, **in_code: Any
+) -> dict[str, Any]:
     """Arguments for `Outbox.open`, `Outbox.open_slot`, `AsyncOutbox.open`: `Outbox.open(**outbox_settings("my.toml"))`.
 
-    file: TOML; None: the variables alone. Raises SettingRefused, which names the setting, BadArgument, OSError.
+    file: TOML; None: the variables alone. in_code: arguments that the service gives itself; file and variables win over
+    them. Raises SettingRefused, which names the setting, BadArgument.
     """
     given: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     known = {(one.section, one.name): one for one in all_settings()}
@@ -86,12 +94,21 @@ def outbox_settings(file: Path | str | None = None, environ: Mapping[str, str] =
         if "bootstrap_servers" not in given["kafka"]:
             raise SettingRefused("kafka.bootstrap_servers", "the other settings of kafka want it: 'host:port'")
         settings["kafka"] = KafkaDestination(**given["kafka"])
+    settings = in_code | settings
+    missing = [one for one in known.values() if one.section == "outbox" and one.is_needed and one.name not in settings]
+    if missing:
+        others = ", ".join(one.name for one in missing[1:])
+        raise SettingRefused(
+            missing[0].name,
+            f"has to be given, in the table [outbox] of the file or as {missing[0].variable}"
+            + (f"; missing, too: {others}" if others else ""),
+        )
     return settings
 
 
 def _take_file(path: Path, known: Mapping[tuple[str, str], Setting], given: dict[str, dict[str, Any]]) -> None:
     try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
+        read = tomllib.loads(_text("file", path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingRefused(str(path), f"is no TOML: {error}") from error
     for section, values in read.items():
@@ -101,7 +118,7 @@ def _take_file(path: Path, known: Mapping[tuple[str, str], Setting], given: dict
             raise SettingRefused(section, f"in {path} is a table: [{section}]")
         for name, value in values.items():
             setting, is_file = _find(known, section, name, f"{section}.{name} in {path}")
-            given[section][setting.name] = _value(setting, _content(value) if is_file else value)
+            given[section][setting.name] = _value(setting, _content(f"{section}.{name}", value) if is_file else value)
 
 
 def _take_variables(
@@ -115,7 +132,7 @@ def _take_variables(
         if setting is not None:
             given[setting.section][setting.name] = _value(setting, value)
         elif (setting := by_variable.get(variable.removesuffix(_FILE.upper()))) is not None and setting.is_text:
-            given[setting.section][setting.name] = _value(setting, _content(value))
+            given[setting.section][setting.name] = _value(setting, _content(variable, value))
         elif near := get_close_matches(variable, by_variable, 1, 0.85):
             raise SettingRefused(variable, f"is no setting; did you mean {near[0]}?")
 
@@ -131,9 +148,17 @@ def _find(known: Mapping[tuple[str, str], Setting], section: str, name: str, pla
     raise SettingRefused(place, f"is no setting{f'; did you mean {near[0]}?' if near else ''}")
 
 
-def _content(path: object) -> str:
+def _content(setting: str, path: object) -> str:
     """A secret's file, without the line's end that editors leave."""
-    return checked_path("file", path).read_text(encoding="utf-8").rstrip("\r\n")
+    return _text(setting, checked_path(setting, path)).rstrip("\r\n")
+
+
+def _text(setting: str, path: Path) -> str:
+    """Raises SettingRefused where no file can be read, UnicodeDecodeError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingRefused(setting, f"can't read {str(path)!r}: {error.strerror or error}") from error
 
 
 def _value(setting: Setting, value: object) -> Any:

@@ -2,7 +2,7 @@
 
 SettingRefused, OutboxDiffers   fix the argument of `open`     RecordRefused and below   fix the record
 CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull                append again, later
-NoFreeSlot                      give more slots
+NoFreeSlot                      give more slots                OriginalStands            remove the original first
 NoOutbox                        mind the path                  OutboxInUse               stop the service first
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
 PartitionStopped, OutboxClosed, CloseTimedOut                  open again
@@ -115,6 +115,17 @@ class NotACopy(PushrepError):
     def __init__(self, directory: Path, why: str) -> None:
         super().__init__(f"{directory}: {why}")
         self.directory = directory
+
+
+class OriginalStands(PushrepError):
+    """`pushrep replica moved` was said of a copy whose original is still there. Nothing was changed."""
+
+    def __init__(self, directory: Path, original: Path) -> None:
+        super().__init__(
+            f"{directory} is a copy of {original}, which is still there: two directories would write under one PID. "
+            f"If it was moved, whole, remove {original} first; else open the copy as it is: it gets a PID of its own"
+        )
+        self.directory, self.original = directory, original
 
 
 class OutboxClosed(PushrepError):

@@ -163,7 +163,10 @@ def _least(arguments: Mapping[str, Any]) -> int | None:
 
 def _replication(facts: Facts) -> "Replication":
     if facts.replication is None:
-        raise CantChangeMembers("this outbox has no replicas: open it with replicas=[...] to give it the first ones")
+        raise CantChangeMembers(
+            "this outbox has no replicas: open it with replicas=['HOST:PORT'], or pushrep append --replica HOST:PORT, "
+            "to give it the first ones"
+        )
     return facts.replication
 
 

@@ -1,8 +1,10 @@
 """A directory was moved, whole, and its original is gone: it is no copy any more but the original itself."""
 
+import os
 from pathlib import Path
 
 from pushrep.log.directory_id import (
+    DIRECTORY_ID_NAME,
     CopyVerdict,
     DirectoryId,
     moved_id,
@@ -11,7 +13,7 @@ from pushrep.log.directory_id import (
     write_directory_id,
 )
 from pushrep.log.directory_lock import take_lock
-from pushrep.outbox.errors import NotACopy
+from pushrep.outbox.errors import NotACopy, OriginalStands
 from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
 
@@ -19,7 +21,8 @@ def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) ->
     """Give the outbox's directory, or that of a member below a node, the id of the one that it was copied from.
 
     For an operator who knows that the original is gone, and that this is all of it. The id that it has now. Raises
-    NotACopy (nothing was changed), LogLocked while a service or a tool has it open, OSError.
+    NotACopy, OriginalStands where that is beside it (nothing was changed), LogLocked while a service or a tool has it
+    open, OSError.
     """
     directory = Path(directory)
     if not filesystem.exists(directory):
@@ -35,7 +38,21 @@ def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) ->
             new = moved_id(found)
         else:
             raise NotACopy(directory, "it is the original")
+        if (original := _beside(directory, new, filesystem)) is not None:
+            raise OriginalStands(directory, original)
         write_directory_id(directory, filesystem, new)
         return new
     finally:
         lock.close()
+
+
+def _beside(directory: Path, wanted: DirectoryId, filesystem: Filesystem) -> Path | None:
+    """The directory of that id among the neighbours; where else it may be nobody knows."""
+    home = Path(os.path.realpath(directory))
+    for name in filesystem.list(home.parent):
+        if name == home.name or not filesystem.exists(home.parent / name / DIRECTORY_ID_NAME):
+            continue
+        found, verdict = read_directory_id(home.parent / name, filesystem)
+        if found is not None and found.directory_id == wanted.directory_id and verdict is not CopyVerdict.COPY:
+            return home.parent / name
+    return None

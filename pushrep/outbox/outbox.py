@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
-from pushrep.errors import ForkedProcess, checked_path
+from pushrep.errors import ForkedProcess, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
@@ -137,21 +137,28 @@ class Outbox:
     ) -> "Outbox":
         """Open the outbox in `directory`, or make it there. Close it, or use it as a context manager.
 
-        topic, partitions, producer, carrier: fixed when the outbox is made. `producer` is the application's name.
+        directory: where it lies, a directory of its own.
+        topic: its logs' name, and that of its Kafka topic unless `kafka` names one. Fixed when the outbox is made.
+        partitions: how many logs; order holds within each. Fixed when the outbox is made.
+        producer: the application's name, a part of the PID. Fixed when the outbox is made.
         durability: what a receipt promises. FLUSHED: on disk by fdatasync, one for all who wait; BUFFERED: in the page
             cache, which survives this process but not a power cut.
         carrier: where the 20 bytes of metadata travel: "key", or "header" (`stream-metadata`) to keep business keys.
+            Fixed when the outbox is made.
+        codec: compression of the batches, `Codec.NONE`, GZIP, SNAPPY, LZ4 or ZSTD.
         linger_ms: how long a batch waits for more records; 0: not at all. Asking a receipt for its result ends it.
         batch_bytes: a batch is sealed at this size; 256 KiB, or less if the log takes no such batch.
-        buffer_bytes, block_ms: so much may wait in memory; beyond it `append` waits so long, then raises `BufferFull`.
+        buffer_bytes: so much may wait in memory; beyond it `append` waits.
+        block_ms: how long `append` waits for memory, then it raises `BufferFull`.
         close_timeout_s: how long `close` waits for the disk.
         create: False: refuse with `NoOutbox` where there is none, so that a mistyped path makes no new one.
         accept_loss: go on although a partition's directory is missing that held records, with a PID of the next epoch.
         copy_check: notice a directory that is a copy of another (a restored backup, a clone): it goes on with a PID of
             an epoch of its own, or is refused with replicas (`DirectoryIsCopy`). False: do not ask.
-        retention_ms, retention_bytes: whole old segments go once their newest record is older than this, or the log
-            without them still has this size; -1: never. None: 7 days where there is a Kafka destination, never without
-            one, nor in an outbox made before 0.2.0. Nothing goes that a destination, a replica or a replay needs.
+        retention_ms: whole old segments go once their newest record is older than this; -1: never. None: 7 days where
+            there is a Kafka destination, never without one, nor in an outbox made before 0.2.0. Nothing goes that a
+            destination, a replica or a replay needs.
+        retention_bytes: whole old segments go, too, while the log without them still has this size; -1 or None: never.
         log_config: everything else about the files and the disk, with the percentages at which appends are refused.
         replicas: "host:port" of each node (`pushrep replica serve`) that keeps a copy; fixed when they are first given.
         acks: who must have a record before its receipt says so. ALL (the default with replicas): `min_insync_replicas`
@@ -364,6 +371,7 @@ class Outbox:
 
         Raises as `flush`; `ShippingTimeout`; `ShippingStopped`, and what refuses the topic, as soon as that is known.
         """
+        checked_timeout(timeout)
         self.facts.shipping.wait(self.flush, timeout)
 
     def status(self) -> OutboxStatus:
@@ -375,6 +383,7 @@ class Outbox:
 
         Raises `DeliveryFailed` for the first failure that no receipt was asked about, `ReceiptTimeout`.
         """
+        checked_timeout(timeout)
         lanes = list(self._lanes.values())
         try:
             flush_lanes(lanes, timeout)

@@ -31,8 +31,10 @@ class Address(NamedTuple):
     def parse(cls, text: str) -> "Address":
         """`host:port`, `[v6]:port`. Raises BadArgument."""
         host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > _PORT_MAX:
+        if not colon or not host or not port.isdecimal():
             raise BadArgument("address", f"{text!r} is not host:port")
+        if int(port) > _PORT_MAX:
+            raise BadArgument("address", f"{text!r}: {port} is no port: give 0 to {_PORT_MAX}")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def __str__(self) -> str:

@@ -65,7 +65,8 @@ class ReplayClient:
             return
         address = parse_address(self.where)
         if address is None:
-            raise BadArgument("where", f"{where} is no directory of logs, and no address (host:port) of a node")
+            why = "is no directory of logs, and no address of a node (host:port, the port up to 65535)"
+            raise BadArgument("where", f"{where} {why}")
         if counters is not None or settings is not None or tuple(logs):
             raise BadArgument("where", f"{where} is a node: logs, counters and settings are its own to say")
         self._road = RemoteReplays(address, node if node is not None else NodeAccess(), clock)

@@ -43,13 +43,13 @@ def _sources() -> Iterator[tuple[str, Path]]:
 @click.command()
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 def main(target: Path) -> None:
-    r"""Write pushrep's packages into TARGET, a zip for spark-submit.
+    """Write pushrep's packages into TARGET, a zip for spark-submit.
 
     \b
     python -m spark_jobs.jobs.py_files pushrep.zip
     cp "$(python -m spark_jobs.jobs.relay --where)" relay.py
     spark-submit --master spark://HOST:7077 --py-files pushrep.zip --packages ... relay.py --source kafka ...
-    """
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
     try:
         count = write_zip(target)
     except OSError as error:

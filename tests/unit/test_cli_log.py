@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -179,10 +180,19 @@ def test_truncate_wants_force_below_the_high_watermark(run, log):
     assert "high watermark" in err
     assert "--force" in err
     assert "force=True" not in err
+    before = sum(1 for _ in SegmentLog.open_reader(log).records(0))
     code, out, _ = run("truncate", log, "4", "--force")
     assert code == 0
     assert "it ends at 3 now" in out
     assert run("verify", log)[0] == 0
+    (kept,) = re.findall(r"kept aside: (.*)", out)
+    assert len(kept.split(", ")) > 1, "the tail of the segment that was cut, and those behind it"
+    for name in sorted(kept.split(", "), key=lambda name: (".log.cut" in name, name)):
+        code, out, err = run("restore", log, log / name)
+        assert code == 0, out + err
+    assert sum(1 for _ in SegmentLog.open_reader(log).records(0)) == before, "all of it came back"
+    code, out, _ = run("truncate", log, "4", "--force", "--no-keep", "--json")
+    assert not any(".log.4" in name for name in json_lines(out)[0]["kept_as"])
 
 
 def test_rebuild_index(run, log):

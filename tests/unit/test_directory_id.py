@@ -25,7 +25,7 @@ from pushrep.log.directory_id import (
 )
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.outbox import Outbox
-from pushrep.outbox.errors import NotACopy
+from pushrep.outbox.errors import NotACopy, OriginalStands
 from pushrep.outbox.moving import moved
 from pushrep.seams import REAL_FILESYSTEM, FileWitness, RealFilesystem
 
@@ -299,8 +299,12 @@ def test_moved_is_heard_after_an_opening_too(home, tmp_path):
     cp(home, tmp_path / "copy of the copy")
     append(tmp_path / "copy of the copy", b"three")
     assert len(look(tmp_path / "copy of the copy")[0].copy_of) == 2
-    assert moved(tmp_path / "copy of the copy") == look(home)[0]
-    assert moved(tmp_path / "copy of the copy") == original
+    between, _ = look(home)
+    for still_there in (home, tmp_path / "kept"):
+        with pytest.raises(OriginalStands, match=f"a copy of {still_there}, which is still there"):
+            moved(tmp_path / "copy of the copy")
+        shutil.rmtree(still_there)
+        assert moved(tmp_path / "copy of the copy") == (between if still_there == home else original)
 
 
 def test_moved_refuses_what_is_no_directory_of_an_outbox(tmp_path):

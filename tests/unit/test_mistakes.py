@@ -1,14 +1,17 @@
 """Mistakes of the API and of the command line: each is answered in one line that says what to do."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import pushrep
 from filtering import StreamMetadata
-from pushrep import Durability, LogConfig, Outbox, ReplayClient, SegmentLog
+from pushrep import AsyncOutbox, Durability, LogConfig, Outbox, ReplayClient, SegmentLog
+from pushrep.outbox.configured import outbox_settings
 from tests.house.test_install import BLOCK_EXTRAS
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +79,36 @@ API = {
     "a read beyond the end": (lambda box: list(box.log(0).records(99)), "99"),
     "a typing error in a name": (lambda _: pushrep.Outbux, "Did you mean: 'Outbox'?"),
     "a replay of nothing": (lambda _: ReplayClient(None), "None"),
+    "a read from an offset as text": (lambda box: box.log(0).records("0"), "start: give an offset, not '0'"),
+    "a read up to an offset as text": (lambda box: box.log(0).records(0, "1"), "end: give an offset, not '1'"),
+    "a read of bytes from an offset as text": (lambda box: box.log(0).read("0", 1), "start: give an offset, not '0'"),
+    "a read by a time as text": (
+        lambda box: box.log(0).offset_for_timestamp("2026-01-01"),
+        "timestamp_ms: give whole milliseconds since 1970, not '2026-01-01'",
+    ),
+    "a wait as text": (lambda box: box.append(0, b"").result("x"), "timeout: give seconds or None, not 'x'"),
+    "a flush's wait as text": (lambda box: box.flush("x"), "timeout: give seconds or None, not 'x'"),
+    "a port that is none": (opening(replicas=["host:70000"]), "70000 is no port: give 0 to 65535"),
+    "an async outbox used as one that is open": (
+        lambda _: AsyncOutbox.open("o", "t", 1, "p").append(0, b""),
+        "write `await AsyncOutbox.open(...)` or `async with AsyncOutbox.open(...) as outbox:`",
+    ),
+    "an async outbox in a plain with": (
+        lambda _: AsyncOutbox.open("o", "t", 1, "p").__enter__(),
+        "write `await AsyncOutbox.open(...)` or `async with AsyncOutbox.open(...) as outbox:`",
+    ),
+    "settings that are not enough": (
+        lambda _: Outbox.open(**outbox_settings(None, {"PUSHREP_TOPIC": "t", "PUSHREP_PARTITIONS": "1"})),
+        "directory: has to be given, in the table [outbox] of the file or as PUSHREP_DIRECTORY; missing, too: producer",
+    ),
+    "a file of settings that is not there": (
+        lambda _: outbox_settings("nowhere.toml", {}),
+        "file: can't read 'nowhere.toml': No such file",
+    ),
+    "a secret's file that is not there": (
+        lambda _: outbox_settings(None, {"PUSHREP_KAFKA_SASL_PASSWORD_FILE": "/run/no-secret"}),
+        "PUSHREP_KAFKA_SASL_PASSWORD_FILE: can't read '/run/no-secret': No such file",
+    ),
     "append to a log as text": (lambda box: box.log(0).append("text", durability=Durability.FLUSHED), "bytes"),
 }
 
@@ -111,6 +144,18 @@ COMMANDS = {
     "a status of nothing": ("replica status nowhere", 1, "nowhere"),
     "a node's address": ("replica serve d --listen nowhere", 2, "nowhere"),
     "a promotion of nothing": ("promote nowhere", 2, "does not exist"),
+    "a port that is none to listen at": ("replica serve d --listen 127.0.0.1:70000", 2, "70000 is no port"),
+    "a port that is none of a broker": ("ship made --bootstrap-servers b:99999", 1, "ports up to 65535"),
+    "a port that is none of a node": ("replay 127.0.0.1:99999 t-0", 1, "the port up to 65535"),
+    "a member where there are none": ("replica add made 127.0.0.1:1", 1, "pushrep append --replica HOST:PORT"),
+    "no member to remove": ("replica remove made 1", 1, "pushrep append --replica HOST:PORT"),
+    "an outbox's log as a broker's": (
+        "log mark-cleaned made/t-0 1",
+        1,
+        "of an outbox (producer pushrep-append)",
+    ),
+    "moved, and the original is there": ("replica moved copied", 1, "made, which is still there"),
+    "moved, and it is the original": ("replica moved made", 1, "it is the original"),
 }
 
 
@@ -120,6 +165,10 @@ def test_the_command_line_says_what_to_do(mistake, tmp_path, monkeypatch, capsys
 
     monkeypatch.chdir(tmp_path)
     line, code, said = COMMANDS[mistake]
+    if "made" in line or "copied" in line:
+        Outbox.open("made", "t", 1, "pushrep-append").close()
+        shutil.copytree("made", "copied")
+        capsys.readouterr()
     got = run(line.split())
     told = capsys.readouterr().err
     assert (got, said in told) == (code, True), told
@@ -127,6 +176,31 @@ def test_the_command_line_says_what_to_do(mistake, tmp_path, monkeypatch, capsys
     if code == 1:
         assert told.startswith("error: ")
         assert told.count("\n") == 1, "one line"
+
+
+def test_a_closed_outbox_is_called_closed(tmp_path, capsys):
+    from pushrep.cli.main import run
+
+    Outbox.open(tmp_path / "made", "t", 1, "p").close()
+    assert run(["replica", "status", str(tmp_path / "made")]) == 0
+    assert "\nclosed: no process has it open\n" in capsys.readouterr().out
+
+
+def test_no_help_shows_how_it_was_laid_out(capsys):
+    """A raw docstring kept click's word for "as it is" as two characters."""
+    from pushrep.cli.main import cli, run
+
+    def shown(command, path):
+        assert run([*path, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "\\b" not in text, path
+        assert "\b" not in text, path
+        for name in getattr(command, "commands", {}):
+            shown(command.commands[name], [*path, name])
+
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        shown(cli.get_command(context, name), [name])
 
 
 def python(code, cwd, **environment):

@@ -102,6 +102,11 @@ def test_what_can_t_be_is_refused_by_name(tmp_path, text, variables, said):
 def test_the_page_is_made_from_the_code():
     assert PAGE.read_text() == settings_page.page(), "python -m tests.house.settings_page > docs/settings.md"
     shown = PAGE.read_text()
+    for section, (_, _, documented) in settings_page.TITLES.items():
+        texts = settings_page.texts_of(documented)
+        mine = [texts.get(setting.name, "") for setting in all_settings() if setting.section == section]
+        assert all(mine), "each setting says what it is"
+        assert len(mine) == len(set(mine)), "and none says it for another"
     assert all(f"`{setting.variable}`" in shown for setting in all_settings())
 
 

@@ -9,9 +9,10 @@ from pushrep.cli.log.showing import show_json, size
 from pushrep.cli.log.verifying import tell_findings
 from pushrep.log import SegmentLog
 from pushrep.log.errors import BelowHighWatermark
-from pushrep.log.inspection import checked_log
+from pushrep.log.inspection import checked_log, leftovers
 from pushrep.log.repair import Repairer, RepairReport
 from pushrep.log.restoring import restore as restore_file
+from pushrep.outbox import outbox_of_log
 
 
 @click.command()
@@ -86,24 +87,29 @@ def _tell(report: RepairReport) -> None:
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--force", is_flag=True, help="Also below the high watermark: acknowledged records go.")
+@click.option("--no-keep", is_flag=True, help="Of the segment that is cut keep nothing: for a full disk.")
 @click.option("--json", "as_json", is_flag=True, help="The new end as a JSON object.")
-def truncate(log: Path, offset: int, force: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Cut LOG at the base of the batch that holds OFFSET; later segments are kept as .cut files."""
+def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Cut LOG at the base of the batch that holds OFFSET. What goes is kept as .cut files (pushrep log restore)."""
     path = checked_log(log)
     with SegmentLog.open(path) as opened:
-        before = opened.log_end_offset
+        before, aside = opened.log_end_offset, set(leftovers(path))
         try:
-            end = opened.truncate_to(offset, force=force)
+            end = opened.truncate_to(offset, force=force, keep=not no_keep)
         except BelowHighWatermark as refused:
             raise click.ClickException(
                 f"offset {offset} is below the high watermark {refused.high_watermark}: records that were acknowledged "
                 "would go; add --force if that is meant"
             ) from refused
+    kept = sorted(name for name, _ in set(leftovers(path)) - aside)
     outbox = outbox_after_cut(path, end)
     if as_json:
-        show_json({"log": path.name, "log_end_offset_before": before, "log_end_offset": end, "outbox": outbox})
+        ends = {"log_end_offset_before": before, "log_end_offset": end}
+        show_json({"log": path.name, **ends, "kept_as": kept, "outbox": outbox})
     else:
         click.echo(f"{path.name}: the log ended at {before:,}, it ends at {end:,} now")
+        if kept:
+            click.echo(f"{path.name}: kept aside: {', '.join(kept)}")
         tell_outbox(path, outbox)
 
 
@@ -158,6 +164,11 @@ def mark_cleaned(log: Path, offset: int, as_json: bool) -> None:  # noqa: FBT001
     For a directory from Kafka without the broker's cleaner-offset-checkpoint, or with one that tells less. Without that
     word a missing offset is damage. Exit code 1 if the log is not whole afterwards.
     """
+    if (outbox := outbox_of_log(checked_log(log))) is not None:
+        raise click.ClickException(
+            f"{log} is the log of an outbox (producer {outbox['producer']}), which no broker's cleaner ever went over: "
+            f"an offset that is missing there is damage; see pushrep log verify {log}"
+        )
     report = Repairer(log).mark_cleaned(offset)
     if as_json:
         show_json(report.as_dict() | {"cleaned_offset": offset})

@@ -148,11 +148,14 @@ def _list_told(directory: Path) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(Exception):  # what went wrong first is what the operator has to know
-            click.echo("\n".join(_as_it_stands(directory, ask(directory, "status"))), err=True)
+            for line in _as_it_stands(directory, ask(directory, "status")):
+                click.echo(line, err=True)
         raise
 
 
 def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
+    if not status["members"]:
+        return  # it has no replicas, which is what went wrong
     members = [one for one in status["members"] if not one["is_joining"]]
     named = ", ".join(f"{one['index']} ({one['address'] or 'here'})" for one in members)
     yield f"the members are {named}; min_insync_replicas {status['min_insync_replicas']}"

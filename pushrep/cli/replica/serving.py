@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from pushrep.cli.log_settings import copy_check_option
 from pushrep.cli.logging_options import log_at_least
 from pushrep.cli.replica.scraping import metrics_of
 from pushrep.errors import BadArgument
@@ -60,6 +61,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
     metavar="HOST:PORT",
     help="Serve metrics for Prometheus there; with --cert by TLS, to who shows a certificate of --ca.",
 )
+@copy_check_option
 @click.option("--verbose", "-v", is_flag=True, help="Say on standard error who comes and goes.")
 def serve(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
@@ -74,6 +76,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     *,
     flush: bool,
     plain: bool,
+    copy_check: bool,
     verbose: bool,
 ) -> None:
     """Keep copies of other services' logs in DIRECTORY, until Ctrl-C or SIGTERM.
@@ -100,6 +103,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
             allow=frozenset(allow),
             allow_file=allow_file,
             flush=flush,
+            copy_check=copy_check,
             certificates=files,
             plain_off_loopback=plain,
             connections_max=max_connections,

@@ -23,7 +23,7 @@ def ask(directory: Path, call: str, arguments: Mapping[str, Any] | None = None, 
             connection.sendall(question_bytes(Question(call=call, arguments=arguments or {})))
             return value_in(_first_line(connection))
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
-        raise NobodyAnswers(directory, f"no process has it open ({SOCKET_NAME}: {error.strerror})") from error
+        raise NobodyAnswers(directory, "no process has it open") from error
     except PermissionError as error:
         raise NobodyAnswers(directory, f"{SOCKET_NAME} is another user's") from error
     except TimeoutError as error:
