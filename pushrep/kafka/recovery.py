@@ -248,6 +248,8 @@ class Recovery:
             below = await self._below(known_ends)
         except (*UNREACHABLE, KafkaUnreachable, BrokerError) as error:
             _LOG.info("the topic can't be looked at now: %r", error)
+            with suppress(*UNREACHABLE, KafkaUnreachable, BrokerError):
+                await self._cluster.refresh()  # who sends nothing learns only here that another broker leads
             return
         for partition in below:
             raise self.went_back(partition)

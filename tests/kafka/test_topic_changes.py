@@ -1,7 +1,7 @@
 """A topic that changes while it is shipped to: what it loses, and settings that would lose or hide records."""
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from pushrep.cli.main import run
 from pushrep.kafka import DestinationRefused, KafkaDestination, TopicLostRecords, session, shipper
@@ -12,7 +12,7 @@ from pushrep.outbox import Outbox
 from pushrep.records import BatchHeader
 from pushrep.seams import REAL_FILESYSTEM
 from tests.integration.outboxes import wait_until
-from tests.kafka.plain_client import alter_topic, consume, create_topic
+from tests.kafka.plain_client import alter_topic, consume, create_topic, wait_known
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 WAIT_S = 120
@@ -100,6 +100,46 @@ def test_what_a_topic_loses_is_said_and_sent_again(broker, topic, opened, tmp_pa
     found = in_topic(broker, topic)
     assert [value for value in found if not value.startswith(b"of 1")] == logs[0]
     assert [value for value in found if value.startswith(b"of 1")] == logs[1]
+
+
+def leader_of(cluster, topic):
+    """The id of the broker that leads partition 0, -1 for none."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    return admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions[0].leader
+
+
+@pytest.mark.timeout(600)
+def test_an_unclean_election_is_said_by_a_running_service(request, tmp_path, torture):
+    """identity T2: a broker that lacks acknowledged records is elected, the one that has them cuts its log."""
+    if not torture.is_long:
+        pytest.skip("the tail that is cut by hand above is the short form")
+    cluster, topic = request.getfixturevalue("three_brokers"), "unclean-election"
+    servers, first, second = cluster.bootstrap_servers, 2, 3
+    admin = AdminClient({"bootstrap.servers": servers})
+    settings = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    wanted = NewTopic(topic, 1, replica_assignment=[[first, second]], config=settings)
+    admin.create_topics([wanted])[topic].result(WAIT_S)
+    wait_known(servers, topic, 1)
+    destination = KafkaDestination(bootstrap_servers=servers, retry_backoff_ms=20)
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test", kafka=destination, open_timeout_s=WAIT_S) as outbox:
+        append(outbox, "both", 100)
+        outbox.wait_shipped(WAIT_S)
+        cluster.kill(second)
+        append(outbox, "one", 50)
+        outbox.wait_shipped(WAIT_S)
+        cluster.kill(first)
+        cluster.start(second)
+        wait_until(lambda: leader_of(cluster, topic) == second, "the broker that lacks records leads")
+        cluster.start(first)
+        cluster.wait_ready()
+        wait_until(lambda: "has lost" in (outbox.lag()[f"kafka:{topic}"].trouble or ""), "it is seen")
+        with pytest.raises(TopicLostRecords) as caught:
+            outbox.wait_shipped(WAIT_S)
+        assert caught.value.lost == {0: (100, 150)}
+    ship = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", servers, "--again", "0:100"]
+    assert run(ship) == 0
+    found = [one.value for one in consume(servers, topic)]
+    assert found == [b"both %d" % n for n in range(100)] + [b"one %d" % n for n in range(50)]
 
 
 @pytest.mark.parametrize(
