@@ -7,6 +7,7 @@ import click
 from pushrep.cli.replica.certificates import client_tls, tls_options
 from pushrep.outbox.promotion import Promotion, promote
 from pushrep.push.settings import PushSettings
+from pushrep.replication.candidate import LEADER_ALIVE_MS
 from pushrep.replication.errors import TooFewMembers
 
 
@@ -29,6 +30,14 @@ from pushrep.replication.errors import TooFewMembers
     metavar="HOST:PORT",
     help="With --accept-loss: a node that comes into the list, to be given everything. Can be given again.",
 )
+@click.option("--depose", is_flag=True, help="Take the lead also from a leader that may be alive, instead of refusing.")
+@click.option(
+    "--leader-alive-ms",
+    type=click.IntRange(1),
+    default=LEADER_ALIVE_MS,
+    show_default=True,
+    help="A leader that members were in contact with so lately may be alive.",
+)
 @click.option("--member", type=click.IntRange(0, 255), help="Its index, if the node listens under another address.")
 @click.option("--timeout-s", type=click.FloatRange(0), default=5.0, show_default=True, help="For the others to answer.")
 @tls_options
@@ -41,7 +50,9 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
     ca: Path | None,
     lost: tuple[int, ...],
     new: tuple[str, ...],
+    leader_alive_ms: int,
     *,
+    depose: bool,
     catch_up: bool,
     accept_loss: bool,
 ) -> None:
@@ -52,8 +63,9 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
       pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa --catch-up
 
     DIRECTORY is <data>/<outbox id> of a node, which may be running: it lets go of it. Enough other members have to
-    answer, so that nothing acknowledged with ALL is lost. Then open the service's Outbox on DIRECTORY, with the
-    replicas that are printed. Members that are lost for good, with what they promised, are said to be so by --lost,
+    answer, so that nothing acknowledged with ALL is lost. A leader that enough members heard within the last seconds
+    may be alive: without --depose that is refused, and it leads on. Then open the service's Outbox on DIRECTORY, with
+    the replicas that are printed. Members that are lost for good, with what they promised, are said to be so by --lost,
     and nodes that take their places by --new; then the outbox goes on with ALL (docs/replication.md). The old leader
     is refused from now on; `pushrep replica adopt` puts its directory under a node, where it follows.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
@@ -66,6 +78,8 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
             member=member,
             lost=lost,
             new=new,
+            depose=depose,
+            leader_alive_ms=leader_alive_ms,
             push=push,
             timeout_s=timeout_s,
         )

@@ -6,5 +6,6 @@ ReplicaNode(directory, NodeSettings(...))       the server; `pushrep replica ser
 from pushrep.node.errors import CantListen, CorruptNodeFile, NodeError, NodeInUse
 from pushrep.node.replica_node import ReplicaNode
 from pushrep.node.settings import NodeSettings
+from pushrep.node.store import LastContact
 
-__all__ = ["CantListen", "CorruptNodeFile", "NodeError", "NodeInUse", "NodeSettings", "ReplicaNode"]
+__all__ = ["CantListen", "CorruptNodeFile", "LastContact", "NodeError", "NodeInUse", "NodeSettings", "ReplicaNode"]

@@ -65,6 +65,7 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.GRANT: _LEADS,
         ApiKey.FETCH_RECORDS: _READS,
         ApiKey.LIST_LOGS: frozenset({Role.LIST}),
+        ApiKey.BEAT: _LEADS,
         # Who leads has the records already, by FetchRecords and on its own disk.
         ApiKey.START_REPLAY: _READS,
         ApiKey.ATTACH: _READS,

@@ -46,6 +46,7 @@ class Answers:
         self._store, self._address, self._access = store, str(address), access
         self._calls: Mapping[type[Struct], Callable[[Any, str], Struct]] = {
             wire.AppendRecordsRequest: self._append_records,
+            wire.BeatRequest: self._beat,
             wire.DescribeLogRequest: self._describe_log,
             wire.EndOffsetForEpochRequest: self._end_offset_for_epoch,
             wire.FetchRecordsRequest: self._fetch_records,
@@ -107,7 +108,21 @@ class Answers:
                 directory_id=kept.directory_id,
                 unfilled=int(kept.promises.is_unfilled),
                 generation=kept.promises.generation,
+                contact_age_ms=wire.NOT_SAID if (age_ms := kept.contact_age_ms) is None else age_ms,
             )
+
+    def _beat(self, request: wire.BeatRequest, sender: str) -> Struct:
+        self._access.check(sender, ApiKey.BEAT, request.outbox_id)
+        kept = self._store.look_up(request.outbox_id)
+        grant, is_fenced = kept.promises.grant, request.leader_epoch < kept.promises.newest_epoch
+        if not is_fenced:
+            kept.note_contact(request.leader_epoch, is_last=request.is_last)
+        return wire.BeatResponse(
+            error_code=ErrorCode.FENCED_LEADER_EPOCH if is_fenced else ErrorCode.NONE,
+            grant_epoch=-1 if grant is None else grant.epoch,
+            grant_leader=-1 if grant is None else grant.leader,
+            generation=kept.promises.generation,
+        )
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
         try:

@@ -140,6 +140,7 @@ class Asking:
             descriptions += self._describe(client, len(descriptions)).logs
         if first.member not in {-1, index}:
             raise ReplicaUnreachable(str(client.address), f"it is member {first.member}, not {index}")
+        age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else NOT_SAID
         try:
             grant = grant_from_wire(first.grants[0]) if first.grants else None
         except BadGrant as error:
@@ -152,6 +153,7 @@ class Asking:
             is_unfilled=None if first.unfilled == NOT_SAID else bool(first.unfilled),
             directory_id=directory_from_wire(first.directory_id),
             generation=first.generation,
+            contact_age_ms=None if age_ms == NOT_SAID else age_ms,
         )
 
     def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:

@@ -25,6 +25,7 @@ from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from pushrep.records import RecordBatch
 from pushrep.replication.candidate import (
+    LEADER_ALIVE_MS,
     Candidate,
     CandidateEffect,
     Fetch,
@@ -52,6 +53,8 @@ class Candidacy:
     """One member's attempts to lead. Not thread-safe; the promises' `member` says which one it is.
 
     addresses: where members listen, above what grants say. fetched: told of every batch that was fetched, in order.
+    contact_age_ms: since another leader was in contact with the node that has this directory; None for none.
+    leader_alive_ms: as Candidate's.
     """
 
     def __init__(  # noqa: PLR0913 - whose promises and logs, and what it asks with
@@ -63,6 +66,8 @@ class Candidacy:
         addresses: Mapping[int, str] | None = None,
         fetched: Callable[[int, RecordBatch], None] = lambda _partition, _batch: None,
         clock: Clock = SYSTEM_CLOCK,
+        contact_age_ms: int | None = None,
+        leader_alive_ms: int = LEADER_ALIVE_MS,
     ) -> None:
         self.keeper, self.logs = keeper, logs
         self.index = keeper.kept.member
@@ -70,6 +75,7 @@ class Candidacy:
         self._settings, self._addresses, self._fetched, self._clock = settings, addresses or {}, fetched, clock
         self._grants: list[Grant] = []
         self._may_cut = True
+        self._contact_age_ms, self.leader_alive_ms = contact_age_ms, leader_alive_ms
         self._answers = self._round(0)
 
     def own(self) -> MemberAnswer:
@@ -86,7 +92,12 @@ class Candidacy:
         }
         highest = max(kept.newest_epoch, kept.number, *(log.log.leader_epochs.latest_epoch for log in logs.values()))
         return MemberAnswer(
-            index=self.index, grant=kept.grant, highest_epoch=highest, logs=logs, is_unfilled=kept.is_unfilled
+            index=self.index,
+            grant=kept.grant,
+            highest_epoch=highest,
+            logs=logs,
+            is_unfilled=kept.is_unfilled,
+            contact_age_ms=self._contact_age_ms,
         )
 
     def run(
@@ -102,11 +113,13 @@ class Candidacy:
 
         first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
         what this log has and who is ahead has not may be cut; else NotAhead says so.
-        Raises NotLeader, TooFewMembers, NotAhead, LogNotFit, NotAMember, ReplicaUnreachable if who is ahead goes away
-        while its records are fetched, LogPoisoned, OSError.
+        Raises NotLeader, LeaderMayBeAlive, TooFewMembers, NotAhead, LogNotFit, NotAMember, ReplicaUnreachable if who is
+        ahead goes away while its records are fetched, LogPoisoned, OSError.
         """
         self._grants, self._may_cut = [first] if first is not None else [], may_cut
-        candidate = Candidate(self.index, purpose, self.own(), first=first, change=change)
+        candidate = Candidate(
+            self.index, purpose, self.own(), first=first, change=change, leader_alive_ms=self.leader_alive_ms
+        )
         self._answers = self._round(timeout_s)
         effects: deque[CandidateEffect] = deque(candidate.start())
         while True:

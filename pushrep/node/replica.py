@@ -44,6 +44,7 @@ class KeepsPromises(Protocol):
     def forget_ungranted(self, log: str) -> None: ...
     def note_unfilled(self, log: str, end_offset: int | None) -> None: ...
     def note_filled(self, tp: TopicIdPartition) -> None: ...
+    def note_contact(self, leader_epoch: int) -> None: ...
 
 
 class Replica:
@@ -126,6 +127,8 @@ class Replica:
             assert isinstance(answer, Answer), "the last effect answers"
             if self.refused is not None and answer.result.error is Outcome.NONE and request.batches:
                 self.refused = None
+            if answer.result.error is not Outcome.FENCED_LEADER_EPOCH:
+                self._outbox.note_contact(request.leader_epoch)
             self._end_refill()
             if answer.result.error is Outcome.NONE and self._outbox.promises.is_unfilled:
                 self._note_filled(request)

@@ -25,7 +25,7 @@ from pushrep.node.replay_recordings import Recordings
 from pushrep.node.replay_server import ReplayServer
 from pushrep.node.replica import Replica
 from pushrep.node.settings import NodeSettings
-from pushrep.node.store import NodeStore
+from pushrep.node.store import LastContact, NodeStore
 from pushrep.push.sockets import Address
 from pushrep.replay.counters import ReplayCounters
 from pushrep.seams import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
@@ -134,16 +134,15 @@ class ReplicaNode:
         return self._replays.counters()
 
     @contextmanager
-    def let_go(self, outbox_id: UUID) -> Iterator[int]:
+    def let_go(self, outbox_id: UUID) -> Iterator[LastContact]:
         """For a promotion: the outbox's logs are closed clean, and left alone until the end of the block.
 
-        Its last contact with a leader, wall clock in ms; -1 for none since the node started. Raises CorruptNodeFile,
-        OSError.
+        Gives its last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
         """
         kept = self._store.outbox(outbox_id)
-        last_contact_ms = kept.last_contact_ms
+        contact = LastContact(kept.last_contact_ms, kept.contact_age_ms)
         with kept.let_go():
-            yield last_contact_ms
+            yield contact
 
     def stop(self) -> None:
         """Answer what is being carried out, refuse the rest, close the logs. A second call does nothing."""

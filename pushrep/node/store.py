@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.errors import PushrepError
@@ -49,6 +50,23 @@ class Refusal(PushrepError):
         self.code = code
 
 
+class LastContact(NamedTuple):
+    """With a leader: wall clock in ms, -1 for none since the node started; how long ago by the monotonic clock, None
+    where there is no leader.
+    """
+
+    wall_ms: int = -1
+    age_ms: int | None = None
+
+
+class LeaderContact(NamedTuple):
+    """When a leader was heard last, monotonic; is_over: it said that it leads no more."""
+
+    leader_epoch: int
+    at_ms: int
+    is_over: bool
+
+
 class KeptOutbox:
     """The logs of one outbox on this node. Thread-safe."""
 
@@ -63,6 +81,7 @@ class KeptOutbox:
         self._is_known = False  # that the directory is no copy
         self._is_unread = False  # what is known of its promises may be out of date: whoever borrowed it wrote them
         self._last_contact_ms = -1
+        self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
         self._replicas: dict[tuple[str, int], Replica] = {}
         self._removing: set[tuple[str, int]] = set()
         self._keeper = PromiseKeeper(self.directory, outbox_id, store.filesystem)
@@ -176,6 +195,24 @@ class KeptOutbox:
     def last_contact_ms(self) -> int:
         """When a leader last pushed to any log here, wall clock; -1 for never since the node started."""
         return max([self._last_contact_ms, *(replica.last_contact_ms for replica in list(self._replicas.values()))])
+
+    @property
+    def contact_age_ms(self) -> int | None:
+        """How long ago the leader by the newest grant was in contact, by the monotonic clock; no longer than the node
+        runs, which can't know more. None: there is none, it said that it leads no more, or it is this member.
+        """
+        grant, contact = self.promises.grant, self._contact
+        if grant is None or self.promises.is_led_here or (contact.is_over and contact.leader_epoch >= grant.epoch):
+            return None
+        since_ms = contact.at_ms if contact.leader_epoch >= grant.epoch else self._store.started_ms
+        return self._store.clock.monotonic_ms() - since_ms
+
+    def note_contact(self, leader_epoch: int, *, is_last: bool = False) -> None:
+        """The leader of this epoch, which is not fenced here, is alive; `is_last`: it leads no more."""
+        with self._contact_lock:
+            before = self._contact
+            if leader_epoch > before.leader_epoch or (leader_epoch == before.leader_epoch and not before.is_over):
+                self._contact = LeaderContact(leader_epoch, self._store.clock.monotonic_ms(), is_last)
 
     def take_epoch(self, leader_epoch: int) -> None:
         """Nothing of an older leader from now on, durably. Raises OSError."""
@@ -373,6 +410,7 @@ class NodeStore:
 
     def __init__(self, data: Path, settings: NodeSettings, filesystem: Filesystem, clock: Clock) -> None:
         self.data, self.settings, self.filesystem, self.clock = data, settings, filesystem, clock
+        self.started_ms = clock.monotonic_ms()
         filesystem.make_directory(data)
         try:
             self._lock_file = filesystem.lock(data / _LOCK_NAME)

@@ -1,12 +1,13 @@
 """How a promotion on the command line gets the directory of a replica from the node that keeps it open.
 
     promotion ─ connect to <data>/control.sock ─▶ node          <data> is the directory above the replica's
-              ─ <outbox id> ─────────────────────▶ closes those logs clean
-              ◀─ <last contact, wall ms> ──────────
+              ─ urn:uuid:<outbox id> ────────────▶ closes those logs clean
+              ◀─ <last contact, wall ms> <its age, ms; -1: none> ─
                 ... works in the directory ...
               ─ hangs up, or dies ──────────────▶ the promises that lie there now say whose it is
 
-Both are lines. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
+Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
+form, and tell none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
 hanging. The socket has mode 0600: who may use it may change the files, too.
 """
 
@@ -21,12 +22,13 @@ from typing import Self
 from uuid import UUID
 
 from pushrep.errors import PushrepError
-from pushrep.node import ReplicaNode
+from pushrep.node import LastContact, ReplicaNode
 from pushrep.outbox.control import place
 
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0
 _LINE_BYTES = 256
+_WITH_AGE = "urn:uuid:"
 NEVER = -1
 
 
@@ -73,10 +75,12 @@ class LetGoDoor:
     def _serve(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(_TIMEOUT_S)
-            outbox_id = UUID(_line(connection))
-            with self._node.let_go(outbox_id) as last_contact_ms:
+            asked = _line(connection)
+            outbox_id = UUID(asked)
+            with self._node.let_go(outbox_id) as contact:
                 _LOG.warning("outbox %s is let go for a promotion", outbox_id)
-                connection.sendall(b"%d\n" % last_contact_ms)
+                age = f" {NEVER if contact.age_ms is None else contact.age_ms}" if asked.startswith(_WITH_AGE) else ""
+                connection.sendall(f"{contact.wall_ms}{age}\n".encode())
                 connection.settimeout(None)
                 connection.recv(1)  # it hangs up when it is done
         except (OSError, ValueError, PushrepError) as error:
@@ -87,22 +91,23 @@ class LetGoDoor:
 
 
 @contextmanager
-def borrowed(directory: Path, outbox_id: UUID) -> Iterator[int]:
-    """The directory of a replica, let go by its node if one is running: its last contact with a leader, wall ms.
+def borrowed(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
+    """The directory of a replica, let go by its node if one is running: its last contact with a leader.
 
-    NEVER where no node runs, or none has heard of a leader. Raises OSError if a node is there and does not let go.
+    None where no node runs. Raises OSError if a node is there and does not let go.
     """
     try:
         connection = place.connect(directory.resolve().parent, _TIMEOUT_S)
     except (FileNotFoundError, ConnectionRefusedError):
-        yield NEVER
+        yield LastContact()
         return
     with connection:
-        connection.sendall(f"{outbox_id}\n".encode())
+        connection.sendall(f"{_WITH_AGE}{outbox_id}\n".encode())
         answer = _line(connection)
         if not answer:
             raise ConnectionResetError(f"the node in {directory.resolve().parent} does not let go of it: see its log")
-        yield int(answer)
+        wall_ms, *age = [int(number) for number in answer.split()]
+        yield LastContact(wall_ms, age[0] if age and age[0] != NEVER else None)
 
 
 def _line(connection: socket.socket) -> str:

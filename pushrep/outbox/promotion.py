@@ -1,6 +1,7 @@
 """Promotion: a replica becomes the leader, by an operator's command or an embedder's call; all partitions of an outbox.
 
-    its node lets go ─▶ lock ─▶ Candidacy: number and grant on N - m + 1 members ─▶ compare ─▶ fetch (catch_up) ─▶ begin
+    its node lets go ─▶ lock ─▶ Candidacy: look and compare ─▶ number and grant on N - m + 1 members ─▶ compare again
+                     ─▶ fetch (catch_up) ─▶ begin
                         with accept_loss, if fewer answer: the grant says what was accepted, and a PID epoch begins
 
 Afterwards the grant names this directory's member: the node stays away, and the service opens its Outbox here, with the
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -21,15 +23,16 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.errors import LogLocked
-from pushrep.node import NodeSettings
+from pushrep.log.errors import LogLocked, LogPoisoned
+from pushrep.node import LastContact, NodeSettings
 from pushrep.node.candidacy import Candidacy
 from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, find_promises
 from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.letting_go import NEVER, borrowed
+from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
-from pushrep.replication.candidate import Fetch, MemberAnswer, Purpose
+from pushrep.replication.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, Purpose, leader_alive
 from pushrep.replication.epochs import common_end, without_ungranted
 from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import Grant, Member, default_min_insync, next_ballot
@@ -78,7 +81,9 @@ def promote(  # noqa: PLR0913 - an operator's choices
     member: int | None = None,
     lost: Collection[int] = (),
     new: Sequence[str] = (),
-    last_contact_ms: int = NEVER,
+    depose: bool = False,
+    leader_alive_ms: int = LEADER_ALIVE_MS,
+    last_contact: LastContact | None = None,
     push: PushSettings | None = None,
     timeout_s: float = 5.0,
     log_config: LogConfig | None = None,
@@ -91,18 +96,22 @@ def promote(  # noqa: PLR0913 - an operator's choices
     members answer, lead all the same; records that only the others hold are lost. member: its index, where the node was
     reached under another address than the one it listens on. lost, with accept_loss: members whose directories are
     destroyed, so that none of them will ever vote: they leave the list at once. new: "host:port" of nodes that come
-    into it under new indexes, and are given everything by whoever opens the Outbox here. last_contact_ms: with a
-    leader, as `ReplicaNode.let_go` tells it, for what an accepted loss says; a node in another process is asked.
-    Raises CantPromote (with what to do), NotAhead (both pairs in it), TooFewMembers, NotLeader if another's promotion
-    was faster, DirectoryIsCopy, LogNotFit, NotAMember, ReplicaUnreachable, CorruptNodeFile, LogPoisoned, OSError.
+    into it under new indexes, and are given everything by whoever opens the Outbox here. depose: also from a leader
+    that may be alive; else one that enough members were in contact with within `leader_alive_ms` is left alone.
+    last_contact: with a leader, as `ReplicaNode.let_go` tells it; a node in another process is asked.
+    Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, DirectoryIsCopy before
+    anything is changed; NotLeader if another's promotion was faster, CantPromote with what to do, CorruptNodeFile,
+    LogPoisoned, OSError.
     """
     directory = Path(directory)
     found = find_promises(directory, filesystem)
     if found is None or found[1].grant is None:
         raise CantPromote(directory, "no outbox was ever led from or pushed to it: give <data>/<outbox id> of a node")
     outbox_id = found[0]
+    leader_alive_ms = 0 if depose else leader_alive_ms
     with ExitStack() as stack:
-        last_contact_ms = max(last_contact_ms, stack.enter_context(borrowed(directory, outbox_id)))
+        told = stack.enter_context(borrowed(directory, outbox_id))
+        last_contact = last_contact or told
         taking = Retrying(
             retry=retry_if_exception_type(CantPromote),
             stop=stop_after_delay(min(_TAKE_S, timeout_s)),
@@ -116,20 +125,44 @@ def promote(  # noqa: PLR0913 - an operator's choices
         stack.callback(_forget_member, keeper, keeper.kept)
         kept = _settle_member(keeper, directory, member)
         logs = _open_logs(stack, directory, kept, log_config, filesystem, clock)
-        candidacy = Candidacy(keeper, logs, push or PushSettings(), clock=clock)
-        if lost or new:
-            if not accept_loss:
-                raise CantPromote(directory, "members are only given up with --accept-loss")
-            change = _without(candidacy, frozenset(lost), [str(Address.parse(one)) for one in new])
-            grant = _with_loss(candidacy, last_contact_ms, catch_up=catch_up, timeout_s=timeout_s, change=change)
-            return _begun(candidacy, grant, directory, last_contact_ms)
+        candidacy = Candidacy(
+            keeper,
+            logs,
+            push or PushSettings(),
+            clock=clock,
+            contact_age_ms=last_contact.age_ms,
+            leader_alive_ms=leader_alive_ms,
+        )
+        losing = partial(
+            _with_loss,
+            candidacy,
+            last_contact.wall_ms,
+            catch_up=catch_up,
+            timeout_s=timeout_s,
+        )
+        number = keeper.kept.number
         try:
-            grant = candidacy.run(Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE, timeout_s)
-        except TooFewMembers:
-            if not accept_loss:
+            if lost or new:
+                if not accept_loss:
+                    raise CantPromote(directory, "members are only given up with --accept-loss")
+                change = _without(candidacy, frozenset(lost), [str(Address.parse(one)) for one in new])
+                return _begun(candidacy, losing(change=change), directory, last_contact.wall_ms)
+            purpose = Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE
+            try:
+                grant = candidacy.run(purpose, timeout_s)
+            except TooFewMembers:
+                if not accept_loss or keeper.kept.number != number:
+                    raise
+                grant = losing()
+            return _begun(candidacy, grant, directory, last_contact.wall_ms)
+        except (LogNotFit, LogPoisoned, ReplicaUnreachable, TooFewMembers, OSError) as error:
+            if keeper.kept.number == number:
                 raise
-            grant = _with_loss(candidacy, last_contact_ms, catch_up=catch_up, timeout_s=timeout_s)
-        return _begun(candidacy, grant, directory, last_contact_ms)
+            why = (
+                f"{error}. Epoch {keeper.kept.number} was taken before that, and members that stored its grant fence "
+                f"the leader until now: nobody leads. Run again: pushrep promote {directory} --catch-up"
+            )
+            raise CantPromote(directory, why) from error
 
 
 def _begun(candidacy: Candidacy, grant: Grant, directory: Path, last_contact_ms: int) -> Promotion:
@@ -278,8 +311,9 @@ def _with_loss(
     timeout_s: float,
     change: _ListChange = _SAME_LIST,
 ) -> Grant:
-    """Too few answer, and that is accepted: compared with those that do. Raises NotAhead, NotLeader, LogNotFit,
-    TooFewMembers if a list is changed that the others could still lead by.
+    """Too few answer, and that is accepted: compared with those that do. Raises LeaderMayBeAlive if one of them was in
+    contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if a list is changed that the others could still lead
+    by.
     """
     kept = candidacy.keeper.kept.grant
     assert kept is not None, "it was looked at before"
@@ -289,6 +323,11 @@ def _with_loss(
             raise LogNotFit(partition, log.why_unfit)
     shown = [kept, *(answer.grant for answer in found.values() if answer.grant is not None)]
     base = max(shown, key=lambda grant: (grant.members_epoch, grant.epoch))
+    newest = max(shown, key=lambda grant: grant.epoch)
+    silent = base.indexes - {own.index, *found}
+    alive = leader_alive(own.index, newest, {own.index: own, **found}, silent, candidacy.leader_alive_ms)
+    if alive is not None and alive.contacts:
+        raise alive
     directory = candidacy.keeper.directory
     change.check_looked(directory, base, own.index, found)
     epoch = next_ballot(candidacy.index, max(answer.highest_epoch for answer in (own, *found.values())))
@@ -297,7 +336,7 @@ def _with_loss(
     pid_epoch = base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP)
     grant = replace(base.renewed(epoch, candidacy.index), accepted_loss=accepted, pid_epoch=pid_epoch)
     grant = change.of(grant)
-    is_anothers = max(shown, key=lambda grant: grant.epoch).leader != own.index
+    is_anothers = newest.leader != own.index
     fetches = _fetches(own, found, catch_up=catch_up, is_anothers=is_anothers)
     for fetch in fetches:
         if fetch.member == own.index:  # a cut: while the other's grant stands here, which is the reason for it

@@ -23,6 +23,7 @@ class ApiKey(IntEnum):
     GRANT = 4
     FETCH_RECORDS = 5
     LIST_LOGS = 6
+    BEAT = 7
     START_REPLAY = 20
     ATTACH = 21
     CREDIT = 22
@@ -54,6 +55,7 @@ CALLS: Mapping[ApiKey, Mapping[Kind, type[Struct]]] = MappingProxyType(
         ApiKey.GRANT: _call(push.GrantRequest, push.GrantResponse),
         ApiKey.FETCH_RECORDS: _call(push.FetchRecordsRequest, push.FetchRecordsResponse),
         ApiKey.LIST_LOGS: _call(push.ListLogsRequest, push.ListLogsResponse),
+        ApiKey.BEAT: _call(push.BeatRequest, push.BeatResponse),
         ApiKey.START_REPLAY: _call(replay.StartReplayRequest, replay.StartReplayResponse),
         ApiKey.ATTACH: _call(replay.AttachRequest, replay.AttachResponse),
         ApiKey.CREDIT: _event(replay.Credit),

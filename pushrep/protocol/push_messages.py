@@ -7,6 +7,7 @@
     Grant              this member leads from now on
     FetchRecords       whole batches from your log, for who leads first and for repair
     ListLogs           which logs do you keep?
+    Beat               this leader is alive, or leads no more
 
 Every answer's fields but its error have defaults, so that a refusal is `AppendRecordsResponse(error_code=...)`.
 An error of the whole request stands in the answer, one of a partition beside that partition.
@@ -24,6 +25,7 @@ from pushrep.protocol.values import (
     OFFSET_MAX,
     Count,
     Counter,
+    CounterOrNone,
     CountOrNone,
     Epoch,
     EpochOrNone,
@@ -171,6 +173,8 @@ class DescribeLogResponse(Struct):
     `replica_epoch` goes into every AppendRecords to it, until it restarts. `last_contact_ms`: with the grant's leader.
     From version 1 on: `directory_id` of what it keeps, zero if it has none; `unfilled` 1 for a member that had no grant
     when it stored its first, and has not been given everything since, 0 for another; -1 from an older node.
+    From version 2 on: `contact_age_ms`, how long ago the leader by that grant was in contact, by the node's monotonic
+    clock, no longer than the node runs; -1: it said that it leads no more, it is this very member, or an older node.
     """
 
     error_code: ErrorCode = ErrorCode.NONE
@@ -184,6 +188,7 @@ class DescribeLogResponse(Struct):
     directory_id: UUID = NO_DIRECTORY
     unfilled: CountOrNone = NOT_SAID
     generation: Counter = 0
+    contact_age_ms: CounterOrNone = NOT_SAID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,3 +409,25 @@ class ListLogsResponse(Struct):
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
     logs: tuple[ListedLog, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatRequest(Struct):
+    """Once a second on each connection of a leader, also while it has nothing to push. `is_last`: it leads no more."""
+
+    outbox_id: UUID
+    leader: MemberIndex
+    leader_epoch: Epoch
+    is_last: bool = False
+    generation: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatResponse(Struct):
+    """FENCED_LEADER_EPOCH where a newer grant is kept; `grant_epoch`, `grant_leader`: of the newest one, -1: none."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    grant_epoch: EpochOrNone = -1
+    grant_leader: MemberIndexOrNone = -1
+    generation: Counter = 0

@@ -4,6 +4,7 @@
                       └ no ─▶ wake
     wake(pusher) ─▶ ready ─▶ pump: request of many parts ─▶ socket ─▶ in flight ─▶ answer ─▶ each pusher's result
       any thread                └ only pushers that have something to say are ever looked at: idle ones cost nothing
+    once a second ─▶ a beat, whatever else is sent: the node knows that its leader is alive
     the connection goes ─▶ in flight is given up, in order ─▶ connect anew with backoff ─▶ sent again from the buffer
 
 Who sends has the turn, so that the order of building is the order on the wire. The worker waits for the turn; `push`
@@ -15,8 +16,11 @@ import logging
 import ssl
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
+from typing import NamedTuple
 
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
@@ -24,7 +28,13 @@ from pushrep.protocol.calls import HOLES_SINCE, ApiKey
 from pushrep.protocol.client import Answer, ClientConnection
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import ProtocolError
-from pushrep.protocol.push_messages import AppendRecordsPartition, AppendRecordsRequest, AppendRecordsResponse
+from pushrep.protocol.push_messages import (
+    AppendRecordsPartition,
+    AppendRecordsRequest,
+    AppendRecordsResponse,
+    BeatRequest,
+    BeatResponse,
+)
 from pushrep.push.connecting import OpenConnection, connect, patiently, pause_s
 from pushrep.push.in_flight import FileRequests, OnItsWay
 from pushrep.push.pusher import Pusher, Sent, Wish
@@ -37,9 +47,17 @@ from pushrep.seams import Clock, Network, Thread
 from pushrep.seams.network import READABLE, WRITABLE
 
 _LOG = logging.getLogger("pushrep.push")
+BEAT_MS = 1_000
 _GRACE_S = 0.2
 _TOO_OLD = "does not speak of holes and gets none until it is upgraded (UNSUPPORTED_VERSION)"
 _PARTS_MAX = 1024  # partitions in one request: its header stays far below what a peer takes
+
+
+class Beats(NamedTuple):
+    """What a leader says once a second; on_fenced(epoch, leader): a newer grant was shown in the answer."""
+
+    request: BeatRequest
+    on_fenced: Callable[[int, int], None]
 
 
 class Waker:
@@ -56,11 +74,19 @@ class Waker:
 class Channel:
     """One connection of a worker."""
 
-    def __init__(
-        self, replica: Replica, settings: PushSettings, worker: Waker, clock: Clock, opened: OpenConnection | None
+    def __init__(  # noqa: PLR0913, PLR0917 - whose connection, and what it stands on
+        self,
+        replica: Replica,
+        settings: PushSettings,
+        worker: Waker,
+        clock: Clock,
+        opened: OpenConnection | None,
+        beats: Beats | None = None,
     ) -> None:
         """opened: a connection that nobody else speaks on any more; without one it makes its own."""
         self.replica, self.is_closing = replica, False
+        self._beats, self._is_beating, self._has_said_farewell = beats, False, False
+        self._beat_ms: int | None = None  # when the next one is due
         self._settings, self._worker, self._clock = settings, worker, clock
         self._ready: deque[Pusher] = deque()
         self._later: deque[tuple[int, Pusher]] = deque()
@@ -90,6 +116,19 @@ class Channel:
     def is_idle(self) -> bool:
         """Whether nothing waits to be sent or answered."""
         return not self._ready and not self._in_flight and not self._outgoing
+
+    def say_farewell(self, now_ms: int) -> bool:
+        """Beat for the last time, so that nobody takes the leader for alive; False if that can't be, or was done."""
+        with self._turn:
+            if self._has_said_farewell or self._beats is None or self._sock is None or self._beat_ms is None:
+                return False
+            self._has_said_farewell = True
+            try:
+                self._send_beat(replace(self._beats.request, is_last=True), now_ms)
+                self._watch()
+            except (OSError, ProtocolError) as error:
+                self._lose(error)
+            return self._sock is not None
 
     def wake(self, pusher: Pusher) -> None:
         """It has something to say. Thread-safe."""
@@ -150,6 +189,7 @@ class Channel:
             if self._sock is not None:
                 try:
                     self._send_ready(now_ms)
+                    self._beat(now_ms)
                     self._watch()
                 except (OSError, ProtocolError) as error:
                     self._lose(error)
@@ -160,6 +200,8 @@ class Channel:
             self._timers[0][0] if self._timers else None,
             self._linger_until_ms,
             sent_ms + self._settings.request_timeout_ms if sent_ms is not None else None,
+            # One that is late goes out behind what holds it up, whose end wakes this.
+            self._beat_ms if self._beat_ms is not None and self._beat_ms > now_ms else None,
         ]
         return min((time for time in times if time is not None), default=None)
 
@@ -224,6 +266,8 @@ class Channel:
             opened, self._opened, self._connecting = self._opened, None, None
             opened.sock.setblocking(False)
             self._sock, self._protocol = opened
+            speaks = opened.protocol.versions is not None and opened.protocol.versions.speaks(ApiKey.BEAT)
+            self._beat_ms = now_ms if speaks and self._beats is not None else None
             self._events = READABLE
             self._worker.poller.register(self._sock, self._events, self)
             _LOG.info("%s is connected", self.replica)
@@ -284,6 +328,21 @@ class Channel:
         for part, sent in zip(parts, sents, strict=True):
             if part.records:
                 sent.pusher.sent_records(now_ms, self._settings.watermark_linger_ms)
+        self._write()
+
+    def _beat(self, now_ms: int) -> None:
+        """One a second, and one at a time: they show that the leader lives, not how fast it is answered."""
+        if self._beats is None or self._beat_ms is None or now_ms < self._beat_ms:
+            return
+        if not self._is_beating and not self._outgoing and not self._has_said_farewell:
+            self._send_beat(self._beats.request, now_ms)
+
+    def _send_beat(self, request: BeatRequest, now_ms: int) -> None:
+        assert self._protocol is not None, "there is a socket"
+        correlation_id, frame = self._protocol.ask(request)
+        self._outgoing += pieces_of(frame)
+        self._in_flight[correlation_id] = OnItsWay(now_ms, [], 0, 0)
+        self._beat_ms, self._is_beating = now_ms + BEAT_MS, True
         self._write()
 
     def _build(self, now_ms: int) -> tuple[list[AppendRecordsPartition], list[Sent]]:
@@ -372,14 +431,22 @@ class Channel:
             if count == 0:
                 raise ConnectionError("the replica closed the connection")
             for answer in protocol.buffer_updated(count):
-                if isinstance(answer, Answer) and isinstance(answer.message, AppendRecordsResponse):
+                if isinstance(answer, Answer):
                     # In flight until every part is done: if one raises, the others are given up with the connection.
                     request = self._in_flight[answer.correlation_id]
-                    self._answered(request, answer.message)
+                    if isinstance(answer.message, AppendRecordsResponse):
+                        self._answered(request, answer.message)
+                    elif isinstance(answer.message, BeatResponse):
+                        self._beat_answered(answer.message)
                     if self._in_flight.pop(answer.correlation_id, None) is not None:
                         self._slots -= request.slots
             if self._sock is not sock or not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
                 return
+
+    def _beat_answered(self, response: BeatResponse) -> None:
+        self._is_beating = False
+        if self._beats is not None and response.grant_epoch > self._beats.request.leader_epoch:
+            self._beats.on_fenced(response.grant_epoch, response.grant_leader)
 
     def _answered(self, request: OnItsWay, response: AppendRecordsResponse) -> None:
         if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):
@@ -403,7 +470,7 @@ class Channel:
         with suppress(OSError):
             self._sock.close()
         self._sock = self._protocol = self._linger_until_ms = None
-        self._outgoing = []
+        self._outgoing, self._is_beating, self._beat_ms = [], False, None
         given_up, self._in_flight, self._slots = self._in_flight, {}, 0
         self._file_requests.lost(max((request.file_bytes for request in given_up.values()), default=0))
         for pusher in dict.fromkeys(sent.pusher for request in given_up.values() for sent in request.parts):

@@ -20,6 +20,7 @@ from pushrep.log import Durability, SegmentLog
 from pushrep.protocol import push_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse, LogDescription
+from pushrep.push.channel import Beats
 from pushrep.push.connecting import patiently, pause_s
 from pushrep.push.errors import PushError, ReplicaUnreachable
 from pushrep.push.led_partition import LedPartition, OnReplicated
@@ -71,7 +72,10 @@ class Leading:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.outbox_id, self.grant = outbox_id, grant
-        self.manager = PushManager(settings, clock=clock)
+        beat = wire.BeatRequest(
+            outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch, generation=grant.generation
+        )
+        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._fenced))
         self._clock, self._lag_ms = clock, replica_lag_max_ms
         threads = self.manager.settings.network.threads
         self._stop = threads.event()
@@ -173,8 +177,12 @@ class Leading:
         """A member showed these; one that is newer than ours ends our lead."""
         for grant in grants:
             if grant.epoch > self.grant.epoch:
-                for led in self.partitions.values():
-                    led.resign(grant.epoch, grant.leader)
+                self._fenced(grant.epoch, grant.leader)
+
+    def _fenced(self, epoch: int, leader: int) -> None:
+        """Member `leader` has a newer grant."""
+        for led in self.partitions.values():
+            led.resign(epoch, leader)
 
     def start_session(
         self,

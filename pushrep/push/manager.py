@@ -16,7 +16,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
-from pushrep.push.channel import Channel
+from pushrep.push.channel import Beats, Channel
 from pushrep.push.errors import IllegalState
 from pushrep.push.memory import MemoryTracker
 from pushrep.push.pusher import Pusher
@@ -61,7 +61,9 @@ class PushManager:
         push_internal_topics: bool = False,
         push_cluster_links: bool = False,
         clock: Clock = SYSTEM_CLOCK,
+        beats: Beats | None = None,
     ) -> None:
+        """beats: what each connection says once a second while it lasts, and at its end."""
         self.settings = settings or PushSettings()
         self.memory = MemoryTracker(self.settings.buffer_bytes_max)
         self.not_caught_up: Counter[int] = Counter()
@@ -70,7 +72,7 @@ class PushManager:
         self.refusals: Counter[tuple[int, Outcome]] = Counter()
         """How often each replica answered with each error."""
         self._push_internal, self._push_links = push_internal_topics, push_cluster_links
-        self._clock = clock
+        self._clock, self._beats = clock, beats
         self._lock = threading.Lock()
         self._state = _State.NEW
         self._workers = [
@@ -246,7 +248,7 @@ class PushManager:
             worker = self._workers[number % len(self._workers)]
             # While it is active, a worker that runs, or ends after this, closes what it was given.
             opened = client.hand_over() if client is not None and self.is_active() else None
-            channel = self._channels[key] = Channel(replica, self.settings, worker, self._clock, opened)
+            channel = self._channels[key] = Channel(replica, self.settings, worker, self._clock, opened, self._beats)
             worker.add(channel)
         self._users[key] += 1
         return channel

@@ -59,7 +59,8 @@ class Worker(Waker):
     def _pump(self) -> int | None:
         earliest: int | None = None
         for channel in list(self._channels):
-            if channel.is_closing and channel.is_idle:
+            is_ending = channel.is_closing or self._deadline_ms is not None
+            if is_ending and channel.is_idle and not channel.say_farewell(self._clock.monotonic_ms()):
                 channel.cut()
                 self._channels.remove(channel)
                 continue

@@ -4,7 +4,10 @@
        │                            │ a newer grant             │
        └────────────────────────────┴───────────────────────────┴──▶ REFUSED (with an error that says what to do)
 
-LOOKING asks and compares before any number is taken, so that a promotion that can't succeed fences nobody.
+LOOKING asks and compares before any number is taken, so that a promotion that can't succeed fences nobody: one that is
+not ahead of everybody who answers, or whose leader may be alive. It may be if it, those that say they were in contact
+with it lately, and those that did not answer are together enough to acknowledge. A leader's own node answers only while
+no service has the directory: then that one is not alive. A member that can't say counts as one without contact.
 A member that shows no grant counts for nothing, unless nothing was ever acknowledged: it may be one whose disk was
 lost, with what it held and promised. One that got its first grant since says so (`is_unfilled`) until it has been given
 everything.
@@ -15,6 +18,7 @@ leader holds every record that m members held.
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from types import MappingProxyType
@@ -30,8 +34,19 @@ from pushrep.replication.epochs import (
     granted_end,
     without_ungranted,
 )
-from pushrep.replication.errors import LogNotFit, NotAhead, NotAMember, NotLeader, ReplicationError, TooFewMembers
+from pushrep.replication.errors import (
+    LeaderMayBeAlive,
+    LogNotFit,
+    NotAhead,
+    NotAMember,
+    NotLeader,
+    ReplicationError,
+    TooFewMembers,
+)
 from pushrep.replication.grants import Grant, next_ballot
+
+LEADER_ALIVE_MS = 3_000
+"""A leader beats once a second: one that a member heard so lately may be alive."""
 
 
 class CandidateState(Enum):
@@ -97,6 +112,8 @@ class MemberAnswer:
 
     is_unfilled: it had no grant when it stored its first, and has not been given everything since; None from an older
     node, which can't say. directory_id: of its directory; None from an older node. generation: of its newest grant.
+    contact_age_ms: since the leader by its newest grant was last in contact, by its own clock;
+    None without such a leader, and from an older node.
     """
 
     index: int
@@ -106,6 +123,7 @@ class MemberAnswer:
     is_unfilled: bool | None = None
     directory_id: UUID | None = None
     generation: int = 0
+    contact_age_ms: int | None = None
 
     @property
     def counts(self) -> bool:
@@ -163,9 +181,10 @@ class Candidate:
     own: what this member says of itself, its ungranted numbers counted in `highest_epoch`.
     first: the grant of an outbox that has none yet, under any number.
     change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
+    leader_alive_ms: another leader that was in contact so lately may be alive, and is left alone; 0: it is deposed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - who, what for, and what may differ
         self,
         index: int,
         purpose: Purpose,
@@ -173,8 +192,10 @@ class Candidate:
         *,
         first: Grant | None = None,
         change: Callable[[Grant, int], Grant] | None = None,
+        leader_alive_ms: int = LEADER_ALIVE_MS,
     ) -> None:
         self.index, self.purpose, self._change = index, purpose, change
+        self._leader_alive_ms, self._is_over = leader_alive_ms, False
         self.state = CandidateState.LOOKING
         self.grant: Grant | None = None
         """The one that this attempt offers, once it has a number."""
@@ -218,6 +239,10 @@ class Candidate:
         """Nobody else will answer."""
         if self.state not in {CandidateState.LOOKING, CandidateState.GRANTING}:
             return []
+        if self.state is CandidateState.LOOKING:
+            self._is_over = True
+            if effects := self._on_look():
+                return effects
         answered = self._counting()
         quorums = (self.grant or self.base).quorums
         short = max(quorums, key=lambda quorum: quorum.to_lead - len(quorum.members & answered))
@@ -270,15 +295,12 @@ class Candidate:
     def _on_look(self) -> list[CandidateEffect]:
         shown = [answer.grant for answer in self._answers.values() if answer.grant is not None]
         newest = max(shown, key=lambda grant: grant.epoch, default=None)
-        if self.purpose is Purpose.OPEN and newest is not None and newest.leader != self.index:
-            return self._refuse(NotLeader(newest.leader, newest.epoch))
-        if all(member.index != self.index for member in self.base.members):
-            return self._refuse(NotAMember(self.index, self.base.epoch))
-        if not self.base.may_lead(self._counting()):
-            return []
         self._was_led_by_another = newest is not None and newest.leader != self.index
-        if self.purpose is not Purpose.OPEN and isinstance(refusal := self._fetches(), ReplicationError):
-            return self._refuse(refusal)
+        goes_on = self._goes_on(newest)
+        if isinstance(goes_on, ReplicationError):
+            return self._refuse(goes_on)
+        if not goes_on:
+            return []
         self.is_first = self._nothing_was_acknowledged()
         self._kept_a_grant |= {index for index, answer in self._answers.items() if answer.grant is not None}
         epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
@@ -293,6 +315,25 @@ class Candidate:
         stored = MemberAnswer(index=self.index, grant=grant, highest_epoch=epoch, logs=self._own.logs)
         self._answers = {self.index: stored}
         return [TakeEpoch(epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
+
+    def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:
+        """Whether to take a number, by what was answered until now; or why not, whatever the others say."""
+        if self.purpose is Purpose.OPEN and newest is not None and self._was_led_by_another:
+            return NotLeader(newest.leader, newest.epoch)
+        if all(member.index != self.index for member in self.base.members):
+            return NotAMember(self.index, self.base.epoch)
+        is_enough = self.base.may_lead(self._counting())
+        if newest is None or self.purpose is Purpose.OPEN:
+            return is_enough
+        silent = self.base.indexes - self._answers.keys()
+        alive = leader_alive(self.index, newest, self._answers, silent, self._leader_alive_ms)
+        if alive is not None and self._is_over and (is_enough or alive.contacts):
+            return alive
+        if is_enough and isinstance(refusal := self._fetches(), ReplicationError):
+            return refusal
+        # The others may show that it is not alive, or that they hold more.
+        waits = alive is not None or (self.purpose is Purpose.PROMOTE and bool(silent))
+        return is_enough and (self._is_over or not waits)
 
     def _on_stored(self) -> list[CandidateEffect]:
         assert self.grant is not None
@@ -355,3 +396,26 @@ class Candidate:
     def _become(self, state: CandidateState) -> None:
         assert state in MAY_BECOME[self.state], f"{self.state} may not become {state}"
         self.state = state
+
+
+def leader_alive(
+    own: int, newest: Grant, answers: Mapping[int, MemberAnswer], silent: AbstractSet[int], leader_alive_ms: int
+) -> LeaderMayBeAlive | None:
+    """Why the leader by the `newest` grant that anybody showed may lead on; None if it does not. own: who asks.
+
+    The error names no silent members if those that answered show it without them.
+    """
+    leader = newest.leader
+    at_home = answers.get(leader)  # its node answers only while no service has its directory
+    if leader == own or not leader_alive_ms or (at_home is not None and at_home.grant == newest):
+        return None
+    contacts = {
+        index: answer.contact_age_ms
+        for index, answer in answers.items()
+        if answer.contact_age_ms is not None and answer.contact_age_ms < leader_alive_ms
+    }
+    known = {leader, *contacts}
+    if not newest.may_acknowledge(known | silent):
+        return None
+    others = () if contacts and newest.may_acknowledge(known) else tuple(sorted({leader, *silent} - contacts.keys()))
+    return LeaderMayBeAlive(leader=leader, epoch=newest.epoch, contacts=contacts, silent=others)

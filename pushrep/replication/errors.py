@@ -1,5 +1,7 @@
 """What a leader or a candidate refuses, named for what the caller does next."""
 
+from collections.abc import Mapping
+
 from pushrep.errors import PushrepError
 
 
@@ -54,6 +56,26 @@ class NotAhead(ReplicationError):
         )
         self.partition, self.own, self.member, self.theirs = partition, own, member, theirs
         self.is_fenced = is_fenced
+
+
+class LeaderMayBeAlive(ReplicationError):
+    """Member `leader` may lead on by epoch `epoch`, so nothing was taken from it: nobody was fenced.
+
+    contacts: of the members that it was in contact with lately, how many milliseconds ago by their own clocks. silent:
+    those that did not answer, and could be in contact with it.
+    """
+
+    def __init__(self, *, leader: int, epoch: int, contacts: Mapping[int, int], silent: tuple[int, ...]) -> None:
+        heard = [
+            f"member {index} was in contact with it, or started, {age_ms} ms ago"
+            for index, age_ms in sorted(contacts.items())
+        ]
+        heard += [f"members {silent} did not answer"] if silent else []
+        super().__init__(
+            f"member {leader} may lead on by epoch {epoch}: {', '.join(heard)}. Nobody was fenced. End its service and "
+            "try again some seconds later, or take the lead from it all the same: --depose"
+        )
+        self.leader, self.epoch, self.contacts, self.silent = leader, epoch, contacts, silent
 
 
 class LogNotFit(ReplicationError):

@@ -168,7 +168,7 @@ def test_what_was_answered_with_201_outlives_the_machine(shop):
     shutil.move(old, lost)
 
     copy = shop.root / "copy-1" / outbox_id
-    output = run("promote", copy, "--catch-up", "--timeout-s", 60)
+    output = run("promote", copy, "--catch-up", "--depose", "--timeout-s", 60)
     assert f"open the service's Outbox on {copy}" in output
     replicas = re.findall(r'"(127[^"]*)"', output.splitlines()[-1])
     assert replicas == [nodes[1].address()]

@@ -6,6 +6,13 @@ from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.vocabulary import VOCABULARY, VersionRange
 
 
+def without_beats():
+    """A node from before leaders said once a second that they are alive."""
+    spoken = copy.copy(VOCABULARY)
+    spoken.versions = {key: versions for key, versions in VOCABULARY.versions.items() if key is not ApiKey.BEAT}
+    return spoken
+
+
 def of_version(newest):
     """What a node or a leader from before spoke of these calls."""
     spoken = copy.copy(VOCABULARY)

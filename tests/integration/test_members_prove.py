@@ -14,7 +14,8 @@ from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
 from pushrep.log.errors import DirectoryIsCopy
 from pushrep.node import NodeSettings
-from pushrep.outbox import CantChangeMembers
+from pushrep.outbox import CantChangeMembers, DeliveryFailed
+from pushrep.outbox.letting_go import LetGoDoor
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.moving import moved
 from pushrep.outbox.promotion import promote
@@ -23,7 +24,7 @@ from pushrep.protocol.server import ServerConnection
 from pushrep.push.sockets import Address
 from pushrep.replication.errors import NotLeader, TooFewMembers
 from pushrep.seams import RealFilesystem
-from tests.integration.older_peers import of_version
+from tests.integration.older_peers import of_version, without_beats
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -193,7 +194,7 @@ def test_a_member_that_was_moved_whole_goes_on_after_the_operator_said_so(three,
     with pytest.raises(DirectoryIsCopy):
         three.promote(2)
     assert pushrep("replica", "moved", three.directory(2))[0] == 0
-    assert three.promote(2).partitions[0].log_end_offset == len(three.values)
+    assert three.promote(2, depose=True).partitions[0].log_end_offset == len(three.values)
 
 
 def test_a_services_directory_with_replicas_that_is_a_copy_is_refused(three):
@@ -350,7 +351,7 @@ def test_status_says_what_a_directory_is(three, pushrep):
     three.start()
     code, _, errors = pushrep("replica", "status", three.world.root / "node-1")
     assert (code, "it is the directory of a node" in errors) == (1, True)
-    assert three.promote(2).grant.leader == 2
+    assert three.promote(2, depose=True).grant.leader == 2
     for index, told in ((1, "member 2 leads since epoch"), (2, "it leads, and no service has opened it yet")):
         code, _, errors = pushrep("replica", "status", three.directory(index))
         assert code == 1
@@ -445,3 +446,58 @@ def test_a_change_that_fails_prints_the_list_and_the_command_that_leads_out_work
     with open_outbox(world, 3) as outbox:
         assert outbox.append(0, b"b").result(WAIT_S) == 1
         assert [one.index for one in outbox.status().members] == [0, 2]
+
+
+def test_a_refused_promote_leaves_the_leader_leading(three, pushrep):
+    """A replica is promoted under a healthy leader, by the command: whatever else is said, only `--depose` takes it."""
+    three.start()
+    with three.lead() as outbox, LetGoDoor(three.world.nodes[1]):
+        wait_for_all(outbox)
+        three.world.nodes[2].stop()
+        epoch = outbox.facts.replication.grant.epoch
+        for choices in ((), ("--catch-up",), ("--accept-loss",)):
+            code, _, errors = pushrep("promote", three.directory(1), "--timeout-s", "5", *choices)
+            assert code == 1
+            assert f"member 0 may lead on by epoch {epoch}: member 1 was in contact with it" in errors
+            assert "Nobody was fenced" in errors
+        at = outbox.append(0, b"still").result(WAIT_S)
+        assert outbox.facts.replication.grant.epoch == epoch
+        code, _, errors = pushrep("promote", three.directory(1), "--timeout-s", "5", "--accept-loss", "--depose")
+        assert code == 0, errors
+        with pytest.raises((NotLeader, DeliveryFailed)):
+            outbox.append(0, b"deposed").result(WAIT_S)
+    assert values(three.directory(1))[at] == b"still"
+
+
+def test_an_idle_leader_is_heard_once_a_second_and_says_when_it_ends(three):
+    """On each connection, whatever else is sent; one that closed in order is not taken for alive."""
+    three.start()
+    with three.lead() as outbox:
+        wait_for_all(outbox)
+        ages = [0]
+        beats = []
+
+        def is_heard():
+            age_ms = kept(three.world, 1).contact_age_ms
+            beats.extend([ages[-1]] if age_ms < ages[-1] else [])
+            ages.append(age_ms)
+            return len(beats) > 2
+
+        wait_until(is_heard, "beats came while nothing was pushed")
+    assert kept(three.world, 1).contact_age_ms is None
+    with three.world.nodes[1].let_go(three.outbox_id) as last_contact:
+        done = promote(three.directory(1), push=QUICK, timeout_s=WAIT_S, last_contact=last_contact)
+    assert done.grant.leader == 1
+
+
+def test_a_node_that_does_not_know_beats_is_heard_by_what_is_pushed(three, monkeypatch):
+    """Nothing is said to it that it does not speak; by its pushes a leader of an older version is heard, too."""
+    monkeypatch.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", without_beats())
+    three.start()
+    with three.lead() as outbox:
+        wait_for_all(outbox)
+        outbox.append(0, b"pushed").result(WAIT_S)
+        assert kept(three.world, 1).contact_age_ms < 3_000
+        wait_until(lambda: kept(three.world, 1).contact_age_ms > 1_200, "no beat follows")
+        assert outbox.append(0, b"on the same connection").result(WAIT_S)
+    assert kept(three.world, 1).contact_age_ms is not None, "nothing says that it ended"

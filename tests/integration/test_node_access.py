@@ -46,6 +46,7 @@ MAY = {
     ApiKey.GRANT: LEADERS,
     ApiKey.FETCH_RECORDS: LEADERS | {"reader"},
     ApiKey.LIST_LOGS: {"owner", "lister"},
+    ApiKey.BEAT: LEADERS,
     ApiKey.START_REPLAY: LEADERS | {"reader"},
     ApiKey.DESCRIBE_RECORDINGS: LEADERS | {"reader", "keeper", "lister"},
     ApiKey.EXTEND: {"keeper"},
@@ -100,6 +101,7 @@ def requests(grant, outbox_id, recording_id, tp):
         push.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, partitions=(tp,)),
         push.FetchRecordsRequest(tp=tp, grant_epoch=1 << 20, offset=0, max_bytes=1 << 20),
         push.ListLogsRequest(outbox_id=outbox_id),
+        push.BeatRequest(outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch),
         replay.StartReplayRequest(
             recording_id=recording_id, position_kind=replay.PositionKind.LOG_START, position=0,
             length_kind=replay.LengthKind.TO_END, length=0,

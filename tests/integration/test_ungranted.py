@@ -99,7 +99,7 @@ def test_another_grant_that_came_first_cuts_it_aside(members, caplog):
         for _ in range(5):
             outbox.append(0, b"alone").result(WAIT_S)
     start_nodes(members)
-    done = members.promote(1)
+    done = members.promote(1, depose=True)
     assert done.partitions[0].log_end_offset == 3
     with open_outbox(members.directory(1), [members.address(2)]) as promoted:
         assert promoted.append(0, b"led by 1").result(WAIT_S) == 3
@@ -122,7 +122,7 @@ def test_another_grant_cuts_it_aside_also_where_a_loss_is_accepted(members):
     with members.lead(**LOCAL) as outbox:
         outbox.append(0, b"alone").result(WAIT_S)
     start_nodes(members)
-    members.promote(1)
+    members.promote(1, depose=True)
     with pytest.raises(NotLeader):
         members.lead(**LOCAL)
     stop_nodes(members)
@@ -139,7 +139,7 @@ def test_while_it_is_open_another_grant_ends_its_appends(members):
         assert outbox.append(0, b"alone").result(WAIT_S) == 3
         with outbox.facts.replication._changing:  # it looks on for members: not before the other one leads
             start_nodes(members)
-            members.promote(1)
+            members.promote(1, depose=True)
 
         def is_refused():
             try:

@@ -201,8 +201,8 @@ def test_a_leader_that_stood_still_while_another_was_promoted_gets_nothing_in(br
                 assert leader.stdout.readline() == "stop me\n"
                 leader.send_signal(signal.SIGSTOP)
                 [kept] = (tmp_path / "node-1").glob("*/promises.json")
-                with one.let_go(UUID(kept.parent.name)) as last_contact_ms:
-                    promote(kept.parent, push=QUICK, last_contact_ms=last_contact_ms, timeout_s=WAIT_S)
+                with one.let_go(UUID(kept.parent.name)) as last_contact:
+                    promote(kept.parent, push=QUICK, last_contact=last_contact, timeout_s=WAIT_S, depose=True)
                 with open_outbox(
                     kept.parent, broker, topic, replicas=[str(two.address)], acks=Acks.ALL, push=QUICK,
                     durability=Durability.FLUSHED, log_config=LogConfig(preallocate_bytes=0),

@@ -112,8 +112,8 @@ def test_a_clean_failover_ships_nothing_twice(broker, node, opened, tmp_path):
             outbox_id = outbox.identity.outbox_id
             outbox.append_many(1, [b"perhaps not shipped"] * 20).result(WAIT_S)
         directory = tmp_path / "node" / outbox_id
-        with node.let_go(UUID(outbox_id)) as last_contact_ms:
-            done = promote(directory, push=QUICK, last_contact_ms=last_contact_ms, timeout_s=WAIT_S)
+        with node.let_go(UUID(outbox_id)) as last_contact:
+            done = promote(directory, push=QUICK, last_contact=last_contact, timeout_s=WAIT_S)
         kafka = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
         with Outbox.open(
             directory, opened.topic, 4, "test", replicas=list(done.replicas), acks=Acks.ALL, push=QUICK,

@@ -22,7 +22,7 @@ from pushrep.replication.candidate import (
 )
 from pushrep.replication.effects import SetAside, StoreGrant, TakeEpoch
 from pushrep.replication.epochs import EpochEnd, LogEnds, Ungranted
-from pushrep.replication.errors import LogNotFit, NotAhead, NotAMember, NotLeader, TooFewMembers
+from pushrep.replication.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotAMember, NotLeader, TooFewMembers
 from pushrep.replication.grants import Grant, Member
 from pushrep.replication.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, Push, Resigned, SessionEnded
 from pushrep.replication.messages import AppendRecordsResult
@@ -326,9 +326,77 @@ def test_a_promotion_that_is_not_ahead_is_refused_with_both_pairs_and_fences_nob
     assert "nobody was fenced" in str(error)
 
 
+def heard(index, age_ms, log=LOG, kept=None):
+    return replace(member(index, log, kept), contact_age_ms=age_ms)
+
+
+@pytest.mark.parametrize("purpose", [Purpose.PROMOTE, Purpose.PROMOTE_AND_CATCH_UP])
+def test_a_leader_that_may_be_alive_is_fenced_by_no_promotion(purpose):
+    """It and one that heard it lately are m of three; without a number taken."""
+    looking = candidate(1, purpose)
+    assert looking.on_answer(heard(2, 2_999)) == [], "its own node may answer that no service has it"
+    error = refusal(looking.on_deadline())
+    assert isinstance(error, LeaderMayBeAlive)
+    assert (error.leader, error.epoch, error.contacts, error.silent) == (0, 256, {2: 2_999}, ())
+    assert "2999 ms ago" in str(error)
+    own = candidate(1, purpose, heard(1, 0))
+    assert refusal(own.on_deadline()).contacts == {1: 0}, "this member itself heard it: that is no case for a loss"
+    deposing = candidate(1, purpose, heard(1, 0), leader_alive_ms=0)
+    deposing.on_answer(heard(0, None, kept=grant(epoch=1)))
+    deposing.on_answer(heard(2, 0))
+    assert deposing.state is CandidateState.GRANTING, "--depose"
+
+
+def test_a_leader_that_nobody_heard_lately_is_not_alive():
+    promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, 5_000))
+    assert promotion.on_answer(heard(2, 3_000))[0] == TakeEpoch(257)
+
+
+def test_who_cant_say_has_no_contact():
+    """A member of an older version."""
+    promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, None))
+    assert promotion.on_answer(heard(2, None))[0] == TakeEpoch(257)
+
+
+def test_a_leader_whose_own_node_answers_is_not_alive():
+    """Its node answers only while no service has the directory; one that shows an older grant has not heard of it."""
+    promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, 10))
+    assert promotion.on_answer(member(0, LOG))[0] == TakeEpoch(257)
+    other = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, 10, kept=grant(epoch=512)))
+    other.on_answer(member(0, LOG))
+    assert isinstance(refusal(other.on_deadline()), LeaderMayBeAlive)
+
+
+def test_those_that_do_not_answer_may_be_with_the_leader():
+    """Of five with m = 3: it, one that heard it, and one that is silent. Once that one says no, it is not alive."""
+    five = replace(grant(members=5), min_insync_replicas=3)
+    ask = Look((0, 2, 3, 4))
+
+    def looked():
+        made = Candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, None, kept=five))
+        assert made.start() == [ask]
+        assert made.on_answer(heard(2, 5, kept=five)) == []
+        assert made.on_answer(heard(3, None, kept=five)) == [], "enough to lead, but member 4 may be with it"
+        return made
+
+    error = refusal(looked().on_deadline())
+    assert isinstance(error, LeaderMayBeAlive)
+    assert (error.contacts, error.silent) == ({2: 5}, (0, 4))
+    assert looked().on_answer(heard(4, None, kept=five))[0] == TakeEpoch(257)
+
+
+def test_a_promotion_compares_with_everybody_who_answers_before_it_takes_a_number():
+    promotion = candidate(1, Purpose.PROMOTE)
+    assert promotion.on_answer(member(2, LOG)) == [], "enough to lead, but member 0 may hold more"
+    error = refusal(promotion.on_answer(member(0, ends(7, (0, 0), (256, 2)))))
+    assert isinstance(error, NotAhead)
+    assert not error.is_fenced
+
+
 def test_a_promotion_that_is_overtaken_after_its_grant_says_that_nobody_leads():
     promotion = candidate(1, Purpose.PROMOTE)
     promotion.on_answer(member(2, LOG))
+    promotion.on_deadline()
     error = refusal(stored(promotion, 2, ends(7, (0, 0), (256, 2))))
     assert isinstance(error, NotAhead)
     assert error.is_fenced
@@ -421,6 +489,7 @@ def test_what_was_not_granted_is_set_aside_if_another_led_since():
     own = member(0, ends(6, (0, 0), (256, 2), (512, 4)), ungranted=Ungranted(4, EpochEnd(256, 4)), seen=512)
     promotion = candidate(purpose=Purpose.PROMOTE, own=own)
     promotion.on_answer(member(1, LOG, grant(epoch=513), seen=513))
+    promotion.on_deadline()
     assert stored(promotion, 1) == [Fetch(0, 0, 4, EpochEnd(256, 4))]
 
 
