@@ -15,8 +15,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 from spark_jobs.frame_errors import FrameChanged
-from spark_jobs.micro_batch import OUTPUT_ROWS, asked, running_query
+from spark_jobs.micro_batch import OUTPUT_ROWS, running_query
 from spark_jobs.slices import Slice
+from spark_jobs.spark_internals import asked
 
 _LOG = logging.getLogger(__name__)
 _AS_MANY_ROWS: Final = frozenset(

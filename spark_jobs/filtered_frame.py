@@ -20,8 +20,9 @@ from spark_jobs.batch_counts import BatchCounts
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.runs import Stretch
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, FilterRule, decider
-from spark_jobs.slice_scan import KEY, governed, keyed_frame, scan_slices
-from spark_jobs.slices import BatchPlan, BatchVerdict, plan_batch
+from spark_jobs.slice_scan import KEY, governed, in_log_order, keyed_frame, scan_slices
+from spark_jobs.slices import BatchPlan, BatchVerdict, Slice, plan_batch
+from spark_jobs.spark_internals import is_local
 
 STRETCHES_MAX = 64
 """With more stretches than this the rows are decided one by one: each is a comparison for every row."""
@@ -77,15 +78,47 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     """Filter a batch frame with the columns topic, partition and offset, and key or headers: one job now, lazy rows.
 
     `marks` are those before the frame, `{MarksKey(topic): HighwaterMarks}`. `sort=True` brings the rows into log
-    order first; without it a frame that a shuffle cut up is recognised and sorted, and one whose rows lie unordered
-    in one piece fails with LogOrderBroken. Raises FrameUnusable, CarrierUnusable, PairSplit, BadFilterSetting.
+    order first; without it a frame that a shuffle cut up, files that don't lie in log order, and rows that are part of
+    the plan are recognised and sorted. Other rows that lie unordered in one piece may fail with LogOrderBroken.
+    Raises FrameUnusable, CarrierUnusable, PairSplit, BadFilterSetting.
     """
     pids = None if only_pids is None else frozenset(only_pids)
     rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
     keyed = keyed_frame(df, rule)
     slices = scan_slices(keyed, rule)
     now = SYSTEM_CLOCK.wall_ms() if now_ms is None else now_ms
-    return apply_plan(keyed, plan_batch(slices, marks or {}, rule=rule, now_ms=now, sort=sort), rule)
+    return apply_plan(keyed, plan_frame(keyed, slices, marks or {}, rule=rule, now_ms=now, sort=sort), rule)
+
+
+def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
+    keyed: DataFrame,
+    slices: list[Slice],
+    before: Mapping[MarksKey, HighwaterMarks],
+    *,
+    rule: FilterRule,
+    now_ms: int,
+    sort: bool,
+) -> BatchPlan:
+    """The plan of a scanned frame: where rows are judged one by one and don't lie as that needs, it sorts."""
+    plan = plan_batch(slices, before, rule=rule, now_ms=now_ms, sort=sort)
+    if decided_by_runs(plan) or plan.must_sort:
+        return plan
+    if any(s.borrowed for s in slices):
+        slices = scan_slices(keyed, rule, runs=False)
+    sort = not _is_in_order(keyed, slices, rule)
+    return plan_batch(slices, before, rule=rule, now_ms=now_ms, sort=sort)
+
+
+def _is_in_order(keyed: DataFrame, slices: list[Slice], rule: FilterRule) -> bool:
+    """Whether rows lie in the Spark partitions that the first pass saw, and as far as is known in log order.
+
+    Rows that are part of the plan (values, a small Arrow table) don't: a first pass over them runs without tasks. And
+    Spark packs files into tasks by their size, which only groups of runs tell, and a window's first pass.
+    """
+    if is_local(keyed) is not False:
+        return False
+    known = rule.window or all(s.runs is not None for s in slices)
+    return bool(known) or len(keyed.inputFiles()) < 2 or in_log_order(keyed)
 
 
 def decided_by_runs(plan: BatchPlan) -> bool:

@@ -6,15 +6,13 @@ it is used only where it is what is known here: files, filters and projections, 
 and the very RDD that was handed over. Anything else, and any name that changed, leaves the frame as it is.
 """
 
-import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-_LOG = logging.getLogger(__name__)
+from spark_jobs.spark_internals import asked, class_name
+
 _RELATION: Final = "LogicalRelation"
 _COLUMNAR: Final = frozenset({"ParquetFileFormat", "OrcFileFormat"})
 _LENIENT: Final = "ignoreCorruptFiles"
@@ -22,8 +20,6 @@ _FORGETFUL: Final = "ignoreMissingFiles"
 _STATELESS: Final = frozenset({"Project", "Filter"})
 OUTPUT_ROWS: Final = "numOutputRows"
 """Spark's count of the rows that an operator has handed out."""
-
-_Answer = TypeVar("_Answer")
 
 
 def column_pruned(df: DataFrame) -> DataFrame:
@@ -44,15 +40,6 @@ def input_counter(df: DataFrame, pruned: DataFrame) -> Callable[[int], Any] | No
     return asked(lambda: _leaf_counter(df) if _gives_all(pruned) and _looks_like(pruned, df) else None)
 
 
-def asked(question: Callable[[], _Answer]) -> _Answer | None:
-    """What Spark's inner objects answer; None where they have other names."""
-    try:
-        return question()
-    except (Py4JError, PySparkException, AttributeError, TypeError) as error:
-        _LOG.debug("this Spark names its plans otherwise: %s", error)
-        return None
-
-
 def running_query(session: Any) -> Any:
     """Spark's own object of the query in whose foreachBatch we are; None elsewhere."""
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -71,7 +58,7 @@ def _replanned(df: DataFrame) -> DataFrame | None:
     if query is None or session.conf.get(f"spark.sql.files.{_LENIENT}") != "false":
         return None
     handed, execution = df._jdf.queryExecution().analyzed(), query.lastExecution()  # noqa: SLF001
-    if _name(handed) != "LogicalRDD" or not handed.rdd().equals(execution.toRdd()):
+    if class_name(handed) != "LogicalRDD" or not handed.rdd().equals(execution.toRdd()):
         return None
     jvm = session.sparkContext._jvm  # noqa: SLF001 - the door to Spark's own objects
     plan = execution.optimizedPlan()
@@ -86,8 +73,8 @@ def _gives_all(pruned: DataFrame) -> bool:
     if pruned.sparkSession.conf.get(f"spark.sql.files.{_FORGETFUL}") != "false":
         return False
     plan: Any = pruned._jdf.queryExecution().analyzed()  # noqa: SLF001 - the door to Spark's own objects
-    while _name(plan) != _RELATION:
-        if _name(plan) != "Project":
+    while class_name(plan) != _RELATION:
+        if class_name(plan) != "Project":
             return False
         plan = plan.child()
     return _FORGETFUL.lower() not in plan.relation().options().mkString(",").lower()
@@ -107,11 +94,11 @@ def _leaf_counter(df: DataFrame) -> Callable[[int], Any] | None:
 
 def _no_stream(plan: Any, jvm: Any) -> Any:
     """This plan over its files as a batch reads them; None for any other plan."""
-    if _name(plan) == _RELATION:
+    if class_name(plan) == _RELATION:
         if not _reads_by_column(plan.relation()):
             return None
         return plan.copy(plan.relation(), plan.output(), plan.catalogTable(), False, plan.stream())
-    if _name(plan) not in _STATELESS:
+    if class_name(plan) not in _STATELESS:
         return None
     child = _no_stream(plan.child(), jvm)
     nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
@@ -120,11 +107,7 @@ def _no_stream(plan: Any, jvm: Any) -> Any:
 
 def _reads_by_column(relation: Any) -> bool:
     return (
-        _name(relation) == "HadoopFsRelation"
-        and _name(relation.fileFormat()) in _COLUMNAR
+        class_name(relation) == "HadoopFsRelation"
+        and class_name(relation.fileFormat()) in _COLUMNAR
         and _LENIENT.lower() not in relation.options().mkString(",").lower()
     )
-
-
-def _name(node: Any) -> str:
-    return str(node.getClass().getSimpleName())

@@ -26,14 +26,14 @@ from spark_jobs.batch_counts import BatchCounts, warn_of_no_metadata, warn_of_si
 from spark_jobs.batch_errors import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
 from spark_jobs.batch_reads import RowsRead, check_unchanged
-from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs, filter_frame
+from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs, filter_frame, plan_frame
 from spark_jobs.frame_errors import LogOrderBroken
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.micro_batch import column_pruned, input_counter
 from spark_jobs.slice_filter import FilterRule
 from spark_jobs.slice_scan import keyed_frame, scan_slices
-from spark_jobs.slices import Slice, plan_batch, ranges_of
+from spark_jobs.slices import Slice, ranges_of
 
 __all__ = [
     "BatchCounts",
@@ -161,10 +161,7 @@ class ReplayFilteredBatches:
     ) -> FilteredFrame:
         now_ms, rows_read = self._clock.wall_ms(), RowsRead(frames.df)
         while True:
-            plan = plan_batch(slices, before, rule=self._rule, now_ms=now_ms, sort=self._sort)
-            if any(s.borrowed for s in slices) and not decided_by_runs(plan):
-                slices = scan_slices(frames.keyed, self._rule, runs=False)
-                continue
+            plan = plan_frame(frames.keyed, slices, before, rule=self._rule, now_ms=now_ms, sort=self._sort)
             count_input = frames.count_input if decided_by_runs(plan) else None
             filtered = apply_plan(frames.keyed if count_input is None else frames.lean, plan, self._rule)
             read_before = rows_read.count()

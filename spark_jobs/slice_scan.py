@@ -26,7 +26,7 @@ from spark_jobs.key_numbers import key_numbers
 from spark_jobs.mark_epochs import EPOCH_COLUMNS
 from spark_jobs.runs import Runs
 from spark_jobs.settings import setting, use_driver_python
-from spark_jobs.slice_filter import FilterRule, scan_batches
+from spark_jobs.slice_filter import FilterRule, log_partitions, scan_batches
 from spark_jobs.slices import Slice
 
 KEY = "_pushrep_key"
@@ -78,6 +78,24 @@ def scan_slices(keyed: DataFrame, rule: FilterRule, *, runs: bool = True) -> lis
     _refuse_nulls(found)
     in_order = [(name, "ascending") for name in _IN_ORDER if name in found.column_names]
     return list(_slices_of(found.sort_by(in_order), runs=runs))
+
+
+def in_log_order(keyed: DataFrame) -> bool:
+    """Whether the rows of each log partition ascend inside each Spark partition: one more job, over the places only."""
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        last: dict[tuple[str | None, int], int] = {}
+        for batch in batches:
+            topic, partition, offset = batch.columns
+            offsets = np.asarray(offset).astype(np.int64)
+            for where, rows in log_partitions(topic, np.asarray(partition).astype(np.int64)):
+                own = offsets if rows is None else offsets[rows]
+                if own[0] < last.get(where, -1) or (own[1:] < own[:-1]).any():
+                    yield pa.RecordBatch.from_pylist([{"unordered": True}])
+                    return
+                last[where] = int(own[-1])
+
+    return not keyed.select(*_COLUMNS).mapInArrow(look, "unordered boolean").take(1)
 
 
 def governed(key: Column, rule: FilterRule) -> Column:
@@ -151,6 +169,7 @@ def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
     epochs = [found[name].to_pylist() if name in found.column_names else no_epochs for name in EPOCH_COLUMNS]
     owners = list(zip(columns["slice"].tolist(), topics, columns["partition"].tolist(), *epochs, strict=True))
     firsts = [0, *(i + 1 for i, (one, other) in enumerate(pairwise(owners)) if one != other), len(owners)]
+    places = _numbers(found["place"]) if runs else None
     for low, high in pairwise(firsts):
         _, topic, partition, startpoint_epoch, marks_epoch = owners[low]
         keyed = low + np.flatnonzero(is_keyed[low:high])
@@ -163,11 +182,21 @@ def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
             int(columns["rows"][low:high].sum()),
             int(columns["rows"][unkeyed].sum()),
             HighwaterMarks.from_columns(pids[keyed], partitions[keyed], marks[keyed], partition),
+            ascends=places is None or _ascend(columns["start"][low:high], columns["last"][low:high], places[low:high]),
             runs=all_runs and all_runs.some(keyed),
             unkeyed_runs=all_runs and all_runs.some(unkeyed)._replace(partitions=np.full(len(unkeyed), partition)),
             startpoint_epoch=startpoint_epoch,
             marks_epoch=marks_epoch,
         )
+
+
+def _ascend(starts: Any, lasts: Any, places: Any) -> bool:
+    """Whether first and last rows of a slice's groups, put as they lie in the Spark partition, ascend in the log too.
+
+    A task that reads one file behind another that it should follow shows here; rows amidst a group are not looked at.
+    """
+    offsets, where = np.concatenate([starts, lasts]), np.concatenate([starts - places, lasts - places])
+    return bool((np.diff(offsets[np.argsort(where, kind="stable")]) >= 0).all())
 
 
 def _all_runs(columns: dict[str, Any], pids: Any, partitions: Any, distances: Any) -> Runs:

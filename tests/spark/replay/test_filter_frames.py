@@ -1,15 +1,18 @@
 """Batch frames against the rule by brute force: many random topics in one frame, so that few Spark jobs decide."""
 
 import pytest
+from pyspark.sql.functions import udf
 
 from filtering import HighwaterMarks, PairSplit, StreamMetadata
-from spark_jobs import filter_frame, filter_replays
+from spark_jobs import filter_frame, filter_replays, slice_scan
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import CarrierUnusable
+from spark_jobs.settings import setting
 from spark_jobs.slice_scan import FrameUnusable
 
 pytestmark = pytest.mark.spark
 
+SCHEMA = "key binary, value string, topic string, partition int, offset bigint"
 RULES = {
     "plain": {},
     "window": {"window": 7},
@@ -81,10 +84,54 @@ def test_marks_carry_from_frame_to_frame(frames, logs, topics):
         marks = result.marks
 
 
-def test_unordered_rows_in_one_piece_are_refused_unless_sorted(frames, logs):
+def test_rows_that_are_part_of_the_plan_are_filtered_as_any_others(spark, logs):
+    """A user's first test: Spark's optimizer computes partition ids of such rows itself, in the first pass only."""
+    import pyarrow as pa
+
+    rows = [logs.Row("t", 0, n, StreamMetadata(1, 0, s), None, f"v{n}") for n, s in enumerate((5, 7, 6, 8, 2, 9))]
+    names = ("key", "value", "topic", "partition", "offset")
+    columns = [pa.array(column) for column in zip(*(row.cells()[:5] for row in rows), strict=True)]
+    arrow = spark.createDataFrame(pa.table(dict(zip(names, columns, strict=True))))
+    cells = ", ".join(f"(X'{r.metadata.pack().hex()}', '{r.id}', 't', 0, {r.offset}L)" for r in rows)
+    kept = logs.Model().kept(rows)
+    for frame in (
+        arrow,
+        spark.sql(f"select * from values {cells} as t({', '.join(names)})"),
+        arrow.withColumn("made", udf(lambda value: value * 2)("value")),  # which the first pass does without
+    ):
+        result = filter_frame(frame)
+        assert logs.ids(result.rows) == kept
+        assert logs.ids(result.dropped) == {row.id for row in rows} - kept
+
+
+@pytest.mark.parametrize("counted", ["by run", "by pair"])
+def test_files_that_spark_packs_out_of_log_order_are_sorted(spark, logs, tmp_path, monkeypatch, counted):
+    """Tasks take files by size, the largest first: a log's later file may come before an earlier one."""
+    if counted == "by pair":
+        monkeypatch.setattr(slice_scan, "RUNS_MAX", 10)
+    # Every second one is a replay of its neighbour: more stretches than are told one by one.
+    rows = [logs.Row("t", 0, n, StreamMetadata(1, 0, n // 2), None, f"v{n}") for n in range(300)]
+    for n, part in enumerate((rows[:40], rows[40:])):
+        spark.createDataFrame([row.cells()[:5] for row in part], SCHEMA).coalesce(1).write.parquet(f"{tmp_path}/{n}")
+    frame = spark.read.parquet(f"{tmp_path}/0", f"{tmp_path}/1")
+    with setting(spark, "spark.sql.files.minPartitionNum", 1):
+        assert frame.first().offset == 40, "the larger file comes first"
+        result = filter_frame(frame)
+        assert result.plan.must_sort
+        assert logs.ids(result.rows) == logs.Model().kept(rows)
+    in_order = filter_frame(spark.read.parquet(f"{tmp_path}/1"))
+    assert not in_order.plan.must_sort, "one file lies as it was written"
+    assert logs.ids(in_order.rows) == logs.Model().kept(rows[40:])
+
+
+def test_unordered_rows_in_one_piece_are_sorted_or_refused(frames, logs, monkeypatch):
+    rows = [*logs.random_topic(3, rows=200), *logs.out_of_order()]
+    found_out = filter_frame(frames.unordered(rows))
+    assert found_out.plan.must_sort
+    assert logs.ids(found_out.rows) == logs.Model().kept(rows)
+    monkeypatch.setattr(slice_scan, "RUNS_MAX", 1)  # counted by pair, nobody sees how rows lie
     with pytest.raises(Exception, match=r"LogOrderBroken: log offset 0 comes after 1 .*sort=True"):
         filter_frame(frames.in_one_piece(logs.out_of_order())).rows.collect()
-    rows = [*logs.random_topic(3, rows=200), *logs.out_of_order()]
     assert logs.ids(filter_frame(frames.unordered(rows), sort=True).rows) == logs.Model().kept(rows)
 
 

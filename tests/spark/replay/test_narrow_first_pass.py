@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
-from spark_jobs import LocalMarks, ReplayFilteredBatches, key_numbers, replay_filter
+from spark_jobs import LocalMarks, ReplayFilteredBatches, filtered_frame, key_numbers, replay_filter
 from spark_jobs.micro_batch import column_pruned
 from spark_jobs.slice_filter import FilterRule
 from spark_jobs.slice_scan import keyed_frame, scan_slices
@@ -69,7 +69,8 @@ def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(lo
     ]  # runs decide it alone: the batch of nothing else
     batches = [[*steady[:20]], *logs.in_batches(topics, 2, seed=5), [*steady[20:], *again(steady[10:20], logs)]]
     seen, passes, by_column = {}, [], {}
-    monkeypatch.setattr(replay_filter, "scan_slices", spied(replay_filter.scan_slices, passes))
+    for place in (replay_filter, filtered_frame):
+        monkeypatch.setattr(place, "scan_slices", spied(place.scan_slices, passes))
 
     def handle(rows, n):
         seen[n], by_column[n] = logs.ids(rows), reads_files(rows)
