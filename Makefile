@@ -7,8 +7,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Spark's tests and the brokers' wait more than they work: three processes share two cores well.
-WORKERS ?= 3
+# Spark's tests and the brokers' wait more than they work: four processes share two cores well.
+WORKERS ?= 4
+# Containers often ask Python to keep no bytecode. Tests start hundreds of programs: each would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 # pip reads dependency groups since 25.1.
 EXTRAS := kafka,spark,sql,metrics,certs,demo,demo-kafka,testing
 JARS   := .cache/kafka/libs
@@ -59,8 +61,8 @@ $(JARS)/.done: tests/kafka/pom.xml tests/kafka/jars.sha256
 	@cd $(JARS) && $(SUMS) $(CURDIR)/tests/kafka/jars.sha256
 	@touch $@
 
-# Not every mirror has all of it; without it one test skips and says so.
-$(CONNECTOR)/.done: tests/spark/pom.xml tests/spark/jars.sha256
+# Not every mirror has all of it; without it one test skips and says so. One Maven at a time: they share their downloads.
+$(CONNECTOR)/.done: tests/spark/pom.xml tests/spark/jars.sha256 | $(JARS)/.done
 	@$(HAS_MAVEN)
 	@echo "fetching Spark's Kafka connector into $(CONNECTOR) ..."
 	@rm -rf $(CONNECTOR)
@@ -90,8 +92,15 @@ demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-
 demo-kafka: jars $(VENV)/.demo-kafka  ## The same through Kafka, two Spark jobs and PostgreSQL, into demo-kafka-out/
 	$(BIN)/pushrep demo-kafka
 
-test: lint jars judge $(ARCHIVE)/.done  ## Lint, types, layers and every test; in one process: make test WORKERS=0
+# What comes before the tests is for one core each; compiled once here, the tests' modules are not compiled by each process.
+test:  ## Lint, types, layers and every test; in one process: make test WORKERS=0
+	@$(MAKE) --no-print-directory --jobs=3 lint jars judge .cache/.compiled $(ARCHIVE)/.done
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+.cache/.compiled: | $(VENV)/.dev
+	@mkdir -p $(@D)
+	@$(BIN)/python -m pytest --collect-only -qq > $@.log || { cat $@.log; exit 1; }
+	@touch $@
 
 torture: $(VENV)/.dev jars judge $(ARCHIVE)/.done  ## The long forms: up to an hour, ended after two; one again: PUSHREP_TORTURE_SEED=n
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \

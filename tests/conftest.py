@@ -60,21 +60,66 @@ _TORTURE = Torture(
 settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get("CI") else "pushrep")
 
 
-# What starts one Spark, or brokers, for all its tests stays together when several processes share the work.
-_TOGETHER = {"spark", "kafka"}
+# Several processes share the work by scopes: a file, or the files that share one Spark or three brokers, which take
+# their time to start. One broker starts within seconds: each process that wants one has its own.
+_SCOPES = {
+    "tests/kafka/test_relay_refusals.py": "a Spark driver",
+    "tests/kafka/test_spark_kafka_source.py": "a Spark driver",
+    "tests/kafka/test_shipping_kills.py": "three brokers",
+    "tests/kafka/test_source_partition_producer.py": "three brokers",
+}
+_PROGRAMS = {  # each with a Spark of its own
+    "tests/spark/test_demo.py",
+    "tests/spark/test_startpoints_kill.py",
+    "tests/spark/replay/test_apply_process.py",
+}
+# In which order they begin: the long ones first, so that none is left alone at the end, but for enough that one process
+# is free for the unit tests, whose faults are told early. What is not named here is short and fills up at the end.
+_ORDER = (
+    "tests/spark/replay",
+    "tests/kafka/test_demo_kafka.py",
+    "tests/spark",
+    "tests/house/",
+    "tests/unit/",
+    "tests/kafka/",
+    "a Spark driver",
+    "three brokers",
+    "tests/crash/",
+    "tests/simulation/",
+    "tests/integration/",
+)
 
 
-class Rooms(LoadScopeScheduling):
-    """Which tests one process takes at once: a file, and all of Spark's and of the brokers' tests."""
+def _scope(nodeid):
+    path = nodeid.partition("::")[0]
+    if path.startswith("tests/spark/") and path not in _PROGRAMS:
+        return path.rpartition("/")[0]
+    return _SCOPES.get(path, path)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    def turn(item):
+        scope = _scope(item.nodeid)
+        return next((n for n, begin in enumerate(_ORDER) if scope.startswith(begin)), len(_ORDER))
+
+    if hasattr(config, "workerinput"):  # one process of several
+        items.sort(key=turn)
+
+
+class Scopes(LoadScopeScheduling):
+    """Hands out scopes in the order of the collection."""
+
+    def __init__(self, config, log):
+        config.option.loadscopereorder = False  # that goes by the number of tests, which says little of their time
+        super().__init__(config, log)
 
     def _split_scope(self, nodeid):
-        path = nodeid.partition("::")[0]
-        room = path.split("/")[1]
-        return room if room in _TOGETHER else path
+        return _scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config, log):
-    return Rooms(config, log)
+    return Scopes(config, log)
 
 
 def pytest_report_header():
