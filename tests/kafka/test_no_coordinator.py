@@ -2,7 +2,7 @@
 
 import pytest
 
-from pushrep.kafka import DestinationRefused, KafkaDestination
+from pushrep.kafka import DestinationRefused, KafkaDestination, fencing
 from pushrep.outbox import Outbox
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.plain_client import create_topic
@@ -13,12 +13,17 @@ WAIT_S = 120
 DEFAULTS = {"transaction.state.log.replication.factor": "3", "transaction.state.log.min.isr": "2"}
 
 
-def test_where_brokers_can_not_make_the_topic_of_transactions_it_ships_unfenced(tool_or_skip, tmp_path, caplog):
+def test_where_brokers_can_not_make_the_topic_of_transactions_it_ships_unfenced(
+    tool_or_skip, tmp_path, caplog, monkeypatch
+):
     """identity T3: without a fence it ships "unfenced, with warning and metric; `fence="required"` refuses"."""
     tool_or_skip(missing())
+    # A coordinator that comes late is waited for 10 s; here none ever comes.
+    monkeypatch.setattr(fencing, "_TRANSACTIONS_TOPIC_WITHIN_MS", 1_000)
 
     def opened(fence):
-        destination = KafkaDestination(bootstrap_servers=cluster.bootstrap_servers, fence=fence)
+        servers = cluster.bootstrap_servers
+        destination = KafkaDestination(bootstrap_servers=servers, fence=fence, retry_backoff_max_ms=500)
         return Outbox.open(tmp_path / "outbox", "orders", 2, "test", kafka=destination, open_timeout_s=WAIT_S)
 
     with KafkaCluster(tmp_path / "broker", settings=DEFAULTS) as cluster:

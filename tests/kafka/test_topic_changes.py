@@ -21,6 +21,8 @@ WAIT_S = 120
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
     monkeypatch.setattr(session, "WATCH_S", 0.2)
+    monkeypatch.setattr(session, "STOPPED_RETRY_MS", 200)
+    monkeypatch.setattr(shipper, "_REFUSED_RETRY_S", 0.2)
 
 
 def test_it_is_looked_at_once_a_minute_at_least(monkeypatch):
