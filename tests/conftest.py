@@ -18,6 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.class_archives import SPARK, java_options
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", java_options(Path(__file__).parents[1] / ".cache" / "java" / SPARK))
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark_conf"))
 
 # A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

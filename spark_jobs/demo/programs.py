@@ -74,7 +74,9 @@ class Surroundings:
         settings = (
             f"--master {where} --driver-memory 1g --conf spark.ui.enabled=false "
             "--conf spark.sql.session.timeZone=UTC --conf spark.sql.shuffle.partitions=2 "
-            "--conf spark.ui.showConsoleProgress=false pyspark-shell"
+            "--conf spark.ui.showConsoleProgress=false "
+            # On a busy machine a Python process may need more than Spark's 15 s to connect.
+            "--conf spark.python.authenticate.socketTimeout=120s pyspark-shell"
         )
         return {
             **os.environ,

@@ -80,7 +80,6 @@ class Driver:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "1g",
-            "spark.python.authenticate.socketTimeout": "120s",
             "spark.local.dir": scratch,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.streaming.noDataMicroBatches.enabled": "false",

@@ -34,7 +34,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
-        .config("spark.python.authenticate.socketTimeout", "120s")  # of its own it gives a process 15 s
         .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}")
         .config("spark.local.dir", str(home / "scratch"))
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
