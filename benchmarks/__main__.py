@@ -40,6 +40,7 @@ ROWS = {
     "g17": "spark_filter",
     "g18": "filter_batch",
     "g19": "push_idle",
+    "g21": "sync_many",
 }
 
 

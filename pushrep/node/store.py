@@ -13,16 +13,17 @@ node only answers who wants to lead (`at_home`), when the service is not running
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from pushrep.errors import PushrepError
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_id import read_directory_id
+from pushrep.log.disk_threads import disk_threads, release_disk_threads
 from pushrep.log.errors import DirectoryIsCopy, LogLocked
 from pushrep.log.log_names import list_logs
 from pushrep.log.losses import held_to, lost_behind
@@ -35,11 +36,12 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replication.effects import ReplicaSession
 from pushrep.replication.grants import Grant, OfferedGrant, judge_grant
 from pushrep.replication.outcome import Outcome
-from pushrep.seams import Clock, Filesystem, LockHeld
+from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
 _LOCK_NAME = ".lock"
+_Answer = TypeVar("_Answer")
 
 
 class Refusal(PushrepError):
@@ -423,6 +425,8 @@ class NodeStore:
             raise
         self.on_change: Callable[[TopicIdPartition], None] | None = None
         """Called when readers of a log may see something new, in any thread. It must not wait."""
+        # A simulated clock gets no threads, so that a run can be repeated.
+        self._threads = disk_threads(filesystem, data) if clock is SYSTEM_CLOCK else None
         self._lock = threading.Lock()
         self._outboxes: dict[UUID, KeptOutbox] = {}
         self._owner_of: dict[TopicIdPartition, KeptOutbox] = {}
@@ -431,6 +435,12 @@ class NodeStore:
         """Readers of this log may see something new."""
         if self.on_change is not None:
             self.on_change(tp)
+
+    def carry_out(self, calls: Sequence[Callable[[], _Answer]], *, syncs: bool) -> list[_Answer]:
+        """What each call answers. `syncs`: they wait for the disk, so they run beside each other."""
+        if not syncs or self._threads is None:
+            return [call() for call in calls]
+        return self._threads.run_all(calls)
 
     def outbox(self, outbox_id: UUID) -> KeptOutbox:
         """What is kept of an outbox, perhaps nothing yet. Raises CorruptNodeFile, OSError."""
@@ -482,4 +492,6 @@ class NodeStore:
         """Close every log, let go of the directory."""
         for kept in list(self._outboxes.values()):
             kept.close()
+        if self._threads is not None:
+            release_disk_threads(self._threads)
         self._lock_file.close()

@@ -21,7 +21,7 @@ from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoiso
 from pushrep.outbox.batch import Batch, Gate, ManyReceipt, Receipt
 from pushrep.outbox.columns import Columns
 from pushrep.outbox.errors import OffsetsMoved, PartitionStopped
-from pushrep.outbox.lane_replicas import LaneReplicas, Waiting, turn_of
+from pushrep.outbox.lane_replicas import LaneReplicas, Waiting
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.shared import Shared
 from pushrep.outbox.source_order import SourceOrder
@@ -44,7 +44,7 @@ class Lane:
         self.room = 0  # bytes of the budget that the open batch holds and has not used
         self.open: Batch | None = None
         self._store, self._replicas = store, replicas
-        self._turn = turn_of(replicas)
+        self._turn = threading.Lock() if replicas is None else replicas.turn  # held while a round is written
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
         # Where the log ends for us. Its own word would do until somebody cuts it: below, our PID names other records.
         self._next_offset = log.log_end_offset
@@ -287,6 +287,13 @@ class Lane:
             self._with_writer = False
             if self._full or self._seal_wanted:
                 self._call_writer()
+
+    def stands_still(self, timeout_s: float) -> bool:
+        """Whether no round is being written, at the latest after so many seconds."""
+        if not self._turn.acquire(timeout=timeout_s):
+            return False
+        self._turn.release()
+        return True
 
     def _write(self, round_: list[Batch]) -> None:
         """Append the round's batches, flush once if the outbox promises it, and decide them all."""

@@ -9,7 +9,7 @@ Batches wait only with acks=ALL; with LOCAL they are pushed and nobody looks bac
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from pushrep.outbox.batch import Batch
@@ -106,11 +106,6 @@ class LaneReplicas:
 
     def _not_enough(self, in_sync: int) -> NotEnoughReplicas:
         return NotEnoughReplicas(self._name, in_sync=in_sync, needed=self.needed)
-
-
-def turn_of(replicas: LaneReplicas | None) -> AbstractContextManager[object]:
-    """What a round of writing is carried out in."""
-    return nullcontext() if replicas is None else replicas.turn
 
 
 @contextmanager

@@ -74,14 +74,16 @@ _GRACE_S = 1.0  # a writer that is not stuck ends its round in that time
 class Outbox:
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
 
-    def __init__(self, directory: Path, opened: Opened, settings: OutboxSettings, *, clock: Clock) -> None:
+    def __init__(
+        self, directory: Path, opened: Opened, settings: OutboxSettings, *, filesystem: Filesystem, clock: Clock
+    ) -> None:
         identity, logs, replication = opened.identity, opened.logs, opened.replication
         self.directory, self.identity = directory, identity
         self.pid = identity.pid
         """The PID of records appended without metadata."""
         self._settings, self._clock, self._resources = settings, clock, ExitStack()
         self._budget = Budget(settings.buffer_bytes, clock)
-        self._writers = Writers(len(logs), identity.topic)
+        self._writers = Writers(filesystem, directory, settings.durability)
         self._sealer = Sealer(settings.linger_ms, clock, identity.topic)
         shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, self._sealer.opened)
         self._all_lanes = [Lane(log, shared, store, opened.replicas_of(log)) for log, store in logs]
@@ -229,7 +231,7 @@ class Outbox:
             clock=clock,
         )
         with ExitStack() as resources:
-            outbox = cls(directory, open_all(resources, asked), settings, clock=clock)
+            outbox = cls(directory, open_all(resources, asked), settings, filesystem=filesystem, clock=clock)
             leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_lanes, filesystem)
             outbox.facts.shipping.when_head_was_cut(leap)
             if asked.on_diverged is OnDiverged.REFUSE:
@@ -412,7 +414,7 @@ class Outbox:
         for lane in self._all_lanes:
             lane.give_up(closed)
         self._sealer.stop()
-        if not self._writers.stop(_GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
+        if not self._writers.stop(self._all_lanes, _GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
             # A writer hangs in the disk: closing its log would hang as well. The lock stays with this process.
             if self.facts.replication is not None:
                 self.facts.replication.close()

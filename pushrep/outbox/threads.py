@@ -5,44 +5,45 @@ per linger time while batches are being opened.
 """
 
 import threading
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING
 
+from pushrep.log import Durability
+from pushrep.log.disk_threads import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Batch
-from pushrep.seams import Clock
+from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
     from pushrep.outbox.lane import Lane
 
-WRITERS_MAX = 4  # so many flushes can be under way at once; disks gain little from more
+_BUFFERED_AT_ONCE = 4  # rounds without a sync are work for the processor: more threads only queue for the interpreter
 
 
 class Writers:
-    """A few threads that take lanes in the order in which they became ready."""
+    """Lets lanes write, in the order in which they became ready, in threads that all outboxes of a disk share."""
 
-    def __init__(self, count: int, name: str) -> None:
-        self._ready: SimpleQueue[Lane | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"pushrep-writer-{name}-{n}", daemon=True)
-            for n in range(min(count, WRITERS_MAX))
-        ]
-        self.ready = self._ready.put
+    def __init__(self, filesystem: Filesystem, directory: Path, durability: Durability) -> None:
+        count_max = SYNCS_AT_ONCE if durability is Durability.FLUSHED else _BUFFERED_AT_ONCE
+        self._acquire = partial(disk_threads, filesystem, directory, count_max)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        """Before anything is ready."""
+        self._threads = self._acquire()
 
-    def stop(self, timeout: float) -> bool:
-        """End after what is ready now; True if all threads ended within `timeout` seconds each."""
-        for _ in self._threads:
-            self._ready.put(None)
-        for thread in self._threads:
-            thread.join(timeout)
-        return not any(thread.is_alive() for thread in self._threads)
+    def ready(self, lane: "Lane") -> None:
+        """It has something to write."""
+        self._threads.submit(lane.write_round)
 
-    def _run(self) -> None:
-        while (lane := self._ready.get()) is not None:
-            lane.write_round()
+    def stop(self, lanes: Iterable["Lane"], timeout_s: float) -> bool:
+        """True once nobody writes any of these, which take nothing more; False if the disk holds one up for longer."""
+        deadline_s = monotonic() + timeout_s
+        is_still = all(lane.stands_still(max(0.0, deadline_s - monotonic())) for lane in lanes)
+        release_disk_threads(self._threads)
+        return is_still
 
 
 class Sealer:

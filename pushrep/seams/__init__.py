@@ -24,7 +24,15 @@ from pushrep.seams.network import (
     RealNetwork,
     Socket,
 )
-from pushrep.seams.threads import SYSTEM_THREADS, Condition, Event, Thread, Threads
+from pushrep.seams.threads import (
+    SYSTEM_THREADS,
+    Condition,
+    Event,
+    SharedByProcess,
+    Thread,
+    Threads,
+    shared_by_process,
+)
 
 __all__ = [
     "READABLE",
@@ -47,11 +55,13 @@ __all__ = [
     "Ready",
     "RealFilesystem",
     "RealNetwork",
+    "SharedByProcess",
     "Socket",
     "SystemClock",
     "Thread",
     "Threads",
     "Watch",
     "read_whole",
+    "shared_by_process",
     "write_atomic",
 ]

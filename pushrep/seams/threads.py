@@ -4,10 +4,13 @@ Locks do not: they are held for a few operations and never over a wait, so who r
 simulation) never meets a locked one.
 """
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
+
+_T = TypeVar("_T")
 
 
 class Thread(Protocol):
@@ -66,3 +69,48 @@ class SystemThreads:
 
 
 SYSTEM_THREADS: Threads = SystemThreads()
+
+
+class SharedByProcess(Generic[_T]):
+    """What many users in this process have one of, by key: made for the first, ended behind the last. Thread-safe.
+
+    A fork starts with none: threads stay with the parent.
+    """
+
+    def __init__(self, end: Callable[[_T], object]) -> None:
+        self._end = end
+        self.forget()
+
+    def forget(self) -> None:
+        """In a fork: nothing is shared, and any lock may have been held."""
+        self._lock = threading.Lock()
+        self._users: dict[Hashable, int] = {}
+        self._held: dict[Hashable, tuple[_T, Any]] = {}
+
+    def acquire(self, key: Hashable, make: Callable[[], _T], *, keep: object = None) -> _T:
+        """The one of `key`. Each needs a `release`. keep: what must live as long as it."""
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = (make(), keep)
+                self._users[key] = 0
+            self._users[key] += 1
+            return self._held[key][0]
+
+    def release(self, one: _T) -> None:
+        """Give it back; `end(one)` behind the last user. Of a parent's in a fork: nothing."""
+        with self._lock:
+            key = next((key for key, (held, _) in self._held.items() if held is one), None)
+            if key is None:
+                return
+            self._users[key] -= 1
+            if self._users[key]:
+                return
+            del self._held[key], self._users[key]
+        self._end(one)
+
+
+def shared_by_process(end: Callable[[_T], object]) -> SharedByProcess[_T]:
+    """Empty; a fork of this process empties it again."""
+    shared = SharedByProcess(end)
+    os.register_at_fork(after_in_child=shared.forget)
+    return shared

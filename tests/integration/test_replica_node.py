@@ -45,6 +45,7 @@ from pushrep.replication.grants import Grant, Member
 from pushrep.seams.filesystem import RealFilesystem
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.conftest import WAIT_S
+from tests.unit.gated_disk import MeetingDisk
 
 HERE = Address("127.0.0.1", 0)
 OUTBOX = uuid4()
@@ -204,6 +205,7 @@ class _OneBadLog(RealFilesystem):
     """The disk below one partition's log fails, the rest of it works."""
 
     is_broken = False
+    fails = frozenset({"write_at", "sync", "truncate"})
 
     def open(self, path, **more):
         file = super().open(path, **more)
@@ -216,7 +218,7 @@ class _BadFile:
         self._file, self._disk = file, disk
 
     def __getattr__(self, name):
-        if self._disk.is_broken and name in {"write_at", "sync", "truncate"}:
+        if self._disk.is_broken and name in self._disk.fails:
             raise OSError(errno.EIO, "the disk is gone")
         return getattr(self._file, name)
 
@@ -233,6 +235,32 @@ def test_a_disk_error_takes_one_log_offline_and_it_comes_back(start):
         disk.is_broken = False
         assert describe(client, TP).logs[0].error_code is ErrorCode.NONE
         assert push(client, part(epoch, 0, b"a"))[0].log_end_offset == 1
+
+
+def test_the_syncs_of_one_request_wait_beside_each_other(start):
+    disk = MeetingDisk()
+    tps = [TopicIdPartition(TP.topic_id, "orders", n) for n in range(6)]
+    with ReplicaClient(start(filesystem=disk).address) as client:
+        epoch = describe(client, *tps).replica_epoch
+        disk.meet(6)
+        results = push(client, *(part(epoch, 0, b"a", tp=tp, flush=True) for tp in tps))
+        disk.party = None
+        assert [(one.error_code, one.flushed_offset) for one in results] == [(ErrorCode.NONE, 1)] * 6
+        twice = push(client, part(epoch, 1, b"b", flush=True), part(epoch, 2, b"c", flush=True))
+        assert [one.flushed_offset for one in twice] == [2, 3], "one partition's requests keep their order"
+
+
+def test_a_failed_sync_among_several_takes_its_own_log_offline(start):
+    disk = _OneBadLog()
+    tps = [TopicIdPartition(TP.topic_id, "orders", n) for n in range(6)]
+    with ReplicaClient(start(filesystem=disk).address) as client:
+        epoch = describe(client, *tps).replica_epoch
+        disk.fails = {"sync"}
+        disk.is_broken = True
+        bad, *good = push(client, *(part(epoch, 0, b"a", tp=tp, flush=True) for tp in tps))
+        disk.is_broken = False
+        assert (bad.error_code, bad.flushed_offset) == (ErrorCode.KAFKA_STORAGE_ERROR, 0)
+        assert [(one.error_code, one.flushed_offset) for one in good] == [(ErrorCode.NONE, 1)] * 5
 
 
 def test_whole_batches_are_fetched_ends_are_told_and_logs_listed(start):

@@ -28,6 +28,23 @@ class GatedFile:
         return getattr(self._file, name)
 
 
+class MeetingDisk(RealFilesystem):
+    """While `party` is set, the sync of a log returns when so many are under way; alone it fails after `WAIT_S`."""
+
+    WAIT_S = 20
+    party = None
+
+    def meet(self, count):
+        self.party = threading.Barrier(count, timeout=self.WAIT_S)
+
+    def open(self, path, *, create=False, writable=True):
+        file = super().open(path, create=create, writable=writable)
+        if path.suffix != ".log" or not writable:
+            return file
+        sync = file.sync
+        return GatedFile(file, lambda: (self.party and self.party.wait(), sync()))
+
+
 def until(condition, what):
     """Wait for another thread; the test fails by name if it takes 60 s."""
     pause = threading.Event()

@@ -21,7 +21,7 @@ from pushrep.outbox import (
 from pushrep.outbox.batch import Batch
 from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedDisk
-from tests.unit.gated_disk import GatedDisk, until
+from tests.unit.gated_disk import GatedDisk, MeetingDisk, until
 
 SIMULATED = Path("/outbox")
 
@@ -278,6 +278,30 @@ def test_close_waits_no_longer_than_told(tmp_path):
     finally:
         disk.gate.set()
         outbox._resources.close()  # what the end of the process does
+
+
+def test_syncs_of_many_partitions_wait_beside_each_other(tmp_path):
+    disk = MeetingDisk()
+    with open_outbox(tmp_path, disk, partitions=12, linger_ms=0) as outbox:
+        disk.meet(12)
+        receipts = [outbox.append(partition, b"x") for partition in range(12)]
+        assert [receipt.result(60) for receipt in receipts] == [0] * 12
+        disk.party = None
+
+
+def test_an_outbox_on_a_disk_that_hangs_holds_up_no_other(tmp_path):
+    hanging, well = GatedDisk(), GatedDisk()
+    with open_outbox(tmp_path / "a", hanging, partitions=40, linger_ms=0) as stuck, open_outbox(
+        tmp_path / "b", well, linger_ms=0
+    ) as other:  # fmt: skip
+        hanging.gate.clear()
+        try:
+            receipts = [stuck.append(partition, b"x") for partition in range(40)]
+            assert other.append(0, b"x").result(60) == 0
+            assert not any(receipt.done() for receipt in receipts)
+        finally:
+            hanging.gate.set()
+        assert [receipt.result(60) for receipt in receipts] == [0] * 40
 
 
 def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):

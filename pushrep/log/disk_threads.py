@@ -1,0 +1,138 @@
+"""Threads that wait for a disk, for everything in this process that writes to one file system.
+
+    an outbox's writers  ─▶ submit(call)     ─┐
+    a request to a node  ─▶ run_all(calls)   ─┴▶ queue ─▶ threads, one more whenever a call waits, up to `count_max`
+                              └ the caller's thread takes calls, too
+
+Syncs of different files run beside each other: a disk takes several at once, and a journalling file system commits once
+for all who wait. One call each, so a failed sync is known by its file (docs/decisions/0013).
+
+A disk that hangs holds up its own file system's threads only, and never who calls `run_all` for another's files. The
+threads end with the last user.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+from typing import Generic, TypeVar
+
+from pushrep.seams import Filesystem, shared_by_process
+
+_T = TypeVar("_T")
+
+SYNCS_AT_ONCE = 16
+"""A disk that takes 10 ms a sync brings 1,000 files to disk in 0.6 s then; more threads gain little on a fast one."""
+_JOIN_S = 1.0
+
+
+class DiskThreads:
+    """Carries out calls that may wait for the disk. Thread-safe; made by `disk_threads`, given back by `release`."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._lock = threading.Lock()
+        # In C: Ctrl-C in the thread that submits can't leave it locked, nor between the call and its thread.
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._ended = False
+        self.submit = self._calls.put
+        """Carry out this call, which must not raise, in another thread. Waits for nothing."""
+        self._grow()
+
+    def run_all(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
+        """What each call answers, in their order; they run beside each other, some of them in this thread.
+
+        Returns when all have ended; raises what the first of them raised.
+        """
+        if not calls:
+            return []
+        together = _Together(calls)
+        for _ in range(min(len(calls), self._count_max) - 1):
+            self.submit(together.work)
+        together.work()
+        return together.results()
+
+    def end(self) -> None:
+        """Nothing is submitted any more. Threads that hang in the disk end when it answers."""
+        with self._lock:
+            self._ended = True
+            threads, self._threads = self._threads, []
+        for _ in threads:
+            self._calls.put(None)
+        deadline_s = monotonic() + _JOIN_S
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - monotonic()))
+
+    def _grow(self) -> None:
+        with self._lock:
+            if self._ended or len(self._threads) >= self._count_max:
+                return
+            name = f"pushrep-disk-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            with suppress(RuntimeError):  # the system has no more for us: those that there are go on
+                thread.start()
+                self._threads.append(thread)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if not self._calls.empty():
+                self._grow()
+            call()
+            del call  # it may hold what nobody else does
+
+
+class _Together(Generic[_T]):
+    """Calls that several threads take one after another."""
+
+    def __init__(self, calls: Sequence[Callable[[], _T]]) -> None:
+        self._calls = deque(enumerate(calls))
+        self._results: dict[int, _T] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._count, self._lock, self._done = len(calls), threading.Lock(), threading.Event()
+
+    def work(self) -> None:
+        """Take calls until none is left."""
+        while True:
+            try:
+                at, call = self._calls.popleft()
+            except IndexError:
+                return
+            try:
+                self._results[at] = call()
+            except BaseException as error:  # noqa: BLE001 - it is raised where the results are asked for
+                self._errors[at] = error
+            with self._lock:
+                if len(self._results) + len(self._errors) == self._count:
+                    self._done.set()
+
+    def results(self) -> list[_T]:
+        self._done.wait()
+        if self._errors:
+            raise self._errors[min(self._errors)]
+        return [self._results[at] for at in range(self._count)]
+
+
+_OF_DISKS = shared_by_process(DiskThreads.end)
+
+
+def disk_threads(filesystem: Filesystem, directory: Path, count_max: int = SYNCS_AT_ONCE) -> DiskThreads:
+    """Of the file system that holds `directory`; the same for every caller. Each needs a `release_disk_threads`."""
+    key: Hashable = (id(filesystem), _device_of(directory), count_max)
+    return _OF_DISKS.acquire(key, lambda: DiskThreads(count_max), keep=filesystem)
+
+
+def release_disk_threads(threads: DiskThreads) -> None:
+    """Give them back; the last one who does ends them."""
+    _OF_DISKS.release(threads)
+
+
+def _device_of(directory: Path) -> int:
+    try:
+        return directory.stat().st_dev
+    except OSError:  # a simulated one
+        return 0
