@@ -21,6 +21,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class LogDirectory:
         self.forked = False
         self.references = 0
         self.disk, self.open_files = DiskWatch(path, filesystem, clock), OpenFiles()
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._written_ms: int | None = None  # the clock's time behind the last write, and how long that took
@@ -116,20 +117,31 @@ class LogDirectory:
 
         Raises LogLocked if the log is attached already, InvalidLogName, LogClosed, ForkedProcess.
         """
-        parse_log_name(name)
-        self.check_usable()
-        is_new = not self.filesystem.exists(self.path / name)  # removed by hand, perhaps
-        if is_new:
-            self._forget(name)
+        self.forget_missing(name)
         with self._lock:
             self._refuse_attached(name)
             entry = self._published.entry(name)
-            if is_new:
-                entry.clear()
             self._attached.add(name)
             seen = self._seen_to(name, entry)
             clean = self._clean.pop(name, None)
             return DirectoryView(self, name, entry, clean, seen, is_copy=self.is_unsettled_copy)
+
+    def forget_missing(self, name: str) -> bool:
+        """Whether no such log is there; nothing holds then that was said of an earlier one of its name. As `attach`."""
+        parse_log_name(name)
+        self.check_usable()
+        if self.filesystem.exists(self.path / name):
+            return False
+        self._forget(name)  # it was removed by hand, perhaps
+        with self._lock:
+            self._refuse_attached(name)
+            self._published.entry(name).clear()
+        return True
+
+    def note_created(self, names: Iterable[str]) -> None:
+        """These were made, whole, on disk and empty: they open as logs that were closed so."""
+        with self._lock:
+            self._clean.update(dict.fromkeys(names, CleanLog(0, 0, 0)))
 
     def release(self) -> None:
         """Give the directory back; the last one writes checkpoints and the clean marker and frees the lock.
@@ -190,7 +202,7 @@ class LogDirectory:
         if max_age_ms and self._write_lock.locked():
             return False
         with self._write_lock:
-            began_ms = self._clock.monotonic_ms()
+            began_ms = self.clock.monotonic_ms()
             shared_ms = min(max(max_age_ms, 10 * self._write_took_ms), 4 * max_age_ms)
             if self._written_ms is not None and began_ms - self._written_ms < shared_ms:
                 with self._lock:
@@ -207,7 +219,7 @@ class LogDirectory:
                     self._unwritten.update(changed)
                 raise
             if changed:
-                self._written_ms = self._clock.monotonic_ms()
+                self._written_ms = self.clock.monotonic_ms()
                 self._write_took_ms = self._written_ms - began_ms
             return True
 

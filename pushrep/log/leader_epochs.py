@@ -16,7 +16,7 @@ import google_crc32c
 
 from pushrep.log.checkpoints import OFFSET_MAX, BadCheckpoint, decimal, read_bounded, split_lines
 from pushrep.records.leader_epochs import EPOCH_MAX, UNDEFINED, LeaderEpochs
-from pushrep.seams import REAL_FILESYSTEM, Filesystem, write_atomic
+from pushrep.seams import REAL_FILESYSTEM, Filesystem, write_atomic, write_whole
 
 __all__ = [
     "EPOCH_MAX",
@@ -79,6 +79,14 @@ def write_leader_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: F
     before = standing if standing in _known_crcs(log_directory, filesystem) else crc
     write_atomic(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, [b"%08x %08x\n" % (crc, before)])
     write_atomic(filesystem, log_directory / LEADER_EPOCHS_NAME, [data])
+
+
+def write_first_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: Filesystem) -> None:
+    """The same in a directory that has no list yet, and whose names the caller syncs."""
+    data = encode_leader_epochs(epochs)
+    crc = google_crc32c.value(data)
+    write_whole(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, b"%08x %08x\n" % (crc, crc))
+    write_whole(filesystem, log_directory / LEADER_EPOCHS_NAME, data)
 
 
 def _decode_known(data: bytes, crcs: frozenset[int]) -> LeaderEpochs:

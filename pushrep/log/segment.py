@@ -107,8 +107,7 @@ class Segment:
     def create(cls, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> "Segment":
         """A new, empty segment whose name is on disk. Raises OSError; then nothing of it remains."""
         segment = cls(filesystem, directory, base_offset, config)
-        segment._headers = HeadersCrc()
-        segment._pending_headers = segment._headers.pending
+        segment._begin_headers()
         try:
             remove_seals(filesystem, directory, [base_offset])
             segment._file = filesystem.open(segment.path, create=True)
@@ -311,8 +310,14 @@ class Segment:
             headers_crc=self._headers.value,
         )
 
+    def _begin_headers(self) -> None:
+        self._headers = HeadersCrc()
+        self._pending_headers = self._headers.pending
+
     def _begin_walk(self, start_offset: int | None) -> None:
         self._headers = self._pending_headers = None
+        if not self.file.size():  # nothing was written yet: all that comes is seen
+            self._begin_headers()
         self._tail = _Tail(0, self.base_offset)
         # More entries than batches have room: they are not even read, a few bytes can claim to be terabytes.
         entries_max = self.file.size() // HEADER_BYTES

@@ -12,7 +12,7 @@ open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from pushrep.log.batching import Appendable, refuse_columns, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.derived import DerivedStore
 from pushrep.log.directory import LogDirectory
+from pushrep.log.disk_threads import run_beside_each_other
 from pushrep.log.disk_watch import DiskWatch
 from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
 from pushrep.log.handed_over import may_be_interrupted
@@ -234,6 +235,10 @@ class SegmentLog:
         Raises EpochOutOfPlace for another offset, or below the epoch of the last record, OSError.
         """
         self._checked_writer().begin_epoch(leader_epoch, start_offset)
+
+    def run_beside_others(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Calls that wait for this log's disk, beside each other; raises what the first raised, behind the last."""
+        run_beside_each_other(self._around.filesystem, self._around.clock, self.path, calls)
 
     def forget_epochs_above(self, leader_epoch: int) -> None:
         """Epochs that began and hold no record yet are not the log's, durably, if they are newer than `leader_epoch`.

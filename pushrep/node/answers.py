@@ -101,7 +101,9 @@ class Answers:
     def _waits_for_several_syncs(self, parts: Sequence[wire.AppendRecordsPartition]) -> bool:
         """Then they wait beside each other. A partition that is named twice is carried out in the request's order."""
         flushes = self._store.settings.flush
-        synced = [part.tp for part in parts if part.records and (flushes or part.flush_wanted)]
+        synced = [
+            part.tp for part in parts if (part.records and (flushes or part.flush_wanted)) or _may_begin_epoch(part)
+        ]
         return len(synced) > 1 and len({part.tp for part in parts}) == len(parts)
 
     def _describe_log(self, request: wire.DescribeLogRequest, sender: str) -> Struct:
@@ -165,6 +167,9 @@ class Answers:
         self, kept: KeptOutbox, tps: Iterable[TopicIdPartition], *, create: bool
     ) -> tuple[wire.LogDescription, ...]:
         """Of the first of `tps`, as many as one answer has room for, one at least: who asks asks for the rest again."""
+        tps = tuple(tps)
+        if create:
+            kept.create_missing(tps)
         described: list[wire.LogDescription] = []
         room = _DESCRIPTIONS_BYTES
         for tp in tps:
@@ -257,6 +262,11 @@ class Answers:
             leader_epoch=log.leader_epochs.latest_epoch,
             size_bytes=size,
         )
+
+
+def _may_begin_epoch(part: wire.AppendRecordsPartition) -> bool:
+    """Without a record: one that a session begins with."""
+    return not part.records and part.append_offset <= part.epoch_start_offset
 
 
 def _ends(replica: Replica) -> LogEnds:

@@ -12,9 +12,10 @@ appends to the logs.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from pushrep.log import SegmentLog
 from pushrep.node.asking import Answers, Asking, ends_of
@@ -159,9 +160,7 @@ class Candidacy:
 
         Raises LogPoisoned, OSError.
         """
-        for log in self.logs.values():
-            log.flush()
-            log.begin_epoch(grant.epoch, log.log_end_offset)
+        _begin_epochs(self.logs.values(), grant.epoch)
         with self.keeper.lock:
             self.keeper.keep(replace(self.keeper.kept, ungranted={}, is_unfilled=False))
 
@@ -176,8 +175,7 @@ class Candidacy:
             names = {log.path.name: log for log in self.logs.values()}
             marks = {name: marked_ungranted(ends_of(log), kept.ungranted.get(name)) for name, log in names.items()}
             self.keeper.keep(replace(kept, number=number, ungranted=marks))
-        for log in self.logs.values():
-            log.begin_epoch(number, log.log_end_offset)
+        _begin_epochs(self.logs.values(), number)
         return number
 
     def look(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
@@ -279,6 +277,17 @@ class Candidacy:
             members = (*grant.members, *grant.previous_members)
             found = found or next((one.address for one in members if one.index == index), "")
         return found
+
+
+def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
+    """What is in them is on disk, and `epoch` begins behind it. Raises LogPoisoned, OSError."""
+
+    def begin(log: SegmentLog) -> None:
+        log.flush()
+        log.begin_epoch(epoch, log.log_end_offset)
+
+    for one in islice(logs, 1):
+        one.run_beside_others([partial(begin, log) for log in logs])
 
 
 def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from pushrep.errors import PushrepError
+from pushrep.log.creating import create_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_id import read_directory_id
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
@@ -299,6 +300,25 @@ class KeptOutbox:
         if replica.tp != tp:
             raise Refusal(ErrorCode.INCONSISTENT_TOPIC_ID, f"{tp} has topic id {replica.tp.topic_id} here")
         return replica
+
+    def create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
+        """Make the logs of which nothing is here, at once. What can't be made is told where each is opened."""
+        with self._lock, suppress(Refusal, OSError, PushrepError):
+            self._check_not_let_go()
+            if self.promises.is_led_here:
+                return
+            missing = {
+                str(tp): tp.topic_id
+                for tp in tps
+                if (tp.topic, tp.partition) not in self._replicas.keys() | self._removing
+                and not self._store.filesystem.exists(self.directory / str(tp))
+            }
+            if len(missing) > 1:
+                held = self._acquired()
+                try:
+                    create_logs(held, missing)
+                finally:
+                    held.release()
 
     def open_replica(self, tp: TopicIdPartition) -> Replica | None:
         """The log of `tp` if it is in use."""

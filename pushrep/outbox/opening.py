@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.progress import read_progress
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
+from pushrep.log.creating import create_logs
 from pushrep.log.directory import LogDirectory
+from pushrep.log.log_names import log_name
 from pushrep.log.losses import held_to, lost_behind
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import Lead, OutboxIdentity, settle_identity
@@ -91,8 +93,14 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=asked.accept_loss)
     logs: list[tuple[SegmentLog, PositionsStore]] = []
     before = {n: held_to(held, f"{identity.topic}-{n}") for n in range(identity.partitions) if identity.replicas}
+    topic_id = lead.grant.topic_id if lead is not None else None
+    if is_new:
+        topic_id = topic_id or uuid4()
+        names = [log_name(identity.topic, n) for n in range(identity.partitions)]
+        for made in (names[:1], names[1:]):  # the first alone: whoever goes on behind a crash takes the id from it
+            create_logs(held, dict.fromkeys(made, topic_id))
     for n in range(identity.partitions):  # all of one topic, which has one id
-        log_id = logs[0][0].log_id if logs else lead.grant.topic_id if lead is not None else None
+        log_id = logs[0][0].log_id if logs else topic_id
         logs.append(_open_log(resources, held, n, asked, has_replicas=bool(identity.replicas), log_id=log_id))
     if not identity.replicas:
         identity = settle_epoch(held, identity, logs, made_anew)

@@ -12,6 +12,7 @@ from pushrep.seams.filesystem import (
     RealFilesystem,
     read_whole,
     write_atomic,
+    write_whole,
 )
 from pushrep.seams.network import (
     READABLE,
@@ -64,4 +65,5 @@ __all__ = [
     "read_whole",
     "shared_by_process",
     "write_atomic",
+    "write_whole",
 ]

@@ -120,6 +120,10 @@ class Filesystem(Protocol):
         """With its missing parents; the new names are synced. An existing directory is fine."""
         ...
 
+    def make_directories(self, paths: Iterable[Path]) -> None:
+        """Several, whose parents are there; each parent is synced once, behind all of them."""
+        ...
+
     def rename(self, source: Path, target: Path) -> None:
         """Atomic; replaces the target, unless that is a link (ELOOP). The caller syncs the directory."""
         ...
@@ -236,6 +240,15 @@ class RealFilesystem:
         path.mkdir(parents=True, exist_ok=True)
         for made in missing:
             self.sync_directory(made.parent)
+
+    def make_directories(self, paths: Iterable[Path]) -> None:
+        parents: dict[Path, None] = {}
+        for path in paths:
+            if not path.is_dir():
+                path.mkdir(exist_ok=True)
+                parents[path.parent] = None
+        for parent in parents:
+            self.sync_directory(parent)
 
     def rename(self, source: Path, target: Path) -> None:
         if target.is_symlink():
@@ -366,8 +379,13 @@ def _named(error: OSError, path: Path) -> OSError:
 
 def write_atomic(filesystem: Filesystem, path: Path, parts: Iterable[Buffer]) -> None:
     """Replace `path` by these bytes; a crash leaves the old file or the new one (temp, sync, rename, sync the name)."""
+    write_whole(filesystem, path, b"".join(bytes(p) for p in parts))
+    filesystem.sync_directory(path.parent)
+
+
+def write_whole(filesystem: Filesystem, path: Path, data: bytes) -> None:
+    """The same, but that the caller syncs the directory."""
     temp = path.with_name(path.name + ".tmp")
-    data = b"".join(bytes(p) for p in parts)
     file = filesystem.open(temp, create=True)
     try:
         file.truncate(0)
@@ -376,7 +394,6 @@ def write_atomic(filesystem: Filesystem, path: Path, parts: Iterable[Buffer]) ->
     finally:
         file.close()
     filesystem.rename(temp, path)
-    filesystem.sync_directory(path.parent)
 
 
 def read_whole(filesystem: Filesystem, path: Path, size_max: int) -> bytes | None:

@@ -84,6 +84,10 @@ def _names(fs: Filesystem, directory: Path) -> None:
     fs.make_directory(directory / "c" / "d")
     fs.make_directory(directory / "c" / "d")
     _equal("names come sorted, directories with them", fs.list(directory), ["a", "b", "c"])
+    several = [directory / "c" / "d", directory / "c" / "e"]
+    fs.make_directories(several)
+    fs.make_directories(several)
+    _equal("several directories, made twice", fs.list(directory / "c"), ["d", "e"])
     with closing(fs.open(directory / "a")) as file:
         file.write_at(b"1", 0)
         fs.rename(directory / "a", directory / "b")

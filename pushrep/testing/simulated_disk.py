@@ -26,6 +26,7 @@ import errno
 import mmap
 import os
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -192,6 +193,10 @@ class SimulatedDisk:
             if parent in self._directories and name in self._directories[parent].now:
                 raise _error(errno.EEXIST, missing)
             self._directories.setdefault(str(missing), Names())
+
+    def make_directories(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            self.make_directory(path)
 
     def rename(self, source: Path, target: Path) -> None:
         self._step()

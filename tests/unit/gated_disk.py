@@ -33,13 +33,14 @@ class MeetingDisk(RealFilesystem):
 
     WAIT_S = 20
     party = None
+    meets = ".log"
 
     def meet(self, count):
         self.party = threading.Barrier(count, timeout=self.WAIT_S)
 
     def open(self, path, *, create=False, writable=True):
         file = super().open(path, create=create, writable=writable)
-        if path.suffix != ".log" or not writable:
+        if path.suffix != self.meets or not writable:
             return file
         sync = file.sync
         return GatedFile(file, lambda: (self.party and self.party.wait(), sync()))

@@ -1,0 +1,113 @@
+"""Many logs made at once: whole after any power cut, no sync for each in the directory above."""
+
+from collections import Counter
+from pathlib import Path
+from uuid import uuid4
+
+from pushrep.log import LogConfig, SegmentLog
+from pushrep.log.creating import create_logs
+from pushrep.log.directory import LogDirectory
+from pushrep.log.recovery_plan import Opening
+from pushrep.seams import RealFilesystem
+from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+from tests.unit.gated_disk import MeetingDisk
+
+HOME = Path("/data")
+LOG_ID = uuid4()
+NAMES = [f"orders-{n}" for n in range(3)]
+
+
+def create(disk, clock):
+    held = LogDirectory.acquire(HOME, disk, clock)
+    try:
+        create_logs(held, dict.fromkeys(NAMES, LOG_ID))
+    finally:
+        held.release()
+
+
+def create_until(steps, seed):
+    """The power goes at that step; False if all were made before."""
+    clock = SimulatedClock()
+    disk = SimulatedDisk(seed, clock=clock)
+    disk.power_after(steps)
+    try:
+        create(disk, clock)
+    except PowerLost:
+        return disk, clock, False
+    return disk, clock, True
+
+
+def test_after_a_power_cut_at_any_step_each_opens_with_its_id_and_takes_records():
+    done, steps = False, 0
+    while not done:
+        steps += 1
+        disk, clock, done = create_until(steps, steps)
+        disk.lose_power()
+        for name in NAMES:
+            with SegmentLog.open(HOME / name, log_id=LOG_ID, filesystem=disk, clock=clock) as log:
+                assert log.log_id == LOG_ID
+                assert log.append(b"x").base_offset == 0
+    assert steps > 50, "it was cut in the middle of everything"
+
+
+def test_what_was_made_is_there_after_a_power_cut_and_opens_as_closed_clean():
+    disk, clock, done = create_until(10_000, 1)
+    assert done
+    disk.lose_power()
+    for name in NAMES:
+        assert {"partition.metadata", "leader-epoch-checkpoint", f"{0:020}.log"} <= set(disk.list(HOME / name))
+        with SegmentLog.open(HOME / name, filesystem=disk, clock=clock) as log:
+            assert (log.log_id, log.recovery.opening) == (LOG_ID, Opening.NORMAL)
+
+
+class CountingDisk(RealFilesystem):
+    def __init__(self):
+        self.synced = Counter()
+
+    def sync_directory(self, directory):
+        self.synced[directory.name] += 1
+        super().sync_directory(directory)
+
+
+def test_the_directory_above_is_synced_once_for_all(tmp_path):
+    disk = CountingDisk()
+    held = LogDirectory.acquire(tmp_path / "logs", disk)
+    disk.synced.clear()
+    create_logs(held, {f"orders-{n}": LOG_ID for n in range(20)})
+    assert disk.synced == {"logs": 1, **{f"orders-{n}": 1 for n in range(20)}}
+    create_logs(held, {f"orders-{n}": LOG_ID for n in range(20)})
+    assert disk.synced["logs"] == 1, "they are there"
+    held.release()
+
+
+def test_their_files_are_synced_beside_each_other(tmp_path):
+    disk = MeetingDisk()
+    disk.meets = ".tmp"
+    held = LogDirectory.acquire(tmp_path / "logs", disk)
+    disk.meet(4)
+    create_logs(held, {f"orders-{n}": LOG_ID for n in range(4)})
+    disk.party = None
+    held.release()
+
+
+def test_the_first_segment_of_a_log_made_so_is_sealed_when_it_rolls(tmp_path):
+    held = LogDirectory.acquire(tmp_path)
+    create_logs(held, {"orders-0": LOG_ID})
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=200, preallocate_bytes=0)) as log:
+        log.append(b"x" * 100)
+        log.append(b"x" * 100)
+        assert list(log.path.glob("*.seal")), "whatever is in it was seen as it was written"
+    held.release()
+
+
+def test_one_that_was_removed_by_hand_is_made_anew_and_remembers_what_was_seen(tmp_path):
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append([b"x"] * 5)
+    for path in (*log.path.iterdir(), log.path):
+        path.unlink() if path.is_file() else path.rmdir()
+    held = LogDirectory.acquire(tmp_path)
+    create_logs(held, {"orders-0": LOG_ID})
+    assert held.seen_to("orders-0") == 5
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        assert (log.log_end_offset, log.log_id) == (0, LOG_ID)
+    held.release()
