@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pushrep.log import NotALog, SegmentLog
-from pushrep.log.log_names import log_name
+from pushrep.log.slots import log_at, shown_name
 from pushrep.startpoints import Kind, LogFacts, Startpoint, facts_of
 from spark_jobs.checkpoint_files import source_files
 from spark_jobs.errors import SparkJobError
@@ -79,13 +79,13 @@ class _Pushrep:
 
     def facts(self, partition: int, wish: Startpoint) -> LogFacts:  # noqa: ARG002 - any wish can be resolved
         try:
-            with SegmentLog.open_reader(self._logs / log_name(self.topic, partition)) as reader:
+            with SegmentLog.open_reader(log_at(self._logs, self.topic, partition)) as reader:
                 facts = facts_of(reader)
         except NotALog as error:
             raise SourceNotMovable(self._name, str(error)) from error
         known = self._offset.positions[partition].log_id
         if facts.log_id != known:
-            why = f"{log_name(self.topic, partition)} in {self._logs} is log {facts.log_id}, the query read {known}"
+            why = f"{shown_name(self.topic, partition)} in {self._logs} is log {facts.log_id}, the query read {known}"
             raise SourceNotMovable(self._name, why)
         return replace(facts, first_at=self._first_at(partition))
 
@@ -95,7 +95,7 @@ class _Pushrep:
 
     def _first_at(self, partition: int) -> Callable[[int], int | None]:
         def first_at(ms: int) -> int | None:
-            with SegmentLog.open_reader(self._logs / log_name(self.topic, partition)) as reader:
+            with SegmentLog.open_reader(log_at(self._logs, self.topic, partition)) as reader:
                 return reader.offset_for_timestamp(ms)
 
         return first_at

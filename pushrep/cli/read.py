@@ -16,8 +16,8 @@ from filtering import METADATA_HEADER
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.errors import PushrepError
-from pushrep.log import Isolation, LogReader, SegmentLog, list_logs
-from pushrep.outbox.slots import outboxes_at
+from pushrep.log import Isolation, LogReader, SegmentLog
+from pushrep.log.slots import in_its_slot, is_named, log_at, readable_logs, shown_name, shown_partition
 from pushrep.records import Record
 
 _TABLE_ROWS = 20
@@ -90,18 +90,17 @@ def read(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if as_json:
         format_ = "json"
-    places = outboxes_at(directory)  # all slots as one
-    names = [(place, *log) for place in places for log in _chosen(place, topic, partition)]
-    carrier = carrier or carrier_of(places[0], names[0][1])
+    chosen = _chosen(directory, topic, partition)
+    carrier = carrier or carrier_of(log_at(directory, *chosen[0]).parent, chosen[0][0])
     limit = count if count is not None else _LATEST_RECORDS if from_ == "latest" else None
     if format_ == "table" and limit is None:
         limit = _TABLE_ROWS
     with ExitStack() as readers:
         opened = [
-            readers.enter_context(SegmentLog.open_reader(place / f"{name}-{number}", isolation=isolation))
-            for place, name, number in names
+            readers.enter_context(SegmentLog.open_reader(log_at(directory, *log), isolation=isolation))
+            for log in chosen
         ]
-        ranges = [_range(reader, from_, limit) for reader in opened]
+        ranges = [_range(reader, *log, from_, limit) for reader, log in zip(opened, chosen, strict=True)]
         rows = chain.from_iterable(one.records(limit) for one in ranges)
         if format_ == "table":
             _print_table(rows, carrier)
@@ -110,19 +109,18 @@ def read(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[str, int]]:
-    """The logs asked for. A topic's own name wins over TOPIC-N."""
-    logs = list_logs(directory)
-    chosen = [log for log in logs if log[0] == topic] or [log for log in logs if f"{log[0]}-{log[1]}" == topic]
+    """The logs asked for, of all slots as one. A topic's own name wins over TOPIC-N."""
+    logs = readable_logs(directory)
+    chosen = [log for log in logs if log[0] == topic] or [log for log in logs if is_named(log, topic)]
     if not chosen:
         known = ", ".join(sorted({name for name, _ in logs})) or "no log at all"
         raise UnknownTopic(f"{directory} holds no log of {topic}; it holds {known}")
     if partition is None:
         return chosen
-    only = [log for log in chosen if log[1] == partition]
+    only = [log for log in chosen if in_its_slot(log[1]) == partition]
     if not only:
-        raise UnknownTopic(
-            f"--partition {partition}: {topic} has the partitions {', '.join(str(number) for _, number in chosen)}"
-        )
+        known = ", ".join(shown_partition(number) for _, number in chosen)
+        raise UnknownTopic(f"--partition {partition}: {topic} has the partitions {known}")
     return only
 
 
@@ -139,7 +137,7 @@ class _Range(NamedTuple):
             yield self.partition, record
 
 
-def _range(reader: LogReader, from_: str, limit: int | None) -> _Range:
+def _range(reader: LogReader, topic: str, number: int, from_: str, limit: int | None) -> _Range:
     """Where to begin and end; raises `BadStart` before anything was shown."""
     first, end = reader.bounds()
     if from_ == "earliest":
@@ -149,11 +147,11 @@ def _range(reader: LogReader, from_: str, limit: int | None) -> _Range:
     elif from_.isascii() and from_.isdigit():
         start = int(from_)
         if not first <= start <= end:
-            raise BadStart(f"--from {from_}: {reader.topic}-{reader.partition} holds the offsets [{first}, {end})")
+            raise BadStart(f"--from {from_}: {shown_name(topic, number)} holds the offsets [{first}, {end})")
     else:
         found = reader.offset_for_timestamp(_time_ms(from_))
         start = end if found is None else found
-    return _Range(reader.partition, reader, start, end)
+    return _Range(number, reader, start, end)
 
 
 def _time_ms(text: str) -> int:
@@ -180,7 +178,7 @@ def _print_table(rows: Iterable[tuple[int, Record]], carrier: str) -> None:
     for number, record in rows:
         metadata = metadata_of(record, carrier)
         table.add_row(
-            str(number),
+            shown_partition(number),
             str(record.offset),
             time_text(record.timestamp_ms),
             f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else "",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from filtering import METADATA_HEADER, StreamMetadata
+from pushrep.log.slots import shown_partition
 from pushrep.outbox import read_identity
 from pushrep.records import Record
 from pushrep.seams import REAL_FILESYSTEM
@@ -30,9 +31,11 @@ def metadata_of(record: Record, carrier: str) -> StreamMetadata | None:
 
 
 def as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
-    """One record of partition `number`; a key or value that is no UTF-8 comes in base64."""
+    """One record of the log of this number (pushrep.log.slots); a key or value that is no UTF-8 comes in base64."""
     metadata = metadata_of(record, carrier)
-    row: dict[str, Any] = {"partition": number, "offset": record.offset, "timestamp_ms": record.timestamp_ms}
+    slot, _, partition = shown_partition(number).rpartition("/")
+    row: dict[str, Any] = {"slot": slot} if slot else {}
+    row |= {"partition": int(partition), "offset": record.offset, "timestamp_ms": record.timestamp_ms}
     if metadata is not None:
         row["source"] = {"pid": metadata.pid, "partition": metadata.partition, "offset": metadata.offset}
     if carrier != "key" or metadata is None:

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.interrupts import whole_step
 from pushrep.cli.record_rows import carrier_of
-from pushrep.cli.replay_nodes import log_of, node_options, recording_of
+from pushrep.cli.replay_nodes import log_of, node_options, recordings_of
 from pushrep.cli.replay_output import writer_for
+from pushrep.log.slots import log_at
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Record
 from pushrep.replay import (
@@ -58,7 +59,9 @@ class Until(NamedTuple):
     help="An offset, an ISO 8601 time (UTC if it names no zone), or latest: what comes from now on.  "
     "[default: the log's start]",
 )
-@click.option("--count", type=click.IntRange(0), help="At most so many records; with --follow it waits for them.")
+@click.option(
+    "--count", type=click.IntRange(0), help="At most so many records, of each log; with --follow it waits for them."
+)
 @click.option("--until", metavar="WHERE", help="End before this offset, or before the first record as late as this.")
 @click.option("--follow", is_flag=True, help="Wait at the end for what comes.")
 @click.option(
@@ -92,6 +95,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep replay replica-1:7400 orders-0 --count 10                    of a node; `pushrep recording list` names all
 
     \b
+    Of a directory of worker slots TOPIC-N is that partition of every slot, one after the other; slot-M/TOPIC-N one.
     At the end, and at Ctrl-C, the output is whole, and standard error says where to go on. A replay of a node comes
     again by itself where its connection broke.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
@@ -105,21 +109,29 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
     elif follow:
         length = FOLLOW
     end = _until(until)
+    names = recordings_of(where, recording)
+    if len(names) > 1 and (follow or format_ == "avro" or _is_offset(from_) or _is_offset(until)):
+        raise click.UsageError(
+            f"an offset, --follow and --format avro are of one log: name one of {', '.join(map(str, names))}"
+        )
     with ExitStack() as opened:
         client = opened.enter_context(ReplayClient(where, node=node))
-        name = recording_of(recording)
-        topic, partition = log_of(client, name)
-        request = ReplayRequest(name, _position(from_, client, name, bound), length, bound, max_bytes_per_s)
-        try:
-            running = opened.enter_context(client.replay(request))
-        except ReplayRefused as refused:
-            if refused.code is not ErrorCode.EMPTY_RECORDING:
-                raise
-            click.echo(f"nothing to replay: {refused.why}", err=True)
-            running = None
-        stream = opened.enter_context(out.open("wb" if force else "xb")) if out is not None else sys.stdout.buffer
-        chosen = carrier or carrier_of(Path(where), topic)
-        _run(running, stream, _Job(format_, partition, chosen, count, end, follow=follow, to_file=out is not None))
+        stream: BinaryIO | None = None if out is not None else sys.stdout.buffer
+        for name in names:
+            topic, partition = log_of(client, name)
+            request = ReplayRequest(name, _position(from_, client, name, bound), length, bound, max_bytes_per_s)
+            try:
+                running = opened.enter_context(client.replay(request))
+            except ReplayRefused as refused:
+                if refused.code is not ErrorCode.EMPTY_RECORDING:
+                    raise
+                click.echo(f"nothing to replay: {refused.why}", err=True)
+                running = None
+            if stream is None and out is not None:  # not before the first is there to replay
+                stream = opened.enter_context(out.open("wb" if force else "xb"))
+            assert stream is not None
+            chosen = carrier or carrier_of(log_at(where, topic, partition).parent, topic)
+            _run(running, stream, _Job(format_, partition, chosen, count, end, follow=follow, to_file=out is not None))
 
 
 class _Job(NamedTuple):
@@ -203,7 +215,7 @@ def _position(text: str | None, client: ReplayClient, name: int | str, bound: st
         return None
     if text == "latest":
         return client.tip_of(name, bound)
-    if text.isascii() and text.isdigit():
+    if _is_offset(text):
         return int(text)
     return AtTime(_time_ms(text, "--from"))
 
@@ -211,9 +223,13 @@ def _position(text: str | None, client: ReplayClient, name: int | str, bound: st
 def _until(text: str | None) -> Until:
     if text is None:
         return Until()
-    if text.isascii() and text.isdigit():
+    if _is_offset(text):
         return Until(offset=int(text))
     return Until(timestamp_ms=_time_ms(text, "--until"))
+
+
+def _is_offset(text: str | None) -> bool:
+    return text is not None and text.isascii() and text.isdigit()
 
 
 def _time_ms(text: str, option: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pushrep.log import parse_log_name
+from pushrep.log.slots import is_named, parse_shown_name, readable_logs, shown_name, slot_directories
 from pushrep.replay import NodeAccess, ReplayClient
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,10 +37,18 @@ def recording_of(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
+def recordings_of(where: str, text: str) -> list[int | str]:
+    """The recording, or where `where` has worker slots and the name has none, that of every slot."""
+    found: list[int | str] = []
+    if slot_directories(where):
+        found += [shown_name(*log) for log in readable_logs(where) if is_named(log, text)]
+    return found or [recording_of(text)]
+
+
 def log_of(client: ReplayClient, recording: int | str) -> tuple[str, int]:
     """Its topic and partition; raises InvalidLogName for a name that is none, UsageError for an unknown id."""
     if isinstance(recording, str):
-        return parse_log_name(recording)
+        return parse_shown_name(recording)
     found = next((one for one in client.recordings() if one.recording_id == recording), None)
     if found is None:
         raise click.UsageError(f"there is no recording {recording}: `pushrep recording list` names them")

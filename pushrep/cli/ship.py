@@ -17,9 +17,9 @@ from pushrep.kafka.progress import Progress, read_progress
 from pushrep.kafka.properties import destination_of
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogLocked
+from pushrep.log.slots import outboxes_at
 from pushrep.outbox import Acks, NoOutbox, Outbox, read_identity
 from pushrep.outbox.destinations import ship_again
-from pushrep.outbox.slots import outboxes_at
 from pushrep.seams import REAL_FILESYSTEM
 
 _LOOK_S = 0.25

@@ -21,7 +21,7 @@ from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
 from pushrep.log.leader_epochs import read_leader_epochs
-from pushrep.log.log_names import list_logs, log_name, parse_log_name
+from pushrep.log.log_names import parse_log_name
 from pushrep.log.published import PublishedState, read_published
 from pushrep.log.segment_files import (
     INDEX_SUFFIX,
@@ -31,6 +31,7 @@ from pushrep.log.segment_files import (
     list_segments,
     segment_path,
 )
+from pushrep.log.slots import log_at, readable_logs
 from pushrep.seams import REAL_FILESYSTEM, File, Filesystem
 
 _LOCKS_PATH = Path("/proc/locks")
@@ -102,11 +103,11 @@ class SegmentFacts:
 
 
 def logs_at(path: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Path]:
-    """The log at `path`, or every log in the directory of logs `path`. Raises NotALog, NotALogDirectory."""
+    """The log at `path`, or every log in the directory of logs `path`, or in all slots below it. Raises NotALog."""
     try:
         if is_log(path, filesystem):
             return [path]
-        found = [path / log_name(topic, partition) for topic, partition in list_logs(path, filesystem)]
+        found = [log_at(path, topic, number) for topic, number in readable_logs(path, filesystem)]
     except NotALogDirectory as error:
         raise NotALog(path, error.why) from error
     if not found:

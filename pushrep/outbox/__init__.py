@@ -5,6 +5,7 @@ with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as 
     offset = receipt.result(timeout=5)            outbox.last_metadata(pid, 0)       where to go on after a crash
 """
 
+from pushrep.log.slots import slot_directories
 from pushrep.outbox.batch import ManyReceipt, Receipt
 from pushrep.outbox.epoch import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.errors import (
@@ -31,7 +32,6 @@ from pushrep.outbox.errors import (
 from pushrep.outbox.identity import OutboxIdentity, read_identity
 from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.settings import Acks, OnDiverged
-from pushrep.outbox.slots import slot_directories
 
 __all__ = [
     "Acks",

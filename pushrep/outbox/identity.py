@@ -28,13 +28,14 @@ import google_crc32c
 
 from filtering import producer_id
 from pushrep.log.log_names import is_topic
+from pushrep.log.slots import OUTBOX_FILE_NAME
 from pushrep.outbox.errors import CorruptOutboxFile, OutboxDiffers, SettingRefused
 from pushrep.replication.grants import Grant, default_min_insync
 from pushrep.seams import Filesystem, read_whole, write_atomic
 
 _LOG = logging.getLogger("pushrep.outbox")
 
-FILE_NAME = "outbox.json"
+FILE_NAME = OUTBOX_FILE_NAME
 VERSION = 1
 VERSION_WITH_REPLICAS = 2
 _OF_REPLICAS = ("member", "replicas", "min_insync_replicas")

@@ -22,11 +22,11 @@ from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogClosed
 from pushrep.log.inspection import lock_holder, summarize
 from pushrep.log.log_names import log_name
+from pushrep.log.slots import slot_directories
 from pushrep.metrics import Families
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.shipping import holder_name
-from pushrep.outbox.slots import slot_directories
 from pushrep.outbox.status import Facts, LeadingState, MemberStatus, OutboxStatus, partitions_of, status_of
 from pushrep.push.manager import PushManager
 from pushrep.seams import REAL_FILESYSTEM

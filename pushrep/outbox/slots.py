@@ -10,42 +10,18 @@ readers filter what a worker's successor sends again. Whoever dies leaves what i
 slot, or to `pushrep ship`.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pushrep.errors import checked_path
 from pushrep.log.errors import LogLocked
+from pushrep.log.slots import SLOTS_MAX, slot_directories, slot_path
 from pushrep.outbox.errors import NoFreeSlot, SettingRefused
 from pushrep.outbox.identity import FILE_NAME
 
 if TYPE_CHECKING:
     from pushrep.outbox.outbox import Outbox
-
-_NAME = re.compile(r"slot-(0|[1-9][0-9]{0,3})")
-SLOTS_MAX = 1000
-
-
-def slot_path(directory: Path, slot: int) -> Path:
-    """Where the outbox of a slot is."""
-    return directory / f"slot-{slot}"
-
-
-def slot_directories(directory: Path | str) -> list[Path]:
-    """The slots in which an outbox was made, by their number; empty for a directory that has none."""
-    parent = Path(directory)
-    try:
-        matches = [match for path in parent.iterdir() if (match := _NAME.fullmatch(path.name))]
-    except OSError:
-        return []
-    paths = (slot_path(parent, slot) for slot in sorted(int(match[1]) for match in matches))
-    return [path for path in paths if (path / FILE_NAME).exists()]
-
-
-def outboxes_at(directory: Path | str) -> list[Path]:
-    """The slots below a directory, or the directory itself if it has none: what a tool looks at."""
-    return slot_directories(directory) or [Path(directory)]
 
 
 def open_free_slot(directory: Path | str, slots: int, open_outbox: "Callable[[Path], Outbox]") -> "Outbox":

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pushrep.errors import BadArgument
-from pushrep.log import SegmentLog, list_logs
-from pushrep.log.log_names import is_log_name, log_name, parse_log_name
+from pushrep.log import SegmentLog
+from pushrep.log.errors import InvalidLogName
+from pushrep.log.log_names import log_name, real_log_path
+from pushrep.log.slots import parse_shown_name, readable_logs, shown_name
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import RecordingState
 from pushrep.replay import events as e
@@ -53,19 +55,19 @@ class LocalReplays:
         self._waiting: set[int] = set()  # for their subscriber
 
     def recordings(self) -> list[RecordingInfo]:
-        """Every log of the directory, by topic and partition. Raises NotALogDirectory."""
+        """Every log of the directory, of its worker slots, too, by topic and partition. Raises NotALogDirectory."""
         entries = read_catalogue(self.directory, self._filesystem)
         known = {entry.tp: entry for entry in entries if entry.state is not RecordingState.DELETED}
         found = []
-        for topic, partition in list_logs(self.directory, self._filesystem):
-            source = self._source(log_name(topic, partition))
+        for topic, partition in readable_logs(self.directory, self._filesystem):
+            source = self._source(shown_name(topic, partition))
             if source is None:
                 continue
             try:
                 tp = TopicIdPartition(source.log_id, topic, partition) if source.log_id is not None else None
                 entry = known.get(tp) if tp is not None else None
                 state = entry.state if entry is not None else RecordingState.VALID
-                found.append(_info(source, None if entry is None else entry.recording_id, state))
+                found.append(_info(source, topic, partition, None if entry is None else entry.recording_id, state))
             finally:
                 source.close()
         return found
@@ -136,7 +138,8 @@ class LocalReplays:
     def stop_all(self, recording: int | str) -> int:
         """End all sessions of a recording; how many it ended."""
         name = self._name(recording)
-        ended = [local for local in list(self._locals.values()) if local.source.name == name and not local.is_over]
+        path = None if name is None else real_log_path(self.directory / name)
+        ended = [local for local in list(self._locals.values()) if local.source.path == path and not local.is_over]
         for local in ended:
             local.tell(e.Stop())
         self._sweep()
@@ -152,7 +155,10 @@ class LocalReplays:
     def _name(self, recording: int | str) -> str | None:
         """The log that is meant; None if there is none."""
         if isinstance(recording, str):
-            return recording if is_log_name(recording) else None
+            try:
+                return shown_name(*parse_shown_name(recording))
+            except InvalidLogName:
+                return None
         entries = read_catalogue(self.directory, self._filesystem)
         known = next((entry for entry in entries if entry.recording_id == recording), None)
         if known is None or known.state is RecordingState.DELETED:
@@ -175,8 +181,9 @@ class LocalReplays:
                     self._waiting.discard(session_id)
 
 
-def _info(source: LogSource, recording_id: int | None, state: RecordingState) -> RecordingInfo:
-    topic, partition = parse_log_name(source.name)
+def _info(
+    source: LogSource, topic: str, partition: int, recording_id: int | None, state: RecordingState
+) -> RecordingInfo:
     facts = source.facts(with_liveness=True)
     return RecordingInfo(
         recording_id=recording_id,

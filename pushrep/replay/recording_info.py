@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from uuid import UUID
 
-from pushrep.log.log_names import log_name
+from pushrep.log.slots import shown_name
 from pushrep.protocol.replay_messages import RecordingState
 
 
@@ -13,7 +13,8 @@ class RecordingInfo:
 
     Offsets [start_offset, end_offset) were written, those below `stable_offset` are never taken back; a log
     that the catalogue holds for INVALID may not be readable. A node tells of no offset above the stable one while
-    the log is live. `outbox_id`: whose log it is, None if that is not known.
+    the log is live. `outbox_id`: whose log it is, None if that is not known. `partition`: where a directory has worker
+    slots, a number of its own for each slot's (pushrep.log.slots).
     """
 
     recording_id: int | None
@@ -29,5 +30,5 @@ class RecordingInfo:
 
     @property
     def name(self) -> str:
-        """`<topic>-<partition>`, which a request may name it by."""
-        return log_name(self.topic, self.partition)
+        """`<topic>-<partition>`, which a request may name it by; of a worker slot `slot-<m>/<topic>-<n>`."""
+        return shown_name(self.topic, self.partition)

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from pushrep.log import NotALog, list_logs
-from pushrep.log.log_names import log_name
+from pushrep.log import NotALog
+from pushrep.log.slots import log_at, readable_logs
 from pushrep.records import Record
 from pushrep.startpoints.checkpoints import Claim
 from pushrep.startpoints.errors import PartitionLost, StartpointFailed, StoreClosed
@@ -78,7 +78,8 @@ class LogConsumer:
         default: Startpoint | None = None,
         reset: bool = False,
     ) -> Self:
-        """Claim these partitions of `directory` (all that are there) for `consumer`; who held them has lost them.
+        """Claim these partitions of `directory` (all that are there, in worker slots, too, see pushrep.log.slots) for
+        `consumer`; who held them has lost them.
 
         `store` is `<directory>/startpoints` if none is given. `default` (earliest) is for partitions that have neither
         a startpoint nor a checkpoint, with `reset` for all without a startpoint. Raises NotALog.
@@ -89,7 +90,7 @@ class LogConsumer:
         with ExitStack() as opened:
             logs = {}
             for partition in chosen:
-                logs[partition] = LocalLog(directory / log_name(topic, partition))
+                logs[partition] = LocalLog(log_at(directory, topic, partition))
                 opened.callback(logs[partition].close)
             made = cls.over(logs, topic, consumer, store=store, default=default, reset=reset)
             opened.pop_all()
@@ -239,7 +240,7 @@ class LogConsumer:
 
 
 def _partitions_of(directory: Path, topic: str) -> list[int]:
-    found = [partition for name, partition in list_logs(directory) if name == topic]
+    found = [partition for name, partition in readable_logs(directory) if name == topic]
     if not found:
         raise NotALog(directory / f"{topic}-0", f"there is no log of topic {topic}")
     return found

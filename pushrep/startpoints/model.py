@@ -19,6 +19,7 @@ from typing import Any
 
 from pushrep.errors import BadArgument
 from pushrep.log.log_names import is_topic
+from pushrep.log.slots import shown_name
 from pushrep.topic_id_partition import PARTITION_MAX
 
 OFFSET_END = 1 << 63
@@ -179,7 +180,7 @@ class Reader:
 
     def __str__(self) -> str:
         task = f" (task {self.task})" if self.task else ""
-        return f"{self.consumer} at {self.topic}-{self.partition}{task}"
+        return f"{self.consumer} at {shown_name(self.topic, self.partition)}{task}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ class Target:
     def __str__(self) -> str:
         who = "every consumer" if self.consumer is None else self.consumer
         task = f" (task {self.task})" if self.task is not None else ""
-        return f"{who} at {self.topic}{'' if self.partition is None else f'-{self.partition}'}{task}"
+        return f"{who} at {self.topic if self.partition is None else shown_name(self.topic, self.partition)}{task}"
 
 
 def check_name(argument: str, name: object) -> None:

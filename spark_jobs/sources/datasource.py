@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pushrep.log.slots import shown_partition
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.arrow import source_schema
 from spark_jobs.sources.logs import TopicLogs
@@ -91,7 +92,8 @@ class PushrepReader(DataSourceReader):
             ends = resolve("endingOffsets", options.end, extents, logs.first_at)
             for partition in extents:
                 if ends[partition] < starts[partition] and "endingOffsets" in options.given:
-                    why = f"partition {partition} would end at {ends[partition]}, before its start {starts[partition]}"
+                    name = shown_partition(partition)
+                    why = f"partition {name} would end at {ends[partition]}, before its start {starts[partition]}"
                     raise BadOption("endingOffsets", options.given["endingOffsets"], why)
             ranges = {partition: (starts[partition], ends[partition]) for partition in extents}
             tasks = plan_tasks(logs, ranges, {partition: extents[partition].log_id for partition in extents}, options)

@@ -6,9 +6,9 @@ Readers are opened when first asked and kept: the driver asks the same logs at e
 from pathlib import Path
 from typing import Literal
 
-from pushrep.log import LogReader, NotALog, NotALogDirectory, OffsetOutOfRange, SegmentLog, list_logs
-from pushrep.log.log_names import log_name
+from pushrep.log import LogReader, NotALog, NotALogDirectory, OffsetOutOfRange, SegmentLog
 from pushrep.log.published import read_published
+from pushrep.log.slots import in_its_slot, log_at, outboxes_at, readable_logs, shown_name
 from pushrep.records import BatchHeader
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.planning import Extent
@@ -33,19 +33,23 @@ class EndUnknown(SparkJobError):
 
     def __init__(self, topic: str, partition: int, offset: int, known: int) -> None:
         super().__init__(
-            f"source pushrep: {topic}-{partition} is to be read up to {offset}, but without its writer only the "
-            f"offsets below {known} are known to be there since the machine started. Start the writer, then this query"
+            f"source pushrep: {shown_name(topic, partition)} is to be read up to {offset}, but without its writer only "
+            f"the offsets below {known} are known to be there since the machine started. Start the writer, then this "
+            "query"
         )
         self.topic, self.partition, self.offset, self.known = topic, partition, offset, known
 
 
 class TopicLogs:
-    """Readers of `<path>/<topic>-<n>`: of the `chosen` partitions, or of every one that is there."""
+    """Readers of `<path>/<topic>-<n>`: of the `chosen` partitions, or of every one that is there.
+
+    In a directory of worker slots, of those of every slot; a partition is the log's number there (pushrep.log.slots).
+    """
 
     def __init__(self, path: str, topic: str, chosen: tuple[int, ...] | None) -> None:
         self._directory, self._topic, self._chosen = Path(path), topic, chosen
         self._readers: dict[int, LogReader] = {}
-        self._inode: int | None = None
+        self._inodes: list[int | None] = []
 
     def close(self) -> None:
         readers, self._readers = self._readers, {}
@@ -56,7 +60,7 @@ class TopicLogs:
         """Every partition of the topic that is there, ascending. Raises TopicNotFound if there is none."""
         path = str(self._directory)
         try:
-            logs = list_logs(self._directory)
+            logs = readable_logs(self._directory)
         except NotALogDirectory as error:
             raise TopicNotFound(path, self._topic, f"it is no directory of logs, {error.why}") from error
         present = [partition for topic, partition in logs if topic == self._topic]
@@ -70,11 +74,12 @@ class TopicLogs:
         present = self.present()
         if self._chosen is None:
             return present
-        missing = sorted(set(self._chosen) - set(present))
-        if missing:
-            why = f"option partitions names {missing}, the topic has {present}"
+        chosen = set(self._chosen)
+        if missing := sorted(chosen - {in_its_slot(partition) for partition in present}):
+            known = sorted({in_its_slot(partition) for partition in present})
+            why = f"option partitions names {missing}, the topic has {known}"
             raise TopicNotFound(str(self._directory), self._topic, why)
-        return list(self._chosen)
+        return [partition for partition in present if in_its_slot(partition) in chosen]
 
     def extents(self) -> dict[int, Extent]:
         """What each partition holds below its stable offset, now. One that is just being made is left out."""
@@ -92,7 +97,7 @@ class TopicLogs:
         """The partition's reader; opened on first use."""
         if partition not in self._readers:
             self._readers[partition] = SegmentLog.open_reader(
-                self._directory / log_name(self._topic, partition), isolation=PLANNED
+                log_at(self._directory, self._topic, partition), isolation=PLANNED
             )
         return self._readers[partition]
 
@@ -129,10 +134,10 @@ class TopicLogs:
 
     def _follow_directory(self) -> None:
         # A directory that was replaced keeps its old files alive for those who have them mapped.
-        inode = self._directory.stat().st_ino if self._directory.exists() else None
-        if inode != self._inode:
+        inodes = [path.stat().st_ino if path.exists() else None for path in outboxes_at(self._directory)]
+        if inodes != self._inodes:
             self.close()
-            self._inode = inode
+            self._inodes = inodes
 
 
 def written_end(reader: LogReader) -> int | None:

@@ -4,7 +4,9 @@
     path                  required   the directory that holds the logs (`<topic>-<n>` below it)
     topic                 required
     partitions            all        "0,2" or "0-3" or both; all: new ones are taken up while a stream runs
+                                     of a directory of worker slots: those of every slot
     startingOffsets       earliest   earliest | latest | {"topic": {"0": 23, "1": -2}}   (-2 earliest, -1 latest)
+                                     of worker slots: {"topic": {"slot-0/0": 23, "slot-1/0": -2}}
     startingTimestamp     -          ms since 1970, or ISO 8601 with a zone: first record at or after it
     endingOffsets         latest     batch only: latest | {"topic": {"0": 50, "1": -1}}, exclusive
     maxRecordsPerTrigger  -          streams only: at most so many records a batch, shared among partitions
@@ -29,6 +31,8 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from pushrep.errors import BadArgument
+from pushrep.log.errors import InvalidLogName
+from pushrep.log.slots import parse_shown_partition
 from pushrep.startpoints import StorePlace, StoreUnavailable
 from spark_jobs.errors import SparkJobError
 
@@ -256,11 +260,13 @@ def _place(option: str, text: str, topic: str) -> Place:
         raise BadOption(option, text, f"it must name the topic {topic!r} and no other; {form}")
     offsets: dict[int, int] = {}
     for partition, offset in by_topic[topic].items():
-        if not re.fullmatch(r"[0-9]{1,9}", partition):
-            raise BadOption(option, text, f"{partition!r} is not a partition number; {form}")
+        try:
+            number = parse_shown_partition(partition)
+        except InvalidLogName:
+            raise BadOption(option, text, f"{partition!r} is not a partition number; {form}") from None
         if isinstance(offset, bool) or not isinstance(offset, int) or not EARLIEST_OFFSET <= offset < 2**63:
             raise BadOption(option, text, f"{offset!r} of partition {partition} is not an offset, -1 or -2; {form}")
-        offsets[int(partition)] = offset
+        offsets[number] = offset
     return AtOffsets(offsets)
 
 

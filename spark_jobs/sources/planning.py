@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pushrep.log.slots import shown_name, shown_partition
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.options import EARLIEST_OFFSET, LATEST_OFFSET, AtOffsets, AtTimestamp, BadOption, Edge, Place
 
@@ -30,7 +31,7 @@ class DataLoss(SparkJobError):
 
     def __init__(self, topic: str, partition: int, start: int, end: int, why: str) -> None:
         super().__init__(
-            f"source pushrep: {topic}-{partition}: offsets [{start}, {end}) are gone: {why}. "
+            f"source pushrep: {shown_name(topic, partition)}: offsets [{start}, {end}) are gone: {why}. "
             "Restore the log, or set failOnDataLoss=false to go on with what is there"
         )
         self.topic, self.partition, self.start, self.end, self.why = topic, partition, start, end, why
@@ -88,9 +89,11 @@ def _at(offset: int | None, extent: Extent) -> int:
 def _check_partitions(option: str, offsets: Mapping[int, int], extents: Mapping[int, Extent]) -> None:
     missing, unread = sorted(extents.keys() - offsets.keys()), sorted(offsets.keys() - extents.keys())
     if missing:
-        raise BadOption(option, None, f"name every partition; missing: {', '.join(map(str, missing))}")
+        raise BadOption(option, None, f"name every partition; missing: {', '.join(map(shown_partition, missing))}")
     if unread:
-        raise BadOption(option, None, f"not among the partitions that are read: {', '.join(map(str, unread))}")
+        raise BadOption(
+            option, None, f"not among the partitions that are read: {', '.join(map(shown_partition, unread))}"
+        )
 
 
 def _given(option: str, partition: int, offset: int, extent: Extent) -> int:
@@ -101,5 +104,5 @@ def _given(option: str, partition: int, offset: int, extent: Extent) -> int:
     if not extent.start <= offset <= extent.end:
         where = "below the log start" if offset < extent.start else "beyond the end"
         holds = f"the log holds [{extent.start}, {extent.end}); give an offset of these, -2 (earliest) or -1 (latest)"
-        raise BadOption(option, None, f"offset {offset} of partition {partition} is {where}; {holds}")
+        raise BadOption(option, None, f"offset {offset} of partition {shown_partition(partition)} is {where}; {holds}")
     return offset

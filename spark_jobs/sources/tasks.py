@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -11,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
-from pushrep.log.log_names import log_name
+from pushrep.log.slots import log_at
 from pushrep.records import RecordBatch
 from spark_jobs.sources.arrow import ArrowWriter
 from spark_jobs.sources.logs import PLANNED, EndUnknown, TopicLogs, written_end
@@ -56,7 +55,6 @@ def plan_tasks(
 
 def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> Iterator[pa.RecordBatch]:
     """The records of one task as Arrow batches, in offset order. Raises DataLoss if they are gone by now."""
-    name = log_name(options.topic, task.partition)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     writer = ArrowWriter(
         options.topic,
@@ -68,7 +66,7 @@ def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> It
     with ExitStack() as resources:
         reader: LogReader | None = None
         with suppress(NotALog):
-            path = Path(options.path) / name
+            path = log_at(options.path, options.topic, task.partition)
             reader = resources.enter_context(SegmentLog.open_reader(path, isolation=PLANNED))
         task = held_part(task, reader, options)
         while reader is not None and task.start < task.end:

@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from pushrep import Outbox
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, Record
 
@@ -139,3 +140,18 @@ def test_a_schema_of_ones_own_is_refused(spark, logs, read):
     reader = spark.read.format("pushrep").schema("key string").options(path=str(logs), topic="orders")
     with pytest.raises(PySparkException, match=r"leave \.schema"):
         reader.load().collect()
+
+
+def test_the_filter_keeps_worker_slots_apart(read, tmp_path):
+    """The same source partitions and offsets come from each slot, under a PID of its own."""
+    from spark_jobs import filter_replays
+
+    for slot in range(3):
+        with Outbox.open(tmp_path / f"slot-{slot}", "orders", 2, "web-shop") as outbox:
+            for partition in range(2):
+                outbox.append_many(partition, [b"%d" % slot] * 20).result(60)
+    rows = read(path=str(tmp_path))
+    assert rows.select("partition").distinct().count() == 6
+    again = rows.withColumn("offset", F.col("offset") + 20)  # as a producer that went back writes them
+    once = filter_replays(rows.unionAll(again))
+    assert sorted(map(tuple, once.groupBy("value").count().collect())) == [(b"%d" % slot, 40) for slot in range(3)]

@@ -4,6 +4,7 @@ Any order of appends, new partitions, limits, restarts and deaths before a commi
 batch that is run again is the same batch.
 """
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from pushrep import Outbox
 from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.slots import shown_partition
 from pushrep.records import Codec
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.datasource import PushrepDataSource
 from spark_jobs.sources.logs import EndUnknown, TopicNotFound
+from spark_jobs.sources.options import BadOption
 from spark_jobs.sources.planning import DataLoss
 from tests.spark.source_engine import Engine, Rows, append, fill, records
 
@@ -272,3 +276,53 @@ def test_a_batch_read_refuses_by_name(tmp_path, case):
         source.reader(source.schema()).partitions()
     for words in named:
         assert words in str(refusal.value)
+
+
+def test_worker_slots_are_read_as_one_and_a_new_slot_is_taken_up(tmp_path):
+    """Each partition of each slot has a number of its own, so that nothing of two slots is taken for the same."""
+    names = ["slot-0/0", "slot-0/1", "slot-3/0", "slot-3/1"]
+    for slot in ("slot-0", "slot-3"):
+        slot_of(tmp_path, slot, 10)
+    engine = Engine(tmp_path, maxRecordsPerTrigger="7")
+    rows = [row for batch in engine.run() for row in batch]
+    assert by_log(rows) == {name: list(range(10)) for name in names}
+    slot_of(tmp_path, "slot-3", 5)
+    slot_of(tmp_path, "slot-12", 5)
+    engine.restart()
+    rows = [row for batch in engine.run() for row in batch]
+    news = {f"slot-12/{n}": list(range(5)) for n in (0, 1)} | {f"slot-3/{n}": list(range(10, 15)) for n in (0, 1)}
+    assert by_log(rows) == news
+    one = Engine(tmp_path / "slot-3", partitions="1")
+    assert by_log([row for batch in one.run() for row in batch]) == {"1": list(range(15))}
+    given = json.dumps({"orders": {"slot-0/1": 4, "slot-3/1": 14, "slot-12/1": -1}})
+    some = Engine(tmp_path, partitions="1", startingOffsets=given)
+    assert by_log([row for batch in some.run() for row in batch]) == {"slot-0/1": [4, 5, 6, 7, 8, 9], "slot-3/1": [14]}
+    with pytest.raises(BadOption, match="name every partition; missing: slot-3/1, slot-12/1"):
+        Engine(tmp_path, partitions="1", startingOffsets=json.dumps({"orders": {"slot-0/1": 4}})).plan()
+    shutil.rmtree(tmp_path / "slot-3" / "orders-1")
+    with pytest.raises(DataLoss, match="slot-3/orders-1"):
+        engine.plan()
+
+
+def test_a_slot_that_was_made_anew_is_named(tmp_path):
+    slot_of(tmp_path, "slot-0", 10)
+    slot_of(tmp_path, "slot-1", 10)
+    engine = Engine(tmp_path)
+    engine.run()
+    shutil.rmtree(tmp_path / "slot-1")
+    slot_of(tmp_path, "slot-1", 20)
+    with pytest.raises(DataLoss, match=r"slot-1/orders-0: .* made anew"):
+        engine.plan()
+
+
+def slot_of(directory, slot, count):
+    with Outbox.open(directory / slot, "orders", 2, "web-shop") as outbox:
+        for partition in range(2):
+            outbox.append_many(partition, [b"x"] * count).result(60)
+
+
+def by_log(rows):
+    found = {}
+    for number, offset, _ in rows:
+        found.setdefault(shown_partition(number), []).append(offset)
+    return found

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pushrep import Outbox
 from pushrep.log import SegmentLog
+from pushrep.log.slots import parse_shown_partition
 from pushrep.startpoints import (
     Consumed,
     PartitionLost,
@@ -528,3 +530,15 @@ def test_a_partition_that_comes_back_waits_for_a_store_that_does_not_say_whether
     brokers.lost = ()
     clock.advance(60_000)
     assert engine.drain() == rows(1, COUNT, COUNT + 1, epoch=sequence)
+
+
+def test_a_startpoint_moves_one_partition_of_one_worker_slot(tmp_path):
+    for slot in ("slot-0", "slot-1"):
+        with Outbox.open(tmp_path / slot, "orders", 1, "web-shop") as outbox:
+            outbox.append_many(0, [b"x"] * 3).result(60)
+    first, second = (parse_shown_partition(name) for name in ("slot-0/0", "slot-1/0"))
+    engine = Engine(tmp_path)
+    assert sorted(engine.batch()) == [(number, offset, 0) for number in (first, second) for offset in range(3)]
+    with StartpointStore.open(tmp_path / "startpoints") as store:
+        store.write("billing", "orders", second, Startpoint.specific(1), "wrong since")
+    assert engine.batch() == [(second, 1, 1), (second, 2, 1)]

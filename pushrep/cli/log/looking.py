@@ -1,6 +1,6 @@
 """`pushrep log ls` and `describe`: what is there, read beside a running writer."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from pushrep.cli.log.showing import count, show_json, show_table, size
 from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.inspection import (
     LogSummary,
-    checked_log,
     leftovers,
     logs_at,
     read_state,
@@ -19,6 +18,7 @@ from pushrep.log.inspection import (
 )
 from pushrep.log.leader_epochs import read_leader_epochs
 from pushrep.log.partition_metadata import read_partition_metadata
+from pushrep.log.slots import shown_below
 from pushrep.outbox import outbox_of_log
 from pushrep.seams import REAL_FILESYSTEM
 
@@ -30,13 +30,14 @@ _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size"
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def ls(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click hands options over by position or name
     """List the logs in DIRECTORY: offsets, segments, bytes, leader epoch, who writes, and whether it was closed clean.
+    Of a directory of worker slots the logs of every slot.
 
     "known by" says who told the offsets: the writer that runs, the clean marker, what a stopped writer published last,
     or the checkpoints of the last flush. HWM is the high watermark.
     """
     for_people = []
     for path in logs_at(directory):
-        summary = summarize(path)
+        summary = replace(summarize(path), name=shown_below(directory, path))
         if as_json:
             show_json(asdict(summary))
         else:
@@ -62,17 +63,24 @@ def _row(one: LogSummary) -> tuple[str, ...]:
 
 
 @click.command()
-@click.argument("log", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object.")
+@click.argument("log", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object, one a log.")
 def describe(log: Path, as_json: bool) -> None:  # noqa: FBT001 - as above
-    """Show one LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, what lies aside.
+    """Show one LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, what lies aside;
+    of a directory, that of its worker slots, too, every log.
 
     Aside lies what recovery and repair kept: .cut (taken off the end), .corrupt (replaced), .stale and .tmp files.
     """
-    facts = _facts(checked_log(log))
-    if as_json:
-        show_json(facts)
-        return
+    for number, path in enumerate(logs_at(log)):
+        facts = _facts(path) | {"log": shown_below(log, path)}
+        if as_json:
+            show_json(facts)
+        else:
+            click.echo("" if number else None, nl=bool(number))
+            _describe(facts)
+
+
+def _describe(facts: dict[str, Any]) -> None:
     for name in ("log", "log_id", "log_start_offset", "log_end_offset", "flushed_offset", "high_watermark"):
         click.echo(f"{name.replace('_', ' '):20} {'?' if facts[name] is None else facts[name]}")
     click.echo(f"{'known by':20} {facts['known_by']}")

@@ -8,6 +8,7 @@ import click
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.log.showing import show_json, size
 from pushrep.log.log_names import is_log_name, parse_log_name
+from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at, shown_below
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.purging import purge_closed
 
@@ -20,7 +21,8 @@ from pushrep.outbox.purging import purge_closed
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Remove whole old segments of one LOG, or of all logs of a DIRECTORY, beside the service that has it open, too.
+    """Remove whole old segments of one LOG, or of all logs of a DIRECTORY (of worker slots: of every slot), beside the
+    service that has it open, too.
 
     \b
       pushrep log purge outbox --before 2026-01-31 --dry-run
@@ -31,23 +33,25 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
     acknowledged, what a replica, a replay or the outbox's own books still need: the answer says who keeps the rest.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     path = path.absolute()
-    directory, topic, partition = path, None, None
-    if is_log_name(path.name) and not (path / "outbox.json").exists():
-        directory, (topic, partition) = path.parent, parse_log_name(path.name)
+    places, topic, partition = outboxes_at(path), None, None
+    if is_log_name(path.name) and not any((place / OUTBOX_FILE_NAME).exists() for place in places):
+        places, (topic, partition) = [path.parent], parse_log_name(path.name)
     offset = int(before) if before.isdecimal() else None
     if offset is not None and partition is None:
         raise click.BadParameter("an offset is one of one LOG: DIRECTORY/<topic>-<n>", param_hint="--before")
     time_ms = _time_ms(before) if offset is None else None
     wanted = {"before_offset": offset, "before_ms": time_ms, "partition": partition, "dry_run": dry_run}
-    try:
-        found = ask(directory, "purge", wanted)
-    except NobodyAnswers:
-        found = purge_closed(directory, topic, partition, before_offset=offset, before_ms=time_ms, dry_run=dry_run)
-    for one in found:
-        if as_json:
-            show_json(one | {"dry_run": dry_run})
-        else:
-            click.echo(_sentence(one, is_dry_run=dry_run))
+    for place in places:
+        try:
+            found = ask(place, "purge", wanted)
+        except NobodyAnswers:
+            found = purge_closed(place, topic, partition, before_offset=offset, before_ms=time_ms, dry_run=dry_run)
+        for one in found:
+            one["log"] = shown_below(path, place / one["log"])
+            if as_json:
+                show_json(one | {"dry_run": dry_run})
+            else:
+                click.echo(_sentence(one, is_dry_run=dry_run))
 
 
 def _sentence(one: dict[str, Any], *, is_dry_run: bool) -> str:

@@ -13,6 +13,7 @@ from pushrep.cli.log.showing import show_json, size
 from pushrep.cli.replay_against import verify_against
 from pushrep.log.inspection import logs_at
 from pushrep.log.segment_look import Finding, Kind
+from pushrep.log.slots import shown_below
 from pushrep.log.verify import VerifyReport, bytes_to_verify, verify_log
 
 _REMEDIES = {
@@ -30,7 +31,8 @@ _REMEDIES = {
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 @click.option("--against", metavar="ADDRESS|DIRECTORY", help="Compare with this node's copy, too, batch by batch.")
 def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT001 - click's
-    """Read every batch of a LOG, or of all in DIRECTORY, and say what is damaged: file, byte, offset, reason.
+    """Read every batch of a LOG, or of all in DIRECTORY (of worker slots: in every slot), and say what is
+    damaged: file, byte, offset, reason.
 
     Checked are length, CRC, order of offsets and epochs, that each segment ends where the next begins, every index
     entry, and the small files beside them. A running writer is no hindrance: what it had published when the check
@@ -39,8 +41,10 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
     """
     whole = True
     for log in logs_at(path):
-        with _progress(log.name, bytes_to_verify(log)) as on_bytes:
+        name = shown_below(path, log)
+        with _progress(name, bytes_to_verify(log)) as on_bytes:
             report = verify_log(log, on_bytes=on_bytes)
+        report.log = name
         whole = whole and report.is_whole
         if as_json:
             show_json(report.as_dict())

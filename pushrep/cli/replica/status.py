@@ -14,10 +14,10 @@ from rich.text import Text
 from pushrep.cli.interrupts import whole_step
 from pushrep.cli.log.showing import count, show_json, size
 from pushrep.log.inspection import lock_holder, logs_at, summarize
+from pushrep.log.slots import outboxes_at
 from pushrep.node.promises import REPLICA_EPOCH_NAME, find_promises
 from pushrep.outbox import NoOutbox, read_identity
 from pushrep.outbox.control import NobodyAnswers, ask
-from pushrep.outbox.slots import outboxes_at
 from pushrep.seams import REAL_FILESYSTEM
 
 _PIPE_COLUMNS = 200

@@ -16,7 +16,7 @@ from pushrep.cli.startpoint.options import store_of, with_store
 from pushrep.cli.startpoint.preview import partitions_of
 from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
-from pushrep.log.log_names import log_name
+from pushrep.log.slots import log_at, shown_name
 from pushrep.startpoints import Kind, OutOfRange, Reader, Standing, Startpoint, State, Unresolved, facts_of, resolve
 
 _EARLIEST, _LATEST = -2, -1
@@ -66,7 +66,9 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
     pending = {n: opened.read(consumer, topic, n) for n in numbers}
     for n, found in pending.items():
         if found is not None and found.state is State.FAILED:
-            raise NotExportable(f"startpoint {found.sequence} failed at {topic}-{n}: {found.failure}; cancel it first")
+            raise NotExportable(
+                f"startpoint {found.sequence} failed at {shown_name(topic, n)}: {found.failure}; cancel it first"
+            )
     stands_at = {n: opened.checkpoint(Reader(consumer, topic, n)).offset for n in numbers}
     if source == "kafka":
         options = kafka_words(topic, pending, stands_at, default)
@@ -132,7 +134,8 @@ def _kafka_offset(topic: str, n: int, found: Standing | None, checkpoint: int | 
         return max(0, checkpoint + wish.value)
     if wish.value is None or wish.kind is not Kind.SPECIFIC_OFFSET:
         raise NotExportable(
-            f"{topic}-{n}: startpoint {found.sequence}, {wish}, needs a checkpoint of the consumer, and there is none"
+            f"{shown_name(topic, n)}: startpoint {found.sequence}, {wish}, needs a checkpoint of the consumer, and "
+            "there is none"
         )
     return wish.value
 
@@ -149,10 +152,10 @@ def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
     if wish is None:
         wish = Startpoint.earliest() if default == "earliest" else Startpoint.latest()
     created_ms = found.written.created_ms if found is not None else 0
-    with SegmentLog.open_reader(directory / log_name(topic, n)) as reader:
+    with SegmentLog.open_reader(log_at(directory, topic, n)) as reader:
         answer = resolve(wish, facts_of(reader), created_ms=created_ms, position=checkpoint)
     if isinstance(answer, Unresolved):
-        raise NotExportable(f"{topic}-{n}: {answer.why}")
+        raise NotExportable(f"{shown_name(topic, n)}: {answer.why}")
     return answer.offset
 
 

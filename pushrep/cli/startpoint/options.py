@@ -1,6 +1,5 @@
 """What the sub-commands have in common: which store, which topic, how a refusal names the option."""
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,8 @@ import click
 
 from pushrep.cli.startpoint.preview import partitions_of
 from pushrep.kafka.properties import read_properties
+from pushrep.log.errors import InvalidLogName
+from pushrep.log.slots import parse_shown_name
 from pushrep.startpoints import STORE_NAME, StartpointStore, places, store_at
 from pushrep.startpoints.places import KAFKA, kind_of
 
@@ -93,11 +94,13 @@ def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> No
 
 
 def topic_and_partition(directory: Path, text: str) -> tuple[str, int | None]:
-    """TOPIC or TOPIC-N. A topic's own name wins, as in `pushrep read`."""
-    match = re.fullmatch(r"(.+)-(0|[1-9][0-9]{0,9})", text)
-    if match is None or partitions_of(directory, text):
+    """TOPIC, TOPIC-N or, of a worker slot, slot-M/TOPIC-N. A topic's own name wins, as in `pushrep read`."""
+    if partitions_of(directory, text):
         return text, None
-    return match[1], int(match[2])
+    try:
+        return parse_shown_name(text)
+    except InvalidLogName:
+        return text, None
 
 
 def _is_terminal() -> bool:

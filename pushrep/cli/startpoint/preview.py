@@ -4,8 +4,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pushrep.log import NotALogDirectory, SegmentLog, list_logs
-from pushrep.log.log_names import log_name
+from pushrep.log import NotALogDirectory, SegmentLog
+from pushrep.log.slots import log_at, readable_logs
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, Target, facts_of, resolve
 
 
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 def partitions_of(directory: Path, topic: str) -> list[int]:
     """The partitions of the topic that lie in the directory; empty if there is no such directory."""
     try:
-        return [partition for name, partition in list_logs(directory) if name == topic]
+        return [partition for name, partition in readable_logs(directory) if name == topic]
     except NotALogDirectory:
         return []
 
@@ -58,7 +58,7 @@ def preview(
         for partition in partitions_of(directory, target.topic):
             if target.partition not in (None, partition):
                 continue
-            reader = opened.enter_context(SegmentLog.open_reader(directory / log_name(target.topic, partition)))
+            reader = opened.enter_context(SegmentLog.open_reader(log_at(directory, target.topic, partition)))
             log = facts_of(reader)
             known: list[tuple[Reader | None, int | None]] = [
                 (found.reader, found.offset) for found in checkpoints if found.reader.partition == partition

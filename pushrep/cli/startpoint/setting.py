@@ -10,6 +10,7 @@ from pushrep.cli.startpoint.options import store_of, topic_and_partition, with_a
 from pushrep.cli.startpoint.preview import Row, preview
 from pushrep.cli.startpoint.words import parse_duration_s, parse_place, say_place
 from pushrep.errors import PushrepError
+from pushrep.log.slots import shown_name, shown_partition
 from pushrep.seams import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint, Target
 
@@ -134,11 +135,11 @@ def _ttl_s(text: str) -> int | None:
 def _check(directory: Path, target: Target, rows: Sequence[Row], *, tell: bool) -> None:
     """Raise WouldFail for what is known to fail; a dry run shows that instead."""
     if not rows:
-        name = target.topic if target.partition is None else f"{target.topic}-{target.partition}"
+        name = target.topic if target.partition is None else shown_name(target.topic, target.partition)
         raise WouldFail(f"{directory} holds no log of {name}; if that is no typo, write it with --unchecked")
     failing = [row for row in rows if row.offset is None]
     if failing and not tell:
-        places = "; ".join(f"{target.topic}-{row.partition}: {row.why}" for row in failing)
+        places = "; ".join(f"{shown_name(target.topic, row.partition)}: {row.why}" for row in failing)
         raise WouldFail(f"{places}. Nothing was written: give another --to, --out-of-range, or --unchecked")
 
 
@@ -150,7 +151,7 @@ def _tell(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
         [
             (
                 row.consumer or "any" if not row.task else f"{row.consumer} (task {row.task})",
-                str(row.partition),
+                shown_partition(row.partition),
                 f"[{count(row.log_start)}, {count(row.log_end)})",
                 count(row.checkpoint) if row.checkpoint is not None else "none",
                 count(row.offset) if row.offset is not None else "FAILS",
@@ -162,7 +163,7 @@ def _tell(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
     )
     for row in rows:
         if row.why is not None:
-            click.echo(f"{target.topic}-{row.partition}: {row.why}")
+            click.echo(f"{shown_name(target.topic, row.partition)}: {row.why}")
     if not rows and not startpoint.reset_marks:
         click.echo(
             f"no log here tells how far {target} is: a replay filter behind it drops what it has seen, if this goes "
@@ -176,4 +177,4 @@ def _tell(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
         )
         for row in again:
             end = count((row.offset or 0) + row.read_again)
-            click.echo(f"would be dropped: {target.topic}-{row.partition} [{count(row.offset or 0)}, {end})")
+            click.echo(f"would be dropped: {shown_name(target.topic, row.partition)} [{count(row.offset or 0)}, {end})")
