@@ -26,7 +26,8 @@ from pushrep.seams import File, Filesystem
 PENDING_MAX = 64
 """512 bytes of offset index. With small batches an entry covers 4 KiB: a reader walks 256 KiB too far at most."""
 
-
+_BLOCK = 64
+"""Among so few entries, a search reads all in one call of the system instead of six."""
 _KEPT_MAX = 64
 """Dropped entries are remembered up to so many: as many as a clean end has, not as a long scan."""
 
@@ -191,14 +192,17 @@ class IndexFile:
         self._ragged = self._synced = False
 
     def _search(self, file: File, key: int, column: int) -> int:
-        low, high = 0, min(self._written, file.size() // self._entry.size)
-        while low < high:
+        size = self._entry.size
+        low, high = 0, min(self._written, file.size() // size)
+        while high - low > _BLOCK:
             middle = (low + high) // 2
             if self._read(file, middle)[column] <= key:
                 low = middle + 1
             else:
                 high = middle
-        return low
+        block = file.read_at((high - low) * size, low * size)  # less where the writer cut it while we searched
+        entries = list(self._entry.iter_unpack(block[: len(block) // size * size]))
+        return low + bisect_right(entries, key, key=lambda entry: entry[column])
 
     def _read(self, file: File, number: int) -> tuple[int, int]:
         data = file.read_at(self._entry.size, number * self._entry.size)

@@ -63,6 +63,7 @@ class LogWriter:
         self, around: Surroundings, recovered: Recovered, epochs: LeaderEpochs, housekeeping: Housekeeping
     ) -> None:
         self._log_id = recovered.log_id
+        self._ahead_bytes_max = around.view.ahead_bytes_max
         self._around, self._config, self._housekeeping = around, around.config, housekeeping
         self._active = recovered.active
         self._bases = recovered.bases
@@ -325,7 +326,7 @@ class LogWriter:
         """The bytes written."""
         epoch, offset, size_bytes = self._epochs.latest_epoch, self._active.next_offset, 0
         segment, mark, bases = self._active, self._active.mark(), self._bases
-        segment.ahead_bytes_max = self._around.view.ahead_bytes_max()
+        segment.ahead_bytes_max = self._ahead_bytes_max
         try:
             for batch in batches:
                 batch.stamp(offset, epoch)

@@ -13,7 +13,6 @@ written whole, so bytes that are no batch there, or one that is not in its place
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -237,8 +236,7 @@ class BatchReader:
             return
         try:
             hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)
-            what = replace(
-                self._range(place.base),
+            what = self._range(place.base)._replace(
                 position=place.position,
                 next_offset=place.next_offset,
                 leader_epoch=place.leader_epoch,

@@ -14,7 +14,7 @@ import errno
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -90,8 +90,9 @@ class Segment:
         self.base_offset = base_offset
         self.path = segment_path(directory, base_offset)
         self._filesystem, self._config = filesystem, config
-        self.ahead_bytes_max = config.preallocate_bytes
-        """So far the file may be grown ahead of its data: the log's share of what its directory sets aside."""
+        self.ahead_bytes_max: Callable[[], int] = lambda: config.preallocate_bytes
+        """So far the file may be grown ahead of its data: the log's share of what its directory sets aside. Asked when
+        the file grows: at each write it would be a tenth of a small append."""
         self._file: File | None = None
         self._allocated = 0
         self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
@@ -283,8 +284,7 @@ class Segment:
         the right offset stands there, else at the beginning; entries behind that point are dropped.
         """
         self._begin_walk(start_offset)
-        range_ = replace(
-            self._all,
+        range_ = self._all._replace(
             position=self._tail.size_bytes,
             next_offset=self._tail.next_offset,
             end_offset=end_offset,
@@ -425,7 +425,7 @@ class Segment:
 
         By as much as it holds: ten thousand small logs would fill a disk with what they may never need.
         """
-        ahead = min(max(end, PREALLOCATE_BYTES_MIN), self._config.preallocate_bytes, self.ahead_bytes_max)
+        ahead = min(max(end, PREALLOCATE_BYTES_MIN), self._config.preallocate_bytes, self.ahead_bytes_max())
         wanted = min(end + ahead, max(end, self._config.segment_bytes))
         try:
             file.allocate(wanted)

@@ -7,7 +7,6 @@
 A flipped bit in an index must not make records old: retention deletes by this answer.
 """
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +52,6 @@ def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, f
         if header.last_offset - base < time[1]:
             continue
         if header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]:  # some brokers name the record
-            return replace(whole, position=step.position, next_offset=header.base_offset)
+            return whole._replace(position=step.position, next_offset=header.base_offset)
         break
     return whole

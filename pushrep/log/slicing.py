@@ -10,7 +10,6 @@ hold there is no slice, and `SegmentLog.read` says what is the matter.
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -128,8 +127,8 @@ class LogSlices:
         if self._next is not None and self._next.offset == offset:
             _, segment, position, epoch = self._next
             if segment == what.base_offset:
-                return replace(what, position=position, next_offset=offset, leader_epoch=epoch)
-            what = replace(what, leader_epoch=epoch)
+                return what._replace(position=position, next_offset=offset, leader_epoch=epoch)
+            what = what._replace(leader_epoch=epoch)
         if what.base_offset == offset:
             return what
         return begin_near(self._filesystem, self._directory, file, what, offset)
