@@ -203,11 +203,14 @@ class BatchReader:
         epoch = place.leader_epoch
         while True:
             step: ScanEnd | None = None
-            for found in self._scan(place, start, window_bytes):
+            for found in self._steps(place, window_bytes):
                 if not isinstance(found, WholeBatch):
                     step = found
                     break
                 header = found.batch.header
+                if header.next_offset <= start:
+                    epoch = header.leader_epoch
+                    continue
                 yield _Place(place.base, found.position, header.base_offset), found.batch
                 start, looks, epoch = header.next_offset, 0, header.leader_epoch
                 if start >= end:
@@ -221,8 +224,9 @@ class BatchReader:
                 raise following
             else:
                 looks, revision = looks + 1, self._log.revision()
-                place = self._look_up(start, fresh=True)
-                epoch = -1
+                # From the batch before, which is the witness of the epoch: it may be another one by now.
+                before = start - 1 if start > self._log.bounds().start else start
+                place, epoch = self._look_up(before, fresh=True), -1
 
     def _settled(self, looks: int, revision: int) -> bool:
         """Whether a second look at `revision` was undisturbed, so that what it found is so."""
@@ -230,6 +234,11 @@ class BatchReader:
 
     def _scan(self, place: _Place, start: int, window_bytes: int) -> Iterator[ScanStep]:
         """The segment's steps from there on, without the batches that end before `start`; none if its file is gone."""
+        for step in self._steps(place, window_bytes):
+            if not isinstance(step, WholeBatch) or step.batch.header.next_offset > start:
+                yield step
+
+    def _steps(self, place: _Place, window_bytes: int) -> Iterator[ScanStep]:
         try:
             file = self._filesystem.open(segment_path(self._directory, place.base), writable=False)
         except FileNotFoundError:
@@ -241,9 +250,7 @@ class BatchReader:
                 next_offset=place.next_offset,
                 leader_epoch=place.leader_epoch,
             )
-            for step in scan(file, what, window_bytes=window_bytes):
-                if not isinstance(step, WholeBatch) or step.batch.header.next_offset > start:
-                    yield step
+            yield from scan(file, what, window_bytes=window_bytes)
         finally:
             file.close()
 

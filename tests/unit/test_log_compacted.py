@@ -15,6 +15,7 @@ from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
+from pushrep.records.header import MAGIC_AT
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.seams import REAL_FILESYSTEM
 from pushrep.testing import SimulatedClock, SimulatedDisk
@@ -23,6 +24,7 @@ NAME = "compact-0"
 # base of the segment -> the first offsets of its batches of three records; 40 was emptied, 60 is where it is written
 CLEANED = {0: [6, 12], 20: [20, 30], 40: [], 50: [53], 60: [60, 63]}
 CLEANED_OFFSET, END = 60, 66
+LEADER_EPOCH_LAST_AT = 15  # no CRC covers it
 OFFSETS = [first + n for batches in CLEANED.values() for first in batches for n in range(3)]
 
 
@@ -101,6 +103,53 @@ def test_by_headers_alone_a_hole_between_segments_is_one_as_far_as_the_cleaner_c
         else:
             assert found_from(reader, start, END) == [first for first in firsts if first > start - 3]
     files.close()
+
+
+def slice_reader(log_path):
+    return SliceReader(log_path, REAL_FILESYSTEM, OpenSegments(REAL_FILESYSTEM))
+
+
+def test_by_headers_alone_a_gap_between_segments_that_no_cleaner_made_is_none(log_path):
+    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 15})
+    assert found_from(slice_reader(log_path), 6, 15) == [6, 12]
+    with pytest.raises(NoBatchThere, match="offset 15"):
+        found_from(slice_reader(log_path), 6, END)
+
+
+def test_by_headers_alone_a_damaged_batch_before_a_hole_is_no_part_of_the_hole(log_path):
+    write_byte(log_path, 0, 1, MAGIC_AT, 7)
+    assert found_from(slice_reader(log_path), 0, 9) == [6]
+    with pytest.raises(NoBatchThere, match="offset 9"):
+        found_from(slice_reader(log_path), 0, END)
+
+
+def write_byte(log_path, segment, number, at, value):
+    """Byte `at` of the header of one of the segment's batches."""
+    path = segment_path(log_path, segment)
+    start = sum(len(batch(first).data) for first in CLEANED[segment][:number])
+    data = bytearray(path.read_bytes())
+    data[start + at] = value
+    path.write_bytes(data)
+
+
+def by_records(log_path):
+    return [one.header.base_offset for one in SegmentLog.open_reader(log_path, isolation="written").batches(0)]
+
+
+def by_reads(log_path):
+    reader, at = SegmentLog.open_reader(log_path, isolation="written"), 0
+    while data := reader.read(at, 1):
+        at = first_batch(data).header.next_offset
+    return at
+
+
+@pytest.mark.parametrize("way", [by_records, by_reads, lambda path: found_from(slice_reader(path), 0, END)])
+def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_is_found_by_every_way_of_reading(log_path, way):
+    for segment, epoch in {0: 5, 20: 3, 50: 6, 60: 6}.items():
+        for number in range(len(CLEANED[segment])):
+            write_byte(log_path, segment, number, LEADER_EPOCH_LAST_AT, epoch)
+    with pytest.raises((CorruptBatch, NoBatchThere), match="falls from 5 to 3"):
+        way(log_path)
 
 
 @pytest.mark.parametrize("recovery_point", [None, END])

@@ -1,6 +1,7 @@
 """LogSlices: what is sent by sendfile are the batches that `read` gives, found by their headers alone."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,9 @@ from hypothesis import strategies as st
 
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.segment_files import segment_path
+from pushrep.log.slicing import LogSlices
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.seams import REAL_FILESYSTEM
 
 
 def bytes_of(found):
@@ -124,3 +128,18 @@ def test_a_slice_ends_before_a_leader_epoch_that_the_logs_list_contradicts(tmp_p
             file.write(b"\x07")
         found = log.slices().read(0, 9, 1 << 20)
         assert (None if found is None else found.end_offset) == (3 * number or None)
+
+
+def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_ends_the_slices(tmp_path):
+    """Also where the log keeps no list of epochs that contradicts it."""
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=1000)) as log:
+        log.begin_epoch(3, 0)
+        fill(log, [100] * 9)
+        first, second = sorted(int(path.stem) for path in log.path.glob("*.log"))[:2]
+        with segment_path(log.path, second).open("r+b") as file:
+            file.seek(15)
+            file.write(b"\x02")
+        without_list = SimpleNamespace(bases=log._writer.bases, leader_epochs=LeaderEpochs())
+        slices = LogSlices(REAL_FILESYSTEM, log.path, without_list)
+        assert slices.read(first, second, 1 << 20).end_offset == second
+        assert slices.read(second, log.log_end_offset, 1 << 20) is None
