@@ -55,6 +55,8 @@ class Families:
             ("pushrep_scrub_passes", "Times that all sealed segments were read.", status.passes),
             ("pushrep_scrub_read_bytes", "Read by the scrub.", status.bytes_read),
             ("pushrep_scrub_seals_made", "Segments that had no seal and got one.", status.seals_made),
+            ("pushrep_scrub_damaged", "Sealed segments that were found damaged.", status.damaged),
+            ("pushrep_scrub_repaired", "Segments that were repaired with another member's batches.", status.repaired),
         ):
             self.counter(name, help_, labels, value)
 

@@ -132,6 +132,7 @@ class CuttableLog(LogWriter):
         except BaseException:
             segment.close()
             raise
+        self.cuts += 1
         self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
         if self._watermark is not None:
             self._watermark = min(end, self._watermark)

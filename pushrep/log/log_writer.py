@@ -13,7 +13,7 @@ A failed sync poisons: the kernel may have dropped the pages, and a second sync 
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -79,6 +79,8 @@ class LogWriter:
         self._lock = threading.Lock()
         self._turn = SyncTurn()
         self._handed: list[HandedOver] = []
+        self.cuts = 0
+        """How often the log was cut, or begun anew, since it was opened."""
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
         self._changed = recovered.active.size_bytes == 0  # else the files have their final form already
@@ -278,6 +280,11 @@ class LogWriter:
         """In partition.metadata."""
         return self._log_id
 
+    @property
+    def leader_epochs(self) -> LeaderEpochs:
+        """The list as it is now."""
+        return self._epochs
+
     def sealed(self) -> list[tuple[int, int]]:
         """(base, base of the next one) of every segment but the newest."""
         return list(pairwise(self._bases))
@@ -290,6 +297,19 @@ class LogWriter:
                 return False
             write_seal(around.filesystem, around.view.path, seal)
             around.filesystem.sync_directory(around.view.path)
+            return True
+
+    def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
+        """Call `put`, which renames another file over a sealed segment's, unless the log was cut since `cuts`.
+
+        Whether it was called. Raises LogClosed, LogPoisoned, LogDamaged, OSError.
+        """
+        with self._lock:
+            self._check_writable()
+            if cuts != self.cuts or (base, following) not in self.sealed():
+                return False
+            put()
+            self._publish(self.flushed_offset)
             return True
 
     def check_open(self) -> None:

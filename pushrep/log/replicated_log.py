@@ -45,11 +45,6 @@ class ReplicatedLog(CuttableLog):
         self._watermark = watermark  # before the first word to readers
         super().__init__(around, recovered, epochs, housekeeping)
 
-    @property
-    def leader_epochs(self) -> LeaderEpochs:
-        """The list as it is now."""
-        return self._epochs
-
     def append_as_is(self, batches: Sequence[RecordBatch], cleaned_offset: int = 0) -> None:
         """Write a leader's batches behind the end; below `cleaned_offset` offsets may be missing.
 
@@ -153,6 +148,7 @@ class ReplicatedLog(CuttableLog):
             around.view.give_up(self.log_end_offset)
             self._housekeeping.about_to_cut(0)
             self._changed = True
+            self.cuts += 1
             try:
                 # A log that is shorter than its recovery point would be refused: both go down before a file does.
                 around.view.checkpoint(recovery_point=0, high_watermark=0)

@@ -6,8 +6,9 @@
       no seal, or of another size   made, where all of that holds; reported
       whatever is wrong             reported: logged as an error, kept in `findings` until a later pass finds it whole
 
-It changes nothing but seals. One thread serves all directories of a process, on the machine's clock; it reads a piece,
-then waits as long as the rate wants. A segment that was cut, removed or taken up again meanwhile is passed over.
+It changes nothing but seals; a damaged segment is another member's to repair (segment_repair.py). One thread serves all
+directories of a process, on the machine's clock; it reads a piece, then waits as long as the rate wants. A segment that
+was cut, removed, repaired or taken up again meanwhile is passed over.
 """
 
 import logging
@@ -54,23 +55,29 @@ class Scrubbed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScrubFinding:
-    """What is wrong with one segment: where its whole batches end, and why."""
+    """What is wrong with one segment: where its whole batches end, why, and the offsets [base, end) that it holds."""
 
     log: str
     segment: str
     position: int
     offset: int
     reason: str
+    base_offset: int
+    end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubStatus:
-    """Since the directory was opened. passes: that were completed. seals_made: of segments that had none."""
+    """Since the directory was opened. passes: that were completed. seals_made: of segments that had none. damaged:
+    segments found so; repaired: put together anew with another member's batches.
+    """
 
     passes: int = 0
     bytes_read: int = 0
     segments: int = 0
     seals_made: int = 0
+    damaged: int = 0
+    repaired: int = 0
     findings: tuple[ScrubFinding, ...] = ()
 
 
@@ -86,6 +93,7 @@ class Scrub:
         self._walk: Iterator[int] | None = None
         self._walked: Scrubbed | None = None
         self._paused = False
+        self._replaced: set[tuple[Path, int]] = set()  # segments that are another file since their walk began
         if scrubber is not None:
             scrubber.attach(self)
 
@@ -116,6 +124,13 @@ class Scrub:
         """Go on."""
         self._paused = False
         self._come_again(0)
+
+    def repaired(self, log: Scrubbed, base: int) -> None:
+        """This segment was put together anew, and read again."""
+        with self._turn:
+            self._replaced.add((log.path, base))
+            self._is_whole(log, base)
+            self._status = replace(self._status, repaired=self._status.repaired + 1)
 
     def end(self) -> None:
         """The directory is given back."""
@@ -168,13 +183,14 @@ class Scrub:
                 except FileNotFoundError:
                     continue  # retention was here
                 except (OSError, PushrepError) as error:
-                    self._found(log, base, CleanEnd(0, base), str(error))
+                    self._found(log, base, following, CleanEnd(0, base), str(error))
         self._walked = None
         self._status = replace(self._status, passes=self._status.passes + 1)
 
     def _segment(self, log: Scrubbed, base: int, following: int) -> Iterator[int]:
         cleaned_offset, headers = log.cleaned_offset(), HeadersCrc()
         end: ScanEnd | None = None
+        self._replaced.discard((log.path, base))
         what = ScanRange(
             base_offset=base, end_offset=following, recovery_point=following, cleaned_offset=cleaned_offset
         )
@@ -191,8 +207,8 @@ class Scrub:
                 yield read
         finally:
             file.close()
-        if (base, following) not in log.sealed() or end is None:
-            return  # it was cut or removed meanwhile
+        if (base, following) not in log.sealed() or end is None or (log.path, base) in self._replaced:
+            return  # it was cut, removed or repaired meanwhile
         self._status = replace(self._status, segments=self._status.segments + 1)
         self._judge(log, base, following, end, headers, is_cleaned=base < cleaned_offset)
 
@@ -202,14 +218,14 @@ class Scrub:
         joins = end.next_offset == following or (is_cleaned and end.next_offset < following)
         if not isinstance(end, CleanEnd) or not joins:
             why = end.reason if not isinstance(end, CleanEnd) else f"it ends at {end.next_offset}, not at {following}"
-            self._found(log, base, end, why)
+            self._found(log, base, following, end, why)
             return
         seal = read_seal(self._filesystem, log.path, base)
         if seal is not None and seal.fits(end.position):
             partition = parse_log_name(log.path.name)[1]
             why_not = seal.contradiction(log.log_id, partition, base, headers, end.next_offset)
             if why_not is not None:
-                self._found(log, base, CleanEnd(0, base), why_not)
+                self._found(log, base, following, CleanEnd(0, base), why_not)
                 return
         else:
             self._make_seal(log, base, end, headers, is_cleaned=is_cleaned, had_one=seal is not None)
@@ -241,10 +257,11 @@ class Scrub:
                     "unwitnessed, a cleaner went over it" if is_cleaned else "its offsets and CRCs hold",
                 )
 
-    def _found(self, log: Scrubbed, base: int, end: ScanEnd, reason: str) -> None:
+    def _found(self, log: Scrubbed, base: int, following: int, end: ScanEnd, reason: str) -> None:
         name = segment_path(Path(), base).name
-        found = ScrubFinding(log.path.name, name, end.position, end.next_offset, reason)
+        found = ScrubFinding(log.path.name, name, end.position, end.next_offset, reason, base, following)
         if found not in self._status.findings:
+            self._status = replace(self._status, damaged=self._status.damaged + 1)
             _LOG.error("%s: %s byte %d offset %d: %s", log.path, name, end.position, end.next_offset, reason)
         self._is_whole(log, base)
         self._status = replace(self._status, findings=(*self._status.findings, found))

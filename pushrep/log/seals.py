@@ -10,8 +10,9 @@ The headers' CRC goes over the first 21 bytes of every batch, one after the othe
 magic, CRC. So it finds an epoch or an offset that changed where a cleaner has left holes, a segment of another log, and
 two that were swapped.
 
-Who cuts or replaces a segment removes its seal first, durably: a seal beside other bytes is damage. A seal of another
-size than its segment's is none: an older version wrote there. One that can't be read is none, too.
+Who cuts or replaces a segment removes its seal first, durably: a seal beside other bytes is damage. Only a repair whose
+bytes fulfil it keeps it, as their proof. A seal of another size than its segment's is none: an older version wrote
+there. One that can't be read is none, too.
 """
 
 import errno

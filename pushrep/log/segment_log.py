@@ -14,6 +14,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,7 +39,8 @@ from pushrep.log.opening import Attached, OpenedLog, open_log
 from pushrep.log.rebuilding import rebuild_suspect_indexes
 from pushrep.log.recovery_report import RecoveryReport
 from pushrep.log.replicated_log import ReplicatedLog
-from pushrep.log.scrub import Scrub
+from pushrep.log.scrub import Scrub, ScrubFinding
+from pushrep.log.segment_repair import SegmentRepair
 from pushrep.log.slicing import LogSlices
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
@@ -174,6 +177,29 @@ class SegmentLog:
     def scrub(self) -> Scrub:
         """Reads the sealed segments of all logs of the directory again, slowly; `status` tells what it has found."""
         return self._directory.scrub
+
+    @property
+    def damaged_segments(self) -> tuple[ScrubFinding, ...]:
+        """Those of this log that the scrub found damaged, ascending, and that are not repaired yet."""
+        mine = (found for found in self.scrub.status.findings if found.log == self.path.name)
+        return tuple(sorted(mine, key=attrgetter("base_offset")))
+
+    def repair_segment(self, base_offset: int) -> SegmentRepair | None:
+        """Put a sealed segment that the scrub found damaged together anew, with batches of another member.
+
+        `add` to it what that member has from `wanted` on, until it `is_done`; close it in any case. One at a time for a
+        segment. None if none is known to be damaged there. Raises RepairRefused, OSError.
+        """
+        writer = self._checked_writer()
+        found = next((one for one in self.damaged_segments if one.base_offset == base_offset), None)
+        if found is None:
+            return None
+        done = partial(self._repaired, base_offset)
+        return SegmentRepair(self._around.filesystem, writer, base_offset, found.end_offset, done)
+
+    def _repaired(self, base_offset: int) -> None:
+        self._reader.forget()
+        self.scrub.repaired(self._writer, base_offset)
 
     @property
     def damaged_from(self) -> int | None:

@@ -66,6 +66,8 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.FETCH_RECORDS: _READS,
         ApiKey.LIST_LOGS: frozenset({Role.LIST}),
         ApiKey.BEAT: _LEADS,
+        ApiKey.DESCRIBE_DAMAGE: _LEADS,
+        ApiKey.REPAIR_RECORDS: _LEADS,
         # Who leads has the records already, by FetchRecords and on its own disk.
         ApiKey.START_REPLAY: _READS,
         ApiKey.ATTACH: _READS,

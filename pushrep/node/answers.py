@@ -10,6 +10,7 @@ from typing import Any
 
 from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
+from pushrep.log.splicing import RepairRefused
 from pushrep.node.access import Access, Unauthorised, audit
 from pushrep.node.promises import NO_MEMBER
 from pushrep.node.replica import Replica
@@ -36,6 +37,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
 FETCH_BYTES_MAX = 8 << 20
+_DAMAGED_MAX = 1000  # the next ones are told when these are repaired
 _DESCRIPTIONS_BYTES = 1 << 19  # of an answer's header; a log gets an epoch with every opening, so lists grow for years
 _LOG_BYTES, _EPOCH_BYTES = 128, 15  # at most, in Avro
 
@@ -53,6 +55,8 @@ class Answers:
             wire.FetchRecordsRequest: self._fetch_records,
             wire.GrantRequest: self._grant,
             wire.ListLogsRequest: self._list_logs,
+            wire.DescribeDamageRequest: self._describe_damage,
+            wire.RepairRecordsRequest: self._repair_records,
         }
 
     def answer(self, request: Struct, sender: str) -> Struct:
@@ -213,14 +217,7 @@ class Answers:
         return wire.EndOffsetForEpochResponse(results=tuple(results))
 
     def _fetch_records(self, request: wire.FetchRecordsRequest, sender: str) -> Struct:
-        replica, kept = self._store.described(request.tp), self._store.owner_of(request.tp)
-        if kept is not None:
-            self._access.check(sender, ApiKey.FETCH_RECORDS, kept.outbox_id)
-        if replica is None or kept is None:
-            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{request.tp} was not described")
-        if request.grant_epoch < kept.promises.newest_epoch:
-            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {kept.promises.newest_epoch} is granted")
-        log = replica.log
+        log = self._described(request.tp, ApiKey.FETCH_RECORDS, request.grant_epoch, sender).log
         try:
             data, cleaned_offset = log.read(request.offset, min(request.max_bytes, FETCH_BYTES_MAX)), 0
             if data and whole_batches(data, request.offset, OFFSET_MAX, log.leader_epochs).cleaned_offset:
@@ -246,6 +243,43 @@ class Answers:
             outboxes = [self._store.look_up(request.outbox_id)]
         listed = [self._listed(kept, tp) for kept in outboxes for tp in kept.partitions()]
         return wire.ListLogsResponse(logs=tuple(sorted(listed, key=lambda log: (log.outbox_id, log.tp))))
+
+    def _describe_damage(self, request: wire.DescribeDamageRequest, sender: str) -> Struct:
+        self._access.check(sender, ApiKey.DESCRIBE_DAMAGE, request.outbox_id)
+        found = [
+            wire.DamagedSegment(
+                tp=replica.tp,
+                base_offset=one.base_offset,
+                offset=one.offset,
+                end_offset=one.end_offset,
+                reason=one.reason,
+            )
+            for replica in sorted(self._store.look_up(request.outbox_id).open_replicas(), key=lambda one: one.tp)
+            for one in replica.log.damaged_segments
+        ]
+        return wire.DescribeDamageResponse(segments=tuple(found[:_DAMAGED_MAX]))
+
+    def _repair_records(self, request: wire.RepairRecordsRequest, sender: str) -> Struct:
+        replica = self._described(request.tp, ApiKey.REPAIR_RECORDS, request.grant_epoch, sender)
+        kept = self._store.owner_of(request.tp)
+        if kept is not None and request.generation < kept.promises.generation:
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"generation {kept.promises.generation} is kept here")
+        try:
+            wanted = replica.repair(request.base_offset, request.records)
+        except RepairRefused as error:
+            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        return wire.RepairRecordsResponse(wanted_offset=-1 if wanted is None else wanted)
+
+    def _described(self, tp: TopicIdPartition, call: ApiKey, grant_epoch: int, sender: str) -> Replica:
+        """A log that was described to who leads. Raises Refusal, Unauthorised."""
+        replica, kept = self._store.described(tp), self._store.owner_of(tp)
+        if kept is not None:
+            self._access.check(sender, call, kept.outbox_id)
+        if replica is None or kept is None:
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{tp} was not described")
+        if grant_epoch < kept.promises.newest_epoch:
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {kept.promises.newest_epoch} is granted")
+        return replica
 
     def _listed(self, kept: KeptOutbox, tp: TopicIdPartition) -> wire.ListedLog:
         try:

@@ -15,7 +15,9 @@ from typing import Any, Protocol, get_args
 
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
+from pushrep.log.segment_repair import SegmentRepair
 from pushrep.node.promises import Promises
+from pushrep.protocol.values import Part
 from pushrep.records import RecordBatch
 from pushrep.replication import effects as does
 from pushrep.replication.effects import NO_SESSION, Answer, FollowerEffect, ReplicaSession
@@ -77,6 +79,8 @@ class Replica:
         self._outbox, self._clock, self._flush, self._news = promises, clock, flush, news
         self._session: ReplicaSession = NO_SESSION
         self._lock = threading.Lock()
+        self._repair: SegmentRepair | None = None
+        self._repair_lock = threading.Lock()
         self.log = SegmentLog.open(
             directory / str(tp), config, log_id=tp.topic_id, has_replicas=True, filesystem=filesystem, clock=clock
         )
@@ -175,6 +179,30 @@ class Replica:
             self._outbox.note_unfilled(str(self.tp), None)
             _LOG.warning("%s holds everything up to offset %d again", self.tp, unfilled_to)
 
+    def repair(self, base_offset: int, records: Sequence[Part]) -> int | None:
+        """Repair a damaged segment with its leader's batches: from which offset more are needed, None if it is whole.
+
+        Pushes go on meanwhile. Raises RepairRefused, OSError: nothing was changed then.
+        """
+        with self._repair_lock:
+            repair, self._repair = self._repair, None
+            try:
+                if repair is not None and repair.base_offset != base_offset:
+                    repair.close()
+                    repair = None
+                if repair is None and (repair := self.log.repair_segment(base_offset)) is None:
+                    return None
+                for part in records:
+                    repair.add(part)  # type: ignore[arg-type]  # off the wire they are bytes
+                if not repair.is_done:
+                    self._repair = repair
+                    return repair.wanted
+            finally:
+                if repair is not None and self._repair is None:
+                    repair.close()
+            _LOG.warning("%s: the segment %d was damaged, and is repaired by its leader", self.tp, base_offset)
+            return None
+
     def retire(self, may: Callable[[ReplicaSession], bool]) -> bool:
         """Follow nobody from now on, if its session lets it go: no request is under way that could change that."""
         with self._lock:
@@ -186,6 +214,10 @@ class Replica:
 
     def close(self) -> None:
         """Close the log; what its disk refuses now is logged. A failed one is scanned when it is opened again."""
+        with self._repair_lock:
+            if self._repair is not None:
+                self._repair.close()
+                self._repair = None
         with self._lock:
             if self.failure is None:
                 self.failure = CantFollow(f"{self.tp} is closed")

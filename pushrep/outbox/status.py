@@ -54,8 +54,8 @@ class Facts(NamedTuple):
 class MemberStatus:
     """A member, or (`is_joining`) a node that is to become one and counts for nothing yet.
 
-    sessions: how many of its partitions are pushed to now. trouble: why no session can begin, None if there is nothing
-    in the way. lag: None for the leader itself.
+    sessions: how many of its partitions are pushed to now. trouble: why no session can begin, or what is damaged there
+    and can't be repaired; None if there is nothing in the way. lag: None for the leader itself.
     """
 
     index: int

@@ -24,6 +24,8 @@ class ApiKey(IntEnum):
     FETCH_RECORDS = 5
     LIST_LOGS = 6
     BEAT = 7
+    DESCRIBE_DAMAGE = 8
+    REPAIR_RECORDS = 9
     START_REPLAY = 20
     ATTACH = 21
     CREDIT = 22
@@ -56,6 +58,8 @@ CALLS: Mapping[ApiKey, Mapping[Kind, type[Struct]]] = MappingProxyType(
         ApiKey.FETCH_RECORDS: _call(push.FetchRecordsRequest, push.FetchRecordsResponse),
         ApiKey.LIST_LOGS: _call(push.ListLogsRequest, push.ListLogsResponse),
         ApiKey.BEAT: _call(push.BeatRequest, push.BeatResponse),
+        ApiKey.DESCRIBE_DAMAGE: _call(push.DescribeDamageRequest, push.DescribeDamageResponse),
+        ApiKey.REPAIR_RECORDS: _call(push.RepairRecordsRequest, push.RepairRecordsResponse),
         ApiKey.START_REPLAY: _call(replay.StartReplayRequest, replay.StartReplayResponse),
         ApiKey.ATTACH: _call(replay.AttachRequest, replay.AttachResponse),
         ApiKey.CREDIT: _event(replay.Credit),

@@ -8,6 +8,8 @@
     FetchRecords       whole batches from your log, for who leads first and for repair
     ListLogs           which logs do you keep?
     Beat               this leader is alive, or leads no more
+    DescribeDamage     which sealed segments has your scrub found damaged?
+    RepairRecords      whole batches for one of them, from where you asked; what do you want next?
 
 Every answer's fields but its error have defaults, so that a refusal is `AppendRecordsResponse(error_code=...)`.
 An error of the whole request stands in the answer, one of a partition beside that partition.
@@ -431,3 +433,54 @@ class BeatResponse(Struct):
     grant_epoch: EpochOrNone = -1
     grant_leader: MemberIndexOrNone = -1
     generation: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeDamageRequest(Struct):
+    """Of all logs of an outbox that are in use."""
+
+    outbox_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSegment(Struct):
+    """A sealed segment of [base_offset, end_offset) whose batches are not whole, or not the sealed ones, from `offset`
+    on.
+    """
+
+    tp: TopicIdPartition
+    base_offset: Offset
+    offset: Offset
+    end_offset: Offset
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeDamageResponse(Struct):
+    """Every damaged segment that is known, by log and base offset; the first of them, as many as fit into a frame."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    segments: tuple[DamagedSegment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairRecordsRequest(Struct):
+    """For the damaged segment that begins at `base_offset`: whole batches from the offset on that was wanted last; none
+    in the first request. Only who has the newest grant may send it.
+    """
+
+    tp: TopicIdPartition
+    grant_epoch: EpochOrNone
+    base_offset: Offset
+    generation: Counter = 0
+    records: Records = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairRecordsResponse(Struct):
+    """`wanted_offset`: from where batches are needed next; -1: the segment is whole, and stands in its place."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    wanted_offset: OffsetOrNone = -1

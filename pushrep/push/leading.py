@@ -25,6 +25,7 @@ from pushrep.push.connecting import patiently, pause_s
 from pushrep.push.errors import PushError, ReplicaUnreachable
 from pushrep.push.led_partition import LedPartition, OnReplicated
 from pushrep.push.manager import PushManager
+from pushrep.push.repairing import Repairs
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
@@ -96,6 +97,7 @@ class Leading:
             tp = TopicIdPartition(log.log_id, log.topic, log.partition)
             self.partitions[number] = LedPartition(tp, log, leader, self.manager, self._session_ended)
         self._by_tp = {led.tp: led for led in self.partitions.values()}
+        self.repairs = Repairs(outbox_id, grant, {tp: led.log for tp, led in self._by_tp.items()})
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
         self._ticker = threads.thread(self._tick, "pushrep-lag")
@@ -129,14 +131,20 @@ class Leading:
         self.partitions[partition].when_replicated(end_offset, callback)
 
     def troubles(self) -> dict[int, str]:
-        """Why sessions can't begin, or a replica's disk takes nothing, by its index; those without are left out."""
+        """Why sessions can't begin, a replica's disk takes nothing, or what rotted on a member can't be repaired, by
+        its index; those without are left out.
+        """
         found = {}
+        if own := "; ".join(self.repairs.own_trouble.values()):
+            found[self.grant.leader] = own
         for driver in list(self._drivers):
             index = driver.replica.index
             if driver.trouble is not None:
                 found[index] = driver.trouble
             elif driver.refused and not all(index in led.leader.in_sync for led in self.partitions.values()):
                 found[index] = driver.refused
+            elif driver.damage is not None:
+                found[index] = driver.damage
         return found
 
     def push_to(self, replica: Replica) -> None:
@@ -228,6 +236,8 @@ class _Driver:
         """Why no session can begin now."""
         self.refused = ""
         """What the replica said of its disk when sessions began the last time."""
+        self.damage: str | None = None
+        """What its scrub found damaged and nobody could repair."""
         threads = leading.manager.settings.network.threads
         self._changed = threads.condition()
         self._stop = threads.event()
@@ -255,13 +265,17 @@ class _Driver:
 
     def _run(self) -> None:
         settings = self._leading.manager.settings
+        interval_s = settings.repair_interval_ms / 1000 or None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._stop.is_set())
+                self._changed.wait_for(lambda: self._wanted or self._stop.is_set(), interval_s)
                 wanted, self._wanted = list(dict.fromkeys(self._wanted)), []
                 failures = self._failures
             if self._stop.is_set() or (failures and self._stop.wait(pause_s(settings, failures))):
                 return
+            if not wanted:
+                self._repair()
+                continue
             try:
                 patiently(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._tell)  # type: ignore[misc]
             except PushError:  # stopped
@@ -272,6 +286,18 @@ class _Driver:
                 with self._changed:
                     self._failures += 1
                     self._wanted += wanted
+
+    def _repair(self) -> None:
+        """Look what is damaged; a session that is to begin comes first."""
+        try:
+            with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
+                self._client = client
+                gave_up = lambda: bool(self._wanted) or self._stop.is_set()  # noqa: E731 - one question
+                self.damage = self._leading.repairs.look(self.replica, client, gave_up)
+        except ReplicaUnreachable as error:
+            _LOG.debug("%s: nothing is repaired: %s", self.replica, error)  # its sessions say so, if it stays away
+        except Exception:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
+            _LOG.exception("%s: nothing is repaired", self.replica)
 
     def _begin(self, wanted: Sequence[TopicIdPartition]) -> None:
         with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:

@@ -5,7 +5,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pushrep.protocol.errors import NotInVersion, ProtocolError
+from pushrep.protocol.calls import ApiKey
+from pushrep.protocol.errors import NoCommonVersion, NotInVersion, ProtocolError
 from pushrep.protocol.values import Struct
 from pushrep.push.connecting import OpenConnection, call, connect
 from pushrep.push.errors import ReplicaUnreachable
@@ -34,6 +35,17 @@ class ReplicaClient:
         if not isinstance(found, answer):
             raise ReplicaUnreachable(str(self.address), f"it answered with {type(found).__name__}")
         return found
+
+    def speaks(self, key: ApiKey) -> bool:
+        """Whether the replica knows this call; one from before does not."""
+        assert self._opened is not None, "it was not handed over"
+        versions = self._opened.protocol.versions
+        assert versions is not None, "they were agreed on"
+        try:
+            versions.version_of(key)
+        except NoCommonVersion:
+            return False
+        return True
 
     def hand_over(self) -> OpenConnection | None:
         """The connection, for another to speak on and to close; None if it has gone that way before."""

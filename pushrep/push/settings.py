@@ -37,6 +37,8 @@ class PushSettings:
     request_timeout_ms: without an answer for so long the connection is given up, and what was in flight sent again.
     connect_timeout_ms: of one attempt, handshakes included. backoff_min_ms, backoff_max_ms: between attempts, random.
     shutdown_timeout_ms: how long `shutdown` waits for its threads.
+    repair_interval_ms: how often a replica is asked which segments its scrub found damaged; 0: never, and what is found
+        damaged here is not fetched either.
     tls: what the connections are secured with; None: they are not.
     network: where connections and the threads that wait for them come from.
     """
@@ -54,6 +56,7 @@ class PushSettings:
     backoff_min_ms: int = 50
     backoff_max_ms: int = 2_000
     shutdown_timeout_ms: int = 3_000
+    repair_interval_ms: int = 30_000
     tls: ssl.SSLContext | None = None
     network: Network = REAL_NETWORK
 
@@ -72,6 +75,7 @@ class PushSettings:
             ("backoff_min_ms", 1),
             ("backoff_max_ms", self.backoff_min_ms),
             ("shutdown_timeout_ms", 1),
+            ("repair_interval_ms", 0),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:

@@ -47,6 +47,8 @@ MAY = {
     ApiKey.FETCH_RECORDS: LEADERS | {"reader"},
     ApiKey.LIST_LOGS: {"owner", "lister"},
     ApiKey.BEAT: LEADERS,
+    ApiKey.DESCRIBE_DAMAGE: LEADERS,
+    ApiKey.REPAIR_RECORDS: LEADERS,
     ApiKey.START_REPLAY: LEADERS | {"reader"},
     ApiKey.DESCRIBE_RECORDINGS: LEADERS | {"reader", "keeper", "lister"},
     ApiKey.EXTEND: {"keeper"},
@@ -102,6 +104,8 @@ def requests(grant, outbox_id, recording_id, tp):
         push.FetchRecordsRequest(tp=tp, grant_epoch=1 << 20, offset=0, max_bytes=1 << 20),
         push.ListLogsRequest(outbox_id=outbox_id),
         push.BeatRequest(outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch),
+        push.DescribeDamageRequest(outbox_id=outbox_id),
+        push.RepairRecordsRequest(tp=tp, grant_epoch=1 << 20, base_offset=0),
         replay.StartReplayRequest(
             recording_id=recording_id, position_kind=replay.PositionKind.LOG_START, position=0,
             length_kind=replay.LengthKind.TO_END, length=0,

@@ -180,6 +180,7 @@ class World:
             linger_ms=draw((0, 0, 3)),
             request_timeout_ms=400,
             connect_timeout_ms=60,
+            repair_interval_ms=0,  # nothing rots in this world
             request_bytes_max=draw((300, 2_000, 8_000)),
             requests_in_flight_max=draw((1, 3, 12)),
             buffer_bytes_max=draw((0, 2_000, 1 << 20)),

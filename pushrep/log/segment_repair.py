@@ -1,0 +1,319 @@
+"""The repair of one sealed segment of an open log, with the batches of another member.
+
+    ours       | batch | batch | ?????? | batch | batch |      whole and in place up to the damage; goes on behind it
+    theirs             | batch | batch  | batch |              from our last whole batch on, which has to be theirs, too
+    new file   | batch | batch | batch  | batch | batch |      <segment>.log.repair: written, read again, renamed
+
+Nothing of theirs is believed that can be checked: CRC, place, leader epoch (the list kept with our log), that it joins
+on both sides. A seal that the new bytes fulfil is the proof of all of it, and stays. If they contradict it, every batch
+is taken from the other member, and the seal decides again. Without a seal that fits what goes is kept as `.corrupt`,
+the old seal is removed before the new file takes the name, and one is made.
+
+Order: write, sync, read, (remove the seal), rename, sync the directory, (seal). After a crash the old file is there, as
+damaged as before, or the new one; the next opening removes a `.repair`.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+from uuid import UUID
+
+from pushrep.log.cutting import keep_range
+from pushrep.log.log_names import parse_log_name
+from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_seal
+from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, segment_path
+from pushrep.log.splicing import RepairRefused
+from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, scan, scan_runs
+from pushrep.records import BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.seams import File, Filesystem
+
+_LOG = logging.getLogger("pushrep.log")
+
+
+class RepairedLog(Protocol):
+    """The writer of a log, as a repair sees it."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def log_id(self) -> UUID | None: ...
+    @property
+    def leader_epochs(self) -> LeaderEpochs: ...
+    def cleaned_offset(self) -> int: ...
+    def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
+        """`put` the new file there, unless the log was cut meanwhile; whether it was. Raises OSError."""
+        ...
+
+    @property
+    def cuts(self) -> int:
+        """How often it was cut so far."""
+        ...
+
+
+@dataclass(slots=True)
+class _Replaced:
+    """Bytes of our file that go: [start, end), None: to its end."""
+
+    start: int
+    end: int | None = None
+
+
+class SegmentRepair:
+    """One repair. Not thread-safe. Ask another member for batches from `wanted` on and `add` them, until `is_done`.
+
+    Raises RepairRefused and OSError; call `close` in any case.
+    """
+
+    def __init__(
+        self,
+        filesystem: Filesystem,
+        log: RepairedLog,
+        base_offset: int,
+        end_offset: int,
+        on_done: Callable[[], None],
+    ) -> None:
+        self.base_offset, self.end_offset = base_offset, end_offset
+        """The segment's, and the next one's base offset."""
+        self.is_done = False
+        """Whether the new file has taken the old one's place."""
+        self.taken_bytes = 0
+        """What came from the other member."""
+        self._filesystem, self._log, self._cuts, self._on_done = filesystem, log, log.cuts, on_done
+        self._path = segment_path(log.path, base_offset)
+        self._cleaned_offset, self._epochs = log.cleaned_offset(), log.leader_epochs
+        self._own = filesystem.open(self._path, writable=False)
+        self._temp_path = self._path.with_name(self._path.name + REPAIR_SUFFIX)
+        self._temp: File | None = None
+        try:
+            self._own.drop_cache()  # what the disk holds counts
+            self._begin(trusts_own=True)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def wanted(self) -> int:
+        """The offset from which batches are needed next: with our last whole one, if that was not compared yet."""
+        return self._near.base_offset if self._near is not None else self._next_offset
+
+    def add(self, data: bytes | memoryview) -> None:
+        """The other member's whole batches from `wanted` on, as many as it sends at once.
+
+        Raises RepairRefused if one does not join, is broken, or is of another history than ours; OSError.
+        """
+        data, at, trusts_own = memoryview(data), 0, self._trusts_own
+        while at < len(data) and not self.is_done and self._trusts_own is trusts_own:
+            try:
+                header = BatchHeader.parse(data, at)
+                piece = data[at : at + header.size_bytes]
+                RecordBatch.check(piece, header)
+            except CorruptRecordBatch as error:
+                raise RepairRefused(f"what came for offset {self.wanted} is no batch: {error.reason}") from error
+            at += len(piece)
+            if self._near is not None:
+                self._compare_near(header)
+            elif header.next_offset > self._next_offset:
+                self._take(header, piece)
+
+    def close(self) -> None:
+        """Give the files back; a new file that is not finished is removed."""
+        self._own.close()
+        if self._temp is not None:
+            self._temp.close()
+            self._forget_temp()
+
+    def _begin(self, *, trusts_own: bool) -> None:
+        self._trusts_own = trusts_own
+        if self._temp is None:
+            self._temp = self._filesystem.open(self._temp_path, create=True)
+        self._temp.truncate(0)
+        self._position = 0  # in both files: where what is whole ends
+        self._next_offset, self._epoch = self.base_offset, -1
+        self._near: BatchHeader | None = None
+        self._replaced: list[_Replaced] = []
+        if trusts_own:
+            self._take_own()
+
+    def _range(self) -> ScanRange:
+        """From where we are in our file."""
+        return ScanRange(
+            base_offset=self.base_offset,
+            position=self._position,
+            next_offset=self._next_offset,
+            end_offset=self.end_offset,
+            recovery_point=self.end_offset,
+            leader_epoch=self._epoch,
+            cleaned_offset=self._cleaned_offset,
+        )
+
+    def _take_own(self) -> None:
+        """Our batches, as far as they are whole and in place; the end, if that is where they lead."""
+        end, last = None, None
+        with suppress(OSError):  # what can't be read is damaged
+            for step in scan_runs(self._own, self._range()):
+                if not isinstance(step, BatchRun):
+                    end = step
+                    break
+                good = self._of_our_history(step)
+                if not len(good):
+                    break
+                start = int(good.position[0])
+                data = self._own.read_at(good.end - start, start)
+                *_, (_, last) = good.headers()
+                self._write(data, last)
+                if len(good) < len(step):
+                    break
+        if isinstance(end, CleanEnd) and self._reaches_end():
+            self._finish()
+            return
+        self._near = last
+        self._replaced.append(_Replaced(self._position))
+
+    def _of_our_history(self, run: BatchRun) -> BatchRun:
+        """The batches before the first whose leader epoch the list contradicts."""
+        for number, (base, epoch) in enumerate(zip(run.base_offset.tolist(), run.leader_epoch.tolist(), strict=True)):
+            if self._epochs.contradiction(base, epoch) is not None:
+                return run.first(number)
+        return run
+
+    def _reaches_end(self) -> bool:
+        return self._next_offset == self.end_offset or self._range().is_hole(self._next_offset, self.end_offset)
+
+    def _compare_near(self, header: BatchHeader) -> None:
+        near = self._near
+        assert near is not None, "there is one to compare with"
+        if header.next_offset <= near.base_offset:
+            return
+        if header != near:
+            raise RepairRefused(
+                f"it does not join: its batch at offset {header.base_offset} is not ours at {near.base_offset}, the "
+                "last whole one before the damage"
+            )
+        self._near = None
+
+    def _take(self, header: BatchHeader, piece: memoryview) -> None:
+        """The next batch of theirs; from here on ours again, if it is what stands in our file, too."""
+        what = self._range()
+        if header.base_offset >= self.end_offset and what.is_hole(self._next_offset, self.end_offset):
+            self._finish()
+            return
+        base, epoch = header.base_offset, header.leader_epoch
+        why = what.why_misplaced(self._next_offset, self._epoch, base, header.next_offset, epoch)
+        why = why or self._epochs.contradiction(base, epoch)
+        if why is None and header.next_offset > self.end_offset:
+            why = f"offsets up to {header.last_offset} reach into the next segment at {self.end_offset}"
+        if why is not None:
+            raise RepairRefused(f"it does not join at offset {self._next_offset}: {why}")
+        if self._trusts_own and self._own_stands(header):
+            self._replaced[-1].end = self._position
+            self._take_own()
+            if self.is_done or self._next_offset > base or not self._trusts_own:
+                return  # else what stands beside it in our file can't be read
+        self._write(piece, header)
+        self.taken_bytes += len(piece)
+        if self._next_offset == self.end_offset:
+            self._finish()
+
+    def _own_stands(self, header: BatchHeader) -> bool:
+        """Whether this very batch stands whole in our file."""
+        what = ScanRange(base_offset=self.base_offset, position=self._position, next_offset=header.base_offset)
+        try:
+            step = next(scan(self._own, what, window_bytes=header.size_bytes))
+        except OSError:
+            return False
+        return isinstance(step, WholeBatch) and step.batch.header == header
+
+    def _write(self, data: bytes | memoryview, last: BatchHeader) -> None:
+        assert self._temp is not None, "it is open until it is done"
+        self._temp.write_at(data, self._position)
+        self._position += len(data)
+        self._next_offset, self._epoch = last.next_offset, last.leader_epoch
+
+    def _finish(self) -> None:
+        """All is there: read it once more, hold it against the seal, let it take the old one's place."""
+        assert self._temp is not None, "it is open until it is done"
+        self._temp.sync()
+        self._temp.drop_cache()
+        headers = self._read_again(self._temp)
+        partition = parse_log_name(self._log.path.name)[1]
+        kept = read_seal(self._filesystem, self._log.path, self.base_offset)
+        is_proved = kept is not None and kept.fits(self._position)
+        if kept is not None and is_proved:
+            why = kept.contradiction(self._log.log_id, partition, self.base_offset, headers, self._next_offset)
+            if why is not None and self._trusts_own:
+                self._begin(trusts_own=False)
+                return
+            if why is not None:
+                raise RepairRefused(f"the other member's batches are not those that were sealed here: {why}")
+        seal = None
+        if not is_proved:
+            self._keep_replaced()
+            if self._log.log_id is not None:
+                seal = Seal(
+                    log_id=self._log.log_id,
+                    partition=partition,
+                    base_offset=self.base_offset,
+                    end_offset=self._next_offset,
+                    size_bytes=self._position,
+                    batches=headers.batches,
+                    headers_crc=headers.value,
+                    is_witnessed=self.base_offset >= self._cleaned_offset,
+                )
+        self._temp.close()
+        try:
+            put = partial(self._put, seal, is_proved=is_proved)
+            if not self._log.replace_sealed(self.base_offset, self.end_offset, self._cuts, put):
+                raise RepairRefused("the log was cut meanwhile")
+        finally:
+            self._forget_temp()
+        self.is_done = True
+        self._on_done()
+
+    def _put(self, seal: Seal | None, *, is_proved: bool) -> None:
+        """In the order of every splice."""
+        filesystem, directory = self._filesystem, self._log.path
+        if not is_proved:
+            remove_seals(filesystem, directory, [self.base_offset])
+        filesystem.rename(self._temp_path, self._path)
+        filesystem.sync_directory(directory)
+        if seal is not None:
+            with suppress(OSError):  # without room for it the scrub makes one
+                write_seal(filesystem, directory, seal)
+                filesystem.sync_directory(directory)
+
+    def _forget_temp(self) -> None:
+        self._temp = None
+        with suppress(OSError):
+            if self._filesystem.exists(self._temp_path):
+                self._filesystem.remove(self._temp_path)
+
+    def _read_again(self, file: File) -> HeadersCrc:
+        headers, end = HeadersCrc(), None
+        what = ScanRange(
+            base_offset=self.base_offset,
+            end_offset=self.end_offset,
+            recovery_point=self.end_offset,
+            cleaned_offset=self._cleaned_offset,
+        )
+        for step in scan_runs(file, what):
+            if isinstance(step, BatchRun):
+                headers.add_run(step)
+            else:
+                end = step
+        if not isinstance(end, CleanEnd) or end.position != self._position:
+            raise RepairRefused(f"the new file can't be read again: {getattr(end, 'reason', 'it ends early')}")
+        return headers
+
+    def _keep_replaced(self) -> None:
+        for replaced in self._replaced:
+            end = self._own.size() if replaced.end is None else replaced.end
+            if replaced.start < end:
+                try:
+                    keep_range(self._filesystem, self._path, self._own, replaced.start, end, suffix=CORRUPT_SUFFIX)
+                except OSError as error:  # its sectors can't be read: nothing is there to keep
+                    _LOG.warning("%s: bytes from %d on are not kept: %s", self._path, replaced.start, error)

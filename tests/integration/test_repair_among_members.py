@@ -1,0 +1,220 @@
+"""What rots in one member comes from another while both run: identity O8, over sockets, and with a killed process."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from uuid import UUID
+
+import pytest
+
+from pushrep.log import CorruptBatch, LogConfig, SegmentLog
+from pushrep.log.segment_files import segment_path
+from pushrep.protocol import server
+from pushrep.protocol.calls import ApiKey
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.protocol.push_messages import ApiVersionsResponse
+from pushrep.protocol.versions import versions_answer
+from pushrep.push.settings import PushSettings
+from pushrep.records.header import HEADER_BYTES
+from tests.integration.conftest import WAIT_S
+from tests.integration.outboxes import wait_until
+
+SMALL = LogConfig(segment_bytes=4000, preallocate_bytes=0)
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, repair_interval_ms=50)
+
+
+def led(world, *indexes):
+    """Nodes and the service that leads them, with some sealed segments that all have."""
+    members = [world.node(index, log_config=SMALL) for index in indexes]
+    service = world.service(members, settings=QUICK, config=SMALL).start()
+    for number in range(40):
+        service.append(b"record %04d " % number + bytes(400))
+    assert service.wait() is None
+    service.wait_for_all()
+    return service
+
+
+def sealed(log):
+    bases = sorted(int(path.stem) for path in log.path.glob("*.log"))
+    assert len(bases) > 3
+    return bases[:-1]
+
+
+def flip(log, base, at=HEADER_BYTES + 20):
+    path = segment_path(log.path, base)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def bytes_of(log):
+    return {base: segment_path(log.path, base).read_bytes() for base in sealed(log)}
+
+
+def replica_of(world, index):
+    [(_, replica)] = world.nodes[index].replicas()
+    return replica
+
+
+def test_o8_a_replica_is_given_what_rotted_while_watermark_and_quorum_stand(world):
+    service = led(world, 1)
+    replica, ours = replica_of(world, 1), service.logs[0]
+    log, leader = replica.log, service.leading.partitions[0].leader
+    values = [record.value for record in ours.records(0)]
+    seen, stop, wrong = [log.high_watermark], threading.Event(), []
+
+    def read_beside():
+        with SegmentLog.open_reader(log.path) as reader:
+            while not stop.is_set():
+                try:
+                    got = [record.value for record in reader.records(0)]
+                except CorruptBatch:
+                    continue  # it names the damage
+                if got != values[: len(got)]:
+                    wrong.append(got)
+
+    beside = threading.Thread(target=read_beside)
+    beside.start()
+    try:
+        for base in sealed(log)[1:3]:
+            flip(log, base)
+        assert len(log.scrub.run_pass().findings) == 2
+        while log.damaged_segments:
+            seen.append(log.high_watermark)
+            assert leader.in_sync == {0, 1}
+            service.append(b"another")
+        values += [b"another"] * (ours.log_end_offset - len(values))
+        assert service.wait() is None
+    finally:
+        stop.set()
+        beside.join()
+    assert seen == sorted(seen)
+    assert not wrong
+    assert log.scrub.run_pass().findings == ()
+    service.wait_for_all()
+    assert bytes_of(log) == bytes_of(ours)
+    assert log.scrub.status.repaired == 2
+    assert service.leading.troubles() == {}
+
+
+def test_o8_a_leader_fetches_what_rotted_from_the_member_that_holds_it(world):
+    service = led(world, 1, 2)
+    ours, one, two = service.logs[0], replica_of(world, 1).log, replica_of(world, 2).log
+    first, second = sealed(ours)[:2]
+    whole = bytes_of(one)
+    flip(one, first)  # who has the same damage can't help, and is helped in the end
+    flip(ours, first)
+    flip(ours, second)
+    one.scrub.run_pass()
+    assert len(ours.scrub.run_pass().findings) == 2
+    wait_until(lambda: not ours.damaged_segments and not one.damaged_segments, "both are repaired")
+    assert bytes_of(ours) == bytes_of(one) == bytes_of(two) == whole
+    assert service.leading.repairs.own_trouble == {}
+
+
+def test_o8_what_nobody_holds_is_said_by_name(world):
+    service = led(world, 1)
+    ours, log = service.logs[0], replica_of(world, 1).log
+    base = sealed(ours)[0]
+    for each in (ours, log):
+        flip(each, base)
+        each.scrub.run_pass()
+    wait_until(lambda: service.leading.troubles().keys() == {0, 1}, "both are shown")
+    assert f"{base:020d}.log" in service.leading.troubles()[0]
+    assert "CRC-32C" in service.leading.troubles()[1]
+    assert service.leading.partitions[0].leader.in_sync == {0, 1}
+    assert len(log.damaged_segments) == len(ours.damaged_segments) == 1
+
+
+@pytest.fixture
+def node_from_before(monkeypatch):
+    """Whoever serves knows neither of the calls that repair."""
+
+    def answer(vocabulary, code=ErrorCode.NONE):
+        found = versions_answer(vocabulary, code)
+        known = (
+            one for one in found.api_versions if one.api_key not in {ApiKey.DESCRIBE_DAMAGE, ApiKey.REPAIR_RECORDS}
+        )
+        return ApiVersionsResponse(error_code=code, api_versions=tuple(known))
+
+    monkeypatch.setattr(server, "versions_answer", answer)
+
+
+def test_o8_a_node_from_before_is_not_asked_and_gives_what_the_leader_lacks(world, node_from_before):
+    service = led(world, 1)
+    ours, log = service.logs[0], replica_of(world, 1).log
+    flip(log, sealed(log)[2])
+    flip(ours, sealed(ours)[0])
+    log.scrub.run_pass()
+    ours.scrub.run_pass()
+    wait_until(lambda: not ours.damaged_segments, "the leader is repaired")
+    assert len(log.damaged_segments) == 1
+    assert service.leading.troubles() == {}
+
+
+KILLED = """
+import os, signal, sys
+from contextlib import closing
+from uuid import UUID
+from pushrep.log import LogConfig, SegmentLog
+from pushrep.seams import RealFilesystem
+
+class Dying(RealFilesystem):
+    left = None
+    def _step(self):
+        if self.left is not None:
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.left -= 1
+    def rename(self, source, target):
+        self._step(); super().rename(source, target)
+    def remove(self, path):
+        self._step(); super().remove(path)
+    def sync_directory(self, directory):
+        self._step(); super().sync_directory(directory)
+
+filesystem = Dying()
+config = LogConfig(segment_bytes=4000, preallocate_bytes=0)
+leader = SegmentLog.open_reader(sys.argv[1], isolation="written")
+log = SegmentLog.open(sys.argv[2], config, has_replicas=True, filesystem=filesystem)
+[found] = log.scrub.run_pass().findings
+with closing(log.repair_segment(found.base_offset)) as repair:
+    filesystem.left = int(sys.argv[3])
+    while not repair.is_done:
+        repair.add(leader.read(repair.wanted, 700))
+filesystem.left = None
+print("done")
+"""
+
+
+@pytest.mark.parametrize("has_seal", [True, False])
+def test_o8_a_kill_in_the_middle_of_a_repair_leaves_it_right_or_reported(tmp_path, has_seal):
+    with SegmentLog.open(tmp_path / "leader" / "orders-0", SMALL, log_id=UUID(int=3)) as leader:
+        for number in range(40):
+            leader.append([b"record %04d " % number + bytes(400)])
+        whole, steps = bytes_of(leader), 0
+        base = sealed(leader)[1]
+        while True:
+            path = tmp_path / f"copy{steps}" / "orders-0"
+            with SegmentLog.open(path, SMALL, log_id=UUID(int=3), has_replicas=True) as copy:
+                copy.append_as_is(list(leader.batches(0)))
+            flip(copy, base)
+            if not has_seal:
+                segment_path(path, base, ".seal").unlink()
+            run = subprocess.run(
+                [sys.executable, "-c", KILLED, str(leader.path), str(path), str(steps)],
+                capture_output=True, text=True, timeout=WAIT_S, env={**os.environ}, check=False,
+            )  # fmt: skip
+            assert run.returncode in {0, -signal.SIGKILL}, run.stderr
+            with SegmentLog.open(path, SMALL, has_replicas=True) as copy:
+                assert not list(path.glob("*.repair"))
+                found = copy.scrub.run_pass().findings
+                assert found or bytes_of(copy) == whole
+                assert copy.log_end_offset == leader.log_end_offset
+                if run.returncode == 0:
+                    assert not found
+                    break
+            steps += 1
+    assert steps >= (2 if has_seal else 4)

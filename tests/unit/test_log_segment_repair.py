@@ -1,0 +1,282 @@
+"""A damaged segment of an open log is put together anew with the batches of another member: identity O8."""
+
+import errno
+import os
+import shutil
+from contextlib import closing
+from uuid import UUID
+
+import pytest
+
+from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
+from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
+from pushrep.log.splicing import RepairRefused
+from pushrep.log.verify import verify_log
+from pushrep.records.header import HEADER_BYTES
+from pushrep.seams import RealFilesystem
+from pushrep.seams.filesystem import RealFile
+
+SMALL = LogConfig(segment_bytes=2000, preallocate_bytes=0)
+LOG_ID = UUID(int=5)
+EPOCH_AT, RECORDS_AT = 15, HEADER_BYTES + 3
+
+
+def fill(log, count=12):
+    for first in range(0, count * 10, 10):
+        if first == 60:
+            log.begin_epoch(3, log.log_end_offset)
+        append(log, first)
+
+
+def append(log, first, filler=bytes(40)):
+    """Ten records, the same bytes each time."""
+    values = [b"%06d" % n + filler for n in range(first, first + 10)]
+    log.append(values, timestamps_ms=1_700_000_000_000 + first, durability=Durability.BUFFERED)
+
+
+@pytest.fixture
+def leader(tmp_path):
+    with SegmentLog.open(tmp_path / "leader" / "orders-0", SMALL, log_id=LOG_ID) as log:
+        fill(log)
+        yield log
+
+
+@pytest.fixture
+def copy(tmp_path, leader):
+    """What a replica of `leader` holds, open."""
+    path = tmp_path / "copy" / "orders-0"
+    with SegmentLog.open(path, SMALL, log_id=LOG_ID, has_replicas=True) as log:
+        log.append_as_is(list(leader.batches(0)))
+        log.advance_high_watermark(log.log_end_offset)
+        log.flush()
+        yield log
+
+
+def bases(log):
+    return sorted(int(path.stem) for path in log.path.glob("*.log"))
+
+
+def starts(log, base):
+    """Where the segment's batches begin."""
+    data, at, found = segment_path(log.path, base).read_bytes(), 0, []
+    while at < len(data):
+        found.append(at)
+        at += 12 + int.from_bytes(data[at + 8 : at + 12])
+    return found
+
+
+def flip(log, base, *places):
+    path = segment_path(log.path, base)
+    data = bytearray(path.read_bytes())
+    for at in places:
+        data[at] ^= 0x01
+    path.write_bytes(data)
+
+
+def heal(log, leader, base, max_bytes=1 << 20):
+    """What came from the leader, in bytes."""
+    with closing(log.repair_segment(base)) as repair:
+        rounds = 0
+        while not repair.is_done:
+            repair.add(leader.read(repair.wanted, max_bytes))
+            rounds += 1
+            assert rounds < 100
+        return repair.taken_bytes
+
+
+def found(log):
+    return [one.base_offset for one in log.scrub.run_pass().findings]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 1 << 20])
+@pytest.mark.parametrize(
+    "places",
+    [
+        [RECORDS_AT],
+        [EPOCH_AT],
+        [7],
+        [11],
+        [16],
+        [RECORDS_AT, 700 + RECORDS_AT],
+        [8],
+    ],
+    ids=["records", "epoch", "base offset", "length", "magic", "two batches", "a huge length"],
+)
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_o8_a_damaged_batch_comes_from_another_member(leader, copy, number, places, max_bytes):
+    base = bases(copy)[1]
+    at = starts(copy, base)[number]
+    whole = segment_path(leader.path, base).read_bytes()
+    flip(copy, base, *(at + place for place in places if at + place < len(whole)))
+    assert found(copy) == [base]
+    watermark, end = copy.high_watermark, copy.log_end_offset
+    assert heal(copy, leader, base, max_bytes) < len(whole), "what is whole here stays"
+    assert segment_path(copy.path, base).read_bytes() == whole
+    assert (copy.high_watermark, copy.log_end_offset) == (watermark, end)
+    assert (copy.damaged_segments, found(copy)) == ((), [])
+    assert (copy.scrub.status.damaged, copy.scrub.status.repaired) == (1, 1)
+    assert [record.offset for record in copy.records(0)] == list(range(end))
+    assert not list(copy.path.glob("*.corrupt")), "the seal proves it: nothing has to be kept"
+
+
+def test_o8_two_damaged_ranges_of_a_segment_are_repaired_together(leader, copy):
+    base = bases(copy)[0]
+    first, *_, last = starts(copy, base)
+    flip(copy, base, first + RECORDS_AT, last + RECORDS_AT)
+    assert found(copy) == [base]
+    heal(copy, leader, base, 1)
+    assert segment_path(copy.path, base).read_bytes() == segment_path(leader.path, base).read_bytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 700, -1])
+def test_o8_a_segment_that_was_cut_short_is_filled(leader, copy, size):
+    base = bases(copy)[1]
+    whole = segment_path(leader.path, base).read_bytes()
+    segment_path(copy.path, base).write_bytes(whole[:size])
+    assert found(copy) == [base]
+    heal(copy, leader, base)
+    assert segment_path(copy.path, base).read_bytes() == whole
+    assert found(copy) == []
+
+
+def test_o8_a_foreign_segment_goes_as_a_whole(tmp_path, leader, copy):
+    """Every batch of it is whole and in place: the seal alone tells, and decides about what comes instead."""
+    with SegmentLog.open(tmp_path / "other" / "orders-0", SMALL) as other:
+        for first in range(0, 120, 10):
+            append(other, first, b"x" * 40)
+        base = bases(copy)[1]
+        assert base in bases(other)
+        shutil.copy(segment_path(other.path, base), segment_path(copy.path, base))
+    assert found(copy) == [base]
+    heal(copy, leader, base)
+    assert segment_path(copy.path, base).read_bytes() == segment_path(leader.path, base).read_bytes()
+    assert found(copy) == []
+
+
+def test_o8_without_a_seal_what_goes_is_kept_and_a_seal_is_made(leader, copy):
+    base = bases(copy)[1]
+    at = starts(copy, base)[1]
+    flip(copy, base, at + RECORDS_AT)
+    segment_path(copy.path, base, SEAL_SUFFIX).unlink()
+    assert found(copy) == [base]
+    rotten = segment_path(copy.path, base).read_bytes()
+    taken = heal(copy, leader, base)
+    assert segment_path(copy.path, base).read_bytes() == segment_path(leader.path, base).read_bytes()
+    (kept,) = copy.path.glob("*.corrupt")
+    assert kept.read_bytes() == rotten[at : at + taken]
+    ours, theirs = (segment_path(log.path, base, SEAL_SUFFIX).read_bytes() for log in (copy, leader))
+    assert ours == theirs
+    assert verify_log(copy.path).is_whole
+
+
+def other_history(tmp_path, name, *, at):
+    """A log of the same offsets and sizes whose batches differ from offset `at` on."""
+    with SegmentLog.open(tmp_path / name / "orders-0", SMALL, log_id=LOG_ID) as log:
+        for first in range(0, 120, 10):
+            if first == 60:
+                log.begin_epoch(3, log.log_end_offset)
+            append(log, first, b"x" * 40 if first >= at else bytes(40))
+        return log
+
+
+@pytest.mark.parametrize(
+    ("differs", "has_seal", "why"),
+    [(0, True, "does not join"), (0, False, "does not join"), (10, True, "were sealed")],
+    ids=["before it", "before it, no seal", "there"],
+)
+def test_o8_what_does_not_join_or_is_not_what_was_sealed_is_refused_and_nothing_changes(
+    tmp_path, leader, copy, differs, has_seal, why
+):
+    base = bases(copy)[1]
+    at = starts(copy, base)[1]
+    flip(copy, base, at + RECORDS_AT)
+    if not has_seal:
+        segment_path(copy.path, base, SEAL_SUFFIX).unlink()
+    rotten = segment_path(copy.path, base).read_bytes()
+    other_history(tmp_path, "foreign", at=base + differs)
+    assert found(copy) == [base]
+    foreign = SegmentLog.open_reader(tmp_path / "foreign" / "orders-0", isolation="written")
+    with foreign, pytest.raises(RepairRefused, match=why):
+        heal(copy, foreign, base)
+    assert segment_path(copy.path, base).read_bytes() == rotten
+    assert (found(copy), len(copy.damaged_segments)) == ([base], 1)
+    assert not list(copy.path.glob("*.repair"))
+
+
+def test_o8_batches_of_another_epoch_than_our_list_says_are_refused(tmp_path, leader, copy):
+    with SegmentLog.open(tmp_path / "newer" / "orders-0", SMALL, log_id=LOG_ID) as newer:
+        newer.begin_epoch(2, 0)
+        fill(newer)
+        base = bases(copy)[0]
+        flip(copy, base, RECORDS_AT)
+        assert found(copy) == [base]
+        with pytest.raises(RepairRefused, match="leader epoch"):
+            heal(copy, newer, base)
+
+
+def test_o8_a_log_that_was_cut_meanwhile_is_left_alone(leader, copy):
+    base = bases(copy)[1]
+    flip(copy, base, starts(copy, base)[1] + RECORDS_AT)
+    assert found(copy) == [base]
+    with closing(copy.repair_segment(base)) as repair:
+        copy.truncate_to(base, force=True)
+        copy.append_as_is(list(leader.batches(copy.log_end_offset)))
+        assert base in bases(copy)
+        with pytest.raises(RepairRefused, match="cut meanwhile"):
+            repair.add(leader.read(repair.wanted, 1 << 20))
+    assert not list(copy.path.glob("*.repair"))
+    assert found(copy) == []
+
+
+def test_o8_readers_beside_a_repair_see_no_wrong_record(leader, copy):
+    base = bases(copy)[1]
+    flip(copy, base, starts(copy, base)[1] + RECORDS_AT)
+    assert found(copy) == [base]
+    with SegmentLog.open_reader(copy.path, isolation="written") as reader:
+        before = reader.records(0)
+        assert next(before).offset == 0
+        with pytest.raises(CorruptBatch):
+            list(reader.records(0))
+        heal(copy, leader, base)
+        values = [record.value for record in leader.records(0)]
+        assert [record.value for record in reader.records(0)] == values
+        assert [record.value for record in before] == values[1:]
+
+
+class BadSector(RealFile):
+    """Bytes of it can't be read."""
+
+    bad = range(600, 700)
+
+    def read_at(self, size, position):
+        if position < self.bad.stop and self.bad.start < position + size:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read_at(size, position)
+
+
+class Failing(RealFilesystem):
+    """A sector of one file can't be read any more."""
+
+    path = None
+
+    def open(self, path, *, create=False, writable=True):
+        if path == self.path and not writable:
+            return BadSector(os.open(path, os.O_RDONLY), path)
+        return super().open(path, create=create, writable=writable)
+
+
+def test_o8_a_segment_with_a_sector_that_can_not_be_read_is_repaired(tmp_path, leader):
+    filesystem = Failing()
+    path = tmp_path / "copy" / "orders-0"
+    with SegmentLog.open(path, SMALL, log_id=LOG_ID, has_replicas=True, filesystem=filesystem) as copy:
+        copy.append_as_is(list(leader.batches(0)))
+        copy.flush()
+        base = bases(copy)[1]
+        filesystem.path = segment_path(path, base)
+        assert found(copy) == [base]
+        with closing(copy.repair_segment(base)) as repair:
+            repair.add(leader.read(repair.wanted, 1 << 20))
+            assert repair.is_done
+        filesystem.path = None
+        assert segment_path(path, base).read_bytes() == segment_path(leader.path, base).read_bytes()
+        assert found(copy) == []
