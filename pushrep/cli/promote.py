@@ -102,5 +102,9 @@ def _tell(done: Promotion) -> None:
         )
     if done.accepted_loss:
         click.echo(f"accepted loss: without {done.accepted_loss}")
+    for damaged in done.damaged:
+        click.echo(f"damaged, and no other member gave what is missing: {damaged}")
+    if not done.is_read:
+        click.echo("not every sealed segment could be read for damage meanwhile: the outbox does it while it is open")
     listed = ", ".join(f'"{address}"' for address in done.replicas)
     click.echo(f"open the service's Outbox on {done.directory} with replicas=[{listed}]")

@@ -13,7 +13,7 @@ was cut, removed, repaired or taken up again meanwhile is passed over.
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,12 +140,13 @@ class Scrub:
             self._logs.clear()
             self._end_walk()
 
-    def run_pass(self) -> ScrubStatus:
-        """Read everything once, now, at full speed; what is found by then."""
+    def run_pass(self, gave_up: Callable[[], bool] = lambda: False) -> ScrubStatus:
+        """Read everything once, now, at full speed, or until `gave_up`, asked often; what is found by then."""
         with self._turn:
             self._end_walk()
             for _ in self._pass():
-                pass
+                if gave_up():
+                    break
             return self._status
 
     def flush_in_background(self) -> None:

@@ -10,13 +10,13 @@ other members as replicas. What stopped half-way is safe: at worst nobody leads 
 
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
@@ -25,22 +25,29 @@ from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogLocked, LogPoisoned
 from pushrep.node import LastContact, NodeSettings
+from pushrep.node.asking import tp_of
 from pushrep.node.candidacy import Candidacy
 from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, find_promises
 from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.letting_go import NEVER, borrowed
 from pushrep.push.errors import ReplicaUnreachable
-from pushrep.push.settings import PushSettings
+from pushrep.push.repairing import Repairs
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.replication.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, Purpose, leader_alive
 from pushrep.replication.epochs import common_end, without_ungranted
 from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import Grant, Member, default_min_insync, next_ballot
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.outbox")
 _PID_LEAP = 1 << 24
 _TOLD_PARTITIONS = 16
+_Repaired: TypeAlias = Callable[[Grant], tuple[tuple[str, ...], bool]]
+VERIFY_S = 5.0
+"""A promotion reads what is sealed for so long: a leader is awaited."""
 _TAKE_S = 2.0  # a process that was killed keeps its locks until it has ended, a tool a little longer
 
 
@@ -55,12 +62,18 @@ class PartitionEnds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """What a promotion did. accepted_loss: what was shown and accepted, empty if nothing had to be."""
+    """What a promotion did. accepted_loss: what was shown and accepted, empty if nothing had to be.
+
+    damaged: sealed segments that were found so and that no other member could repair, each with the reason. is_read:
+    whether all of them could be read in `verify_s`.
+    """
 
     directory: Path
     grant: Grant
     partitions: tuple[PartitionEnds, ...]
     last_contact_ms: int
+    damaged: tuple[str, ...] = ()
+    is_read: bool = True
 
     @property
     def accepted_loss(self) -> str:
@@ -86,6 +99,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
     last_contact: LastContact | None = None,
     push: PushSettings | None = None,
     timeout_s: float = 5.0,
+    verify_s: float = VERIFY_S,
     log_config: LogConfig | None = None,
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
@@ -99,6 +113,8 @@ def promote(  # noqa: PLR0913 - an operator's choices
     into it under new indexes, and are given everything by whoever opens the Outbox here. depose: also from a leader
     that may be alive; else one that enough members were in contact with within `leader_alive_ms` is left alone.
     last_contact: with a leader, as `ReplicaNode.let_go` tells it; a node in another process is asked.
+    verify_s: so long sealed segments are read for what has rotted, once this member may lead; that is fetched from the
+    others, and what they can't give is in `damaged`.
     Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, DirectoryIsCopy before
     anything is changed; NotLeader if another's promotion was faster, CantPromote with what to do, CorruptNodeFile,
     LogPoisoned, OSError.
@@ -141,12 +157,13 @@ def promote(  # noqa: PLR0913 - an operator's choices
             timeout_s=timeout_s,
         )
         number = keeper.kept.number
+        repaired = partial(_repair, {tp_of(log): log for log in logs.values()}, push or PushSettings(), verify_s, clock)
         try:
             if lost or new:
                 if not accept_loss:
                     raise CantPromote(directory, "members are only given up with --accept-loss")
                 change = _without(candidacy, frozenset(lost), [str(Address.parse(one)) for one in new])
-                return _begun(candidacy, losing(change=change), directory, last_contact.wall_ms)
+                return _begun(candidacy, losing(change=change), directory, last_contact.wall_ms, repaired)
             purpose = Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE
             try:
                 grant = candidacy.run(purpose, timeout_s)
@@ -154,7 +171,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 if not accept_loss or keeper.kept.number != number:
                     raise
                 grant = losing()
-            return _begun(candidacy, grant, directory, last_contact.wall_ms)
+            return _begun(candidacy, grant, directory, last_contact.wall_ms, repaired)
         except (LogNotFit, LogPoisoned, ReplicaUnreachable, TooFewMembers, OSError) as error:
             if keeper.kept.number == number:
                 raise
@@ -165,10 +182,42 @@ def promote(  # noqa: PLR0913 - an operator's choices
             raise CantPromote(directory, why) from error
 
 
-def _begun(candidacy: Candidacy, grant: Grant, directory: Path, last_contact_ms: int) -> Promotion:
+def _begun(candidacy: Candidacy, grant: Grant, directory: Path, last_contact_ms: int, repaired: _Repaired) -> Promotion:
     ends = tuple(_ends_of(candidacy))
+    damaged, is_read = repaired(grant)
     candidacy.begin(grant)
-    return Promotion(directory=directory, grant=grant, partitions=ends, last_contact_ms=last_contact_ms)
+    return Promotion(
+        directory=directory,
+        grant=grant,
+        partitions=ends,
+        last_contact_ms=last_contact_ms,
+        damaged=damaged,
+        is_read=is_read,
+    )
+
+
+def _repair(
+    logs: Mapping[TopicIdPartition, SegmentLog], push: PushSettings, verify_s: float, clock: Clock, grant: Grant
+) -> tuple[tuple[str, ...], bool]:
+    """Read what is sealed, fetch what rotted from the others: (what is damaged still and why, whether all was read).
+
+    An opening looks at a log's end alone, so what rotted in a follower would be found when somebody reads it.
+    """
+    scrub, until_ms = next(iter(logs.values())).scrub, clock.monotonic_ms() + 1000 * verify_s
+    passes = scrub.status.passes
+    is_read = scrub.run_pass(lambda: clock.monotonic_ms() >= until_ms).passes > passes
+    repairs = Repairs(grant.outbox_id, grant, logs)
+    for one in grant.members:
+        if one.index == grant.leader or not one.address or not scrub.status.findings:
+            continue
+        replica = Replica(one.index, Address.parse(one.address))
+        try:
+            with ReplicaClient(replica.address, push) as client:
+                repairs.look(replica, client, lambda: False)
+        except ReplicaUnreachable as error:
+            _LOG.warning("%s can repair nothing here: %s", replica, error)
+    left = scrub.status.findings
+    return tuple(f"{one.log}/{one.segment} from offset {one.offset} on: {one.reason}" for one in left), is_read
 
 
 def _take(directory: Path, filesystem: Filesystem, clock: Clock) -> LogDirectory:

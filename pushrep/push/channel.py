@@ -371,6 +371,7 @@ class Channel:
                 part, sent, size = found
                 if part.cleaned_offset and not self._announces_holes():
                     _LOG.error("%s: a cleaner took offsets of it; %s %s", pusher.tp, self.replica, _TOO_OLD)
+                    pusher.session.trouble = f"a cleaner took offsets of {pusher.tp}; it {_TOO_OLD}"
                     pusher.end(PushSessionEndReason.NON_RETRIABLE_ERROR)
                     continue
                 parts.append(part)

@@ -141,8 +141,10 @@ class Leading:
             index = driver.replica.index
             if driver.trouble is not None:
                 found[index] = driver.trouble
-            elif driver.refused and not all(index in led.leader.in_sync for led in self.partitions.values()):
-                found[index] = driver.refused
+            elif (why := driver.refused or driver.refusal) and not all(
+                index in led.leader.in_sync for led in self.partitions.values()
+            ):
+                found[index] = why
             elif driver.damage is not None:
                 found[index] = driver.damage
         return found
@@ -212,6 +214,7 @@ class Leading:
             _LOG.log(level, "%s: session with %s: %s", session.partition.tp, session.replica, reason.name)
             for driver in list(self._drivers):
                 if driver.replica == session.replica:
+                    driver.refusal = session.trouble or driver.refusal
                     driver.begin_anew(session.partition.tp, is_first_success=session.log_end_offset >= 0)
 
     def _tick(self) -> None:
@@ -236,6 +239,8 @@ class _Driver:
         """Why no session can begin now."""
         self.refused = ""
         """What the replica said of its disk when sessions began the last time."""
+        self.refusal = ""
+        """Why one of its sessions could not go on the last time that one ended so."""
         self.damage: str | None = None
         """What its scrub found damaged and nobody could repair."""
         threads = leading.manager.settings.network.threads

@@ -14,7 +14,7 @@ from contextlib import closing
 from uuid import UUID
 
 from pushrep.errors import PushrepError
-from pushrep.log import SegmentLog
+from pushrep.log import CorruptBatch, SegmentLog
 from pushrep.log.scrub import ScrubFinding
 from pushrep.log.splicing import RepairRefused
 from pushrep.protocol.calls import ApiKey
@@ -113,7 +113,7 @@ class Repairs:
                 return f"it asks for offset {wanted} again and again"
             last = wanted
             try:
-                records = whole_batches(log.read(wanted, _PIECE_BYTES), wanted, OFFSET_MAX, log.leader_epochs).parts
+                records = _read(log, wanted)
             except (OSError, PushrepError) as error:
                 return f"the leader's log can't give offset {wanted}: {error}"
         return "it goes on later"
@@ -161,11 +161,25 @@ class Repairs:
                 if gave_up():
                     raise RepairRefused("it goes on later")
                 last = wanted
-                request = FetchRecordsRequest(
-                    tp=tp, grant_epoch=self._grant.epoch, offset=wanted, max_bytes=_PIECE_BYTES
-                )
-                answer = client.ask(request, FetchRecordsResponse)
+                answer = self._fetched(client, tp, wanted)
                 if answer.error_code is not ErrorCode.NONE or not answer.records:
                     why = answer.error_message or answer.error_code.meaning
                     raise RepairRefused(f"it gave no records at offset {wanted}: {why}")
                 repair.add(bytes(answer.records[0]))  # type: ignore[arg-type]  # off the wire they are bytes
+
+    def _fetched(self, client: ReplicaClient, tp: TopicIdPartition, offset: int) -> FetchRecordsResponse:
+        for max_bytes in (_PIECE_BYTES, 1):  # its own damage may lie a little further on
+            request = FetchRecordsRequest(tp=tp, grant_epoch=self._grant.epoch, offset=offset, max_bytes=max_bytes)
+            answer = client.ask(request, FetchRecordsResponse)
+            if answer.error_code is not ErrorCode.CORRUPT_MESSAGE:
+                break
+        return answer
+
+
+def _read(log: SegmentLog, offset: int) -> Records:
+    """As many batches as are whole, or one. Raises PushrepError, OSError."""
+    try:
+        data = log.read(offset, _PIECE_BYTES)
+    except CorruptBatch:
+        data = log.read(offset, 1)
+    return whole_batches(data, offset, OFFSET_MAX, log.leader_epochs).parts

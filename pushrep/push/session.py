@@ -29,6 +29,7 @@ class PushSession:
         "partition",
         "replica",
         "started",
+        "trouble",
     )
 
     def __init__(
@@ -39,6 +40,8 @@ class PushSession:
         self.started: Future[bool] = Future()
         """True at the first success; False if the session ended before it."""
         self.ended: PushSessionEndReason | None = None
+        self.trouble = ""
+        """Why it can't go on until somebody does something, if that is known here."""
         self.log_end_offset = self.log_start_offset = -1
         """The replica's, as its last success said; -1 before one."""
         self._told_watermarks = (-1, -1)

@@ -138,31 +138,32 @@ def led_to_a_node(tmp_path, log, first):
         led, session_ended = leading.partitions[0], leading._session_ended
 
         def told(session, reason):
-            ended.append(reason)
             session_ended(session, reason)
+            ended.append(reason)
 
         led._on_ended = told
         leading.start()
         wait_until(lambda: ended or held_by(led) == leader.log_end_offset, "the replica holds all, or its session ends")
+        troubles = leading.troubles()
     path = tmp_path / "other" / str(OUTBOX) / NAME
-    return [batch for one in sorted(path.glob("*.log")) for batch in parse_batches(one.read_bytes())], [
-        reason for reason in ended if reason is not PushSessionEndReason.SHUTDOWN
-    ]
+    held = [batch for one in sorted(path.glob("*.log")) for batch in parse_batches(one.read_bytes())]
+    return held, [reason for reason in ended if reason is not PushSessionEndReason.SHUTDOWN], troubles
 
 
 def test_identity_o3_a_leader_announces_its_holes(tmp_path, log):
-    held, ended = led_to_a_node(tmp_path, log, 0)
+    held, ended, troubles = led_to_a_node(tmp_path, log, 0)
     assert [batch.base_offset for batch in held] == [batch.base_offset for batch in log.batches]
-    assert ended == []
+    assert (ended, troubles) == ([], {})
 
 
 def test_identity_o3_a_replica_of_before_gets_no_hole(tmp_path, log, old_peers):
-    held, ended = led_to_a_node(tmp_path, log, 0)
+    held, ended, troubles = led_to_a_node(tmp_path, log, 0)
     assert (held, ended[0]) == ([], PushSessionEndReason.NON_RETRIABLE_ERROR)
+    assert "UNSUPPORTED_VERSION" in troubles[1], "status shows it, not only the log"
 
 
 def test_identity_o3_a_replica_of_before_gets_what_is_dense(tmp_path, log, old_peers):
-    held, ended = led_to_a_node(tmp_path, log, 20)
+    held, ended, _ = led_to_a_node(tmp_path, log, 20)
     assert ([batch.base_offset for batch in held], ended) == ([20, 22, 25], [])
 
 

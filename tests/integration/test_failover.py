@@ -121,6 +121,35 @@ def test_a_real_grant_is_stored_by_enough_members_before_it_leads(members):
         assert again.members_epoch == own.grant.members_epoch, "a renewal changes no list"
 
 
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_promotion_notices_what_rotted_long_ago_and_fetches_or_names_it(members):
+    """identity O8: below the watermark, where no opening looks."""
+    small = LogConfig(preallocate_bytes=0, segment_bytes=1000)
+    for index in (1, 2):
+        members.world.nodes[index].stop()
+        members.world.node(index, log_config=small)
+    with members.lead(log_config=small) as outbox:
+        for _ in range(10):
+            outbox.append(0, bytes(300)).result(WAIT_S)
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+    first, second = sorted((members.directory(1) / "orders-0").glob("*.log"))[:2]
+    whole = first.read_bytes()
+    flip(first)
+    flip(second)
+    flip(members.directory(2) / "orders-0" / second.name)
+    done = members.promote(1)
+    assert first.read_bytes() == whole
+    [damaged] = done.damaged
+    assert f"orders-0/{second.name} from offset" in damaged
+    assert done.is_read
+    assert not members.promote(1, verify_s=0).is_read
+
+
 def test_promoted_and_reopened_it_holds_everything_and_the_old_leader_follows(members):
     """`pushrep promote`: all partitions; the node lets go; the old leader gets NotLeader, rejoins, is cut by epoch."""
     with members.lead(partitions=2, acks=Acks.LOCAL) as outbox:
