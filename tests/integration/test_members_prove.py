@@ -159,7 +159,7 @@ def test_replicas_that_are_first_given_to_an_outbox_with_records_count_from_its_
         alone.append_many(0, [b"x" * 100] * 50).result(WAIT_S)
     for index in (1, 2):
         world.node(index)
-    open_outbox(world, 1, 2, open_timeout_s=5).close()
+    open_outbox(world, 1, 2, open_timeout_s=WAIT_S).close()
     for index in (1, 2):
         assert kept(world, index).promises.grant is not None
         assert not kept(world, index).promises.is_unfilled

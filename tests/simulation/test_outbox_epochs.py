@@ -60,7 +60,7 @@ class Machine:
     def append(self, partition, count):
         self.count += count
         values = [b"%06d" % (self.count - n) * 10 for n in range(count)]
-        return [self.outbox.append(partition, value).result(10) for value in values]
+        return [self.outbox.append(partition, value).result(60) for value in values]
 
     def read(self):
         for partition in range(self.partitions):

@@ -102,7 +102,7 @@ def run_worlds(seeds, often=()):
 
 @pytest.mark.slow
 def test_nothing_flushed_is_lost(torture):
-    wanted = torture.count(100_000, 1_000_000)
+    wanted = torture.count(50_000, 1_000_000)
     draw = torture.random("power cuts")
     taken, accidents = run_worlds([draw.getrandbits(40) for _ in range(wanted // WORLD_STEPS)])
     print(f"{taken:,} steps, {dict(accidents)} and openings after them, PUSHREP_TORTURE_SEED={torture.seed}")  # noqa: T201

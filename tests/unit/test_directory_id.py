@@ -154,9 +154,9 @@ def test_a_backup_written_into_the_present_files_is_noticed(home, tmp_path):
 def test_a_backup_of_a_running_service_written_into_the_present_files_is_noticed(home, tmp_path):
     """It was made since the last opening: the close after it writes the file anew."""
     with opened(home) as outbox:
-        outbox.append(0, b"one").result(10)
+        outbox.append(0, b"one").result(60)
         cp(home, tmp_path / "backup")
-        outbox.append(0, b"two").result(10)
+        outbox.append(0, b"two").result(60)
         pid = outbox.pid
     subprocess.run(["cp", "-a", f"{tmp_path / 'backup'}/.", home], check=True)
     assert append(home, b"three") != pid

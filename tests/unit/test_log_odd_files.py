@@ -17,7 +17,7 @@ from pushrep.log.verify import verify_log
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 
 SMALL = LogConfig(segment_bytes=2048, index_interval_bytes=64)
-WAIT_S = 20
+WAIT_S = 120
 """So long nothing may take here; the machine may be busy."""
 
 
