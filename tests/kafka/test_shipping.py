@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -29,8 +31,8 @@ from pushrep.kafka.cluster import Cluster
 from pushrep.kafka.produce import ProduceBatches, answers_of
 from pushrep.kafka.progress import read_progress
 from pushrep.kafka.topic import look_at_topic
-from pushrep.log import Durability, LogConfig, StillNeeded
-from pushrep.outbox import Outbox, begin_pid_epoch
+from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
+from pushrep.outbox import Outbox, begin_pid_epoch, slot_directories
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.records import Codec, encode_batch
 from pushrep.seams import REAL_FILESYSTEM
@@ -460,6 +462,96 @@ def test_ship_delivers_what_a_dead_service_left(broker, topic, opened, tmp_path,
     assert run(command) == 0
     assert "0 records shipped" in capsys.readouterr().out
     assert assert_all_visible_once(broker, topic, logs, pid, 2, "header") == 0
+
+
+WORKER = """
+import os, signal, sys
+from pushrep import KafkaDestination, Outbox
+directory, topic, servers, number = sys.argv[1:]
+kafka = KafkaDestination(bootstrap_servers=servers)
+outbox = Outbox.open_slot(directory, topic, 2, "shop", kafka=kafka, open_timeout_s=120)
+outbox.append_many(0, [b"%s, shipped" % number.encode()] * 20)
+outbox.wait_shipped(120)
+print(outbox.directory.name, flush=True)
+sys.stdin.readline()
+for partition in range(2):
+    outbox.append_many(partition, [b"%s, perhaps" % number.encode()] * 100).result(120)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_dead_workers_left_in_their_slots_is_shipped_once(broker, topic, tmp_path, capsys):
+    """Killed behind an acknowledged append that the topic has, or not; an open slot is left to its worker."""
+    create_topic(broker.bootstrap_servers, topic, 2)
+    home = tmp_path / "workers"
+    command = [sys.executable, "-c", WORKER, str(home), topic, broker.bootstrap_servers]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as started:
+        workers = [started.enter_context(subprocess.Popen([*command, str(n)], **pipes)) for n in range(2)]
+        slots = {worker.stdout.readline().strip() for worker in workers}
+        assert slots == {"slot-0", "slot-1"}, "at once, so each has one of its own"
+        for worker in workers:
+            worker.communicate("go on\n", WAIT_S)
+            assert worker.returncode == -signal.SIGKILL
+    ship = ["ship", str(home), "--bootstrap-servers", broker.bootstrap_servers]
+    with Outbox.open(home / "slot-1", topic, 2, "shop"):
+        assert run([*ship, "--json"]) == 0
+        printed = capsys.readouterr()
+        assert [json.loads(line)["slot"] for line in printed.out.splitlines()] == ["slot-0"]
+        assert "slot-1: process" in printed.err
+    assert run(ship) == 0
+    assert "slot-0: 0 records shipped" in capsys.readouterr().out
+    found = read_filtered(broker.bootstrap_servers, topic, 2)
+    kept = {}
+    for slot in slot_directories(home):
+        for partition in range(2):
+            with SegmentLog.open_reader(slot / f"{topic}-{partition}") as log:
+                records = list(log.records(0))
+            kept[StreamMetadata.unpack(records[0].key).pid, partition] = records
+    assert len(kept) == 4, "a PID for each slot"
+    assert {place: len(records) for place, records in kept.items()} == {
+        (pid, partition): 120 - 20 * partition for pid, partition in kept
+    }, "what was acknowledged is there"
+    assert found.visible.keys() == kept.keys()
+    for (pid, partition), records in kept.items():
+        assert same(found.of(pid, partition), records)
+
+
+def test_seven_days_of_what_the_topic_has_are_kept_and_nothing_goes_that_it_has_not(broker, topic, opened, tmp_path):
+    """By default, of records older than that: none goes while the topic has not acknowledged it, killed or not."""
+    create_topic(broker.bootstrap_servers, topic, retention_ms=-1)  # the records are older than its default
+    old_ms = int(time.time() * 1000) - 8 * 86_400_000
+    small = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
+    away = KafkaDestination(bootstrap_servers=f"127.0.0.1:{free_ports(1)[0]}", request_timeout_ms=500)
+
+    def passes(log):
+        while log.apply_retention():
+            pass
+        return log.log_start_offset
+
+    def append(outbox, value, timestamp_ms):
+        outbox.append_many(0, [value + bytes(400)] * 20, timestamps_ms=timestamp_ms)
+        outbox.flush()
+
+    with opened(1, log_config=small, batch_bytes=1_000) as outbox:
+        append(outbox, b"shipped", old_ms)
+        outbox.wait_shipped(WAIT_S)
+    with opened(1, log_config=small, batch_bytes=1_000, destination=away, open_timeout_s=0.1) as outbox:
+        append(outbox, b"not yet", old_ms)
+        assert 0 < passes(outbox.log(0)) <= 20, "of what the topic has, whole segments; nothing else"
+        (lag,) = outbox.lag().values()
+        assert lag.records == 20
+    with Outbox.open(tmp_path / "outbox", topic, 1, "test", log_config=small, batch_bytes=1_000) as outbox:
+        assert passes(outbox.log(0)) <= 20, "nor where the destination is not named"
+        pid, left = outbox.pid, list(outbox.log(0).records(20))
+    with opened(1, log_config=small, batch_bytes=1_000) as outbox:
+        append(outbox, b"new", int(time.time() * 1000))
+        outbox.wait_shipped(WAIT_S)
+        assert 20 < passes(outbox.log(0)) <= 40, "the topic has them: they are older than 7 days"
+        left += outbox.log(0).records(40)
+        assert [record.offset for record in left] == list(range(20, 60)), "what is younger stays"
+    found = read_filtered(broker.bootstrap_servers, topic, 1).of(pid, 0)
+    assert same(found[20:], left), "and the topic has each of them once"
 
 
 def test_ship_says_which_record_stops_it_and_skip_lets_it_go_on(broker, topic, opened, tmp_path, capsys):
