@@ -1,6 +1,7 @@
 """The source as a batch read: the rows are the log's records, ranges and splits are exact, refusals have names."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -146,12 +147,11 @@ def test_the_filter_keeps_worker_slots_apart(read, tmp_path):
     """The same source partitions and offsets come from each slot, under a PID of its own."""
     from spark_jobs import filter_replays
 
-    for slot in range(3):
-        with Outbox.open(tmp_path / f"slot-{slot}", "orders", 2, "web-shop") as outbox:
-            for partition in range(2):
-                outbox.append_many(partition, [b"%d" % slot] * 20).result(60)
+    for slot in range(2):
+        with Outbox.open(tmp_path / f"slot-{slot}", "orders", 1, "web-shop") as outbox:
+            outbox.append_many(0, [b"%d" % slot] * 20).result(60)
     rows = read(path=str(tmp_path))
-    assert rows.select("partition").distinct().count() == 6
     again = rows.withColumn("offset", F.col("offset") + 20)  # as a producer that went back writes them
-    once = filter_replays(rows.unionAll(again))
-    assert sorted(map(tuple, once.groupBy("value").count().collect())) == [(b"%d" % slot, 40) for slot in range(3)]
+    once = filter_replays(rows.unionAll(again)).select("value", "partition").collect()
+    assert Counter(bytes(row.value) for row in once) == {b"0": 20, b"1": 20}
+    assert len({row.partition for row in once}) == 2
