@@ -14,7 +14,6 @@ A failed sync poisons: the kernel may have dropped the pages, and a second sync 
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -79,6 +78,8 @@ class LogWriter:
         self._lock = threading.Lock()
         self._turn = SyncTurn()
         self._handed: list[HandedOver] = []
+        self.on_unsealed: Callable[[int], None] | None = None
+        """Told of a segment that rolled without a seal, under the lock."""
         self.cuts = 0
         """How often the log was cut, or begun anew, since it was opened."""
         self._retired: list[Segment] = []
@@ -400,7 +401,7 @@ class LogWriter:
         except OSError as error:
             self._poison = error
             raise
-        self._seal(old)
+        is_sealed = self._seal(old)
         begin = old.next_offset if base_offset is None else base_offset
         new = Segment.create(self._around.filesystem, view.path, begin, self._config)
         new.ahead_bytes_max = old.ahead_bytes_max
@@ -416,14 +417,23 @@ class LogWriter:
         view.sync_checkpoints_soon()
         if not self._turn.do_unless_taken(old.close):
             self._retired.append(old)
+        if not is_sealed and self.on_unsealed is not None:
+            self.on_unsealed(old.base_offset)
 
-    def _seal(self, segment: Segment) -> None:
-        """Its name comes to disk with the next segment's. Without room for it the scrub makes one."""
+    def _seal(self, segment: Segment) -> bool:
+        """Whether there is one: not of a segment that was taken up again. Its name comes to disk with the next one's.
+
+        Without it, or without room for it, the scrub makes one.
+        """
         around = self._around
         seal = segment.seal(self._log_id, parse_log_name(around.view.name)[1])
-        if seal is not None:
-            with suppress(OSError):
-                write_seal(around.filesystem, around.view.path, seal)
+        if seal is None:
+            return False
+        try:
+            write_seal(around.filesystem, around.view.path, seal)
+        except OSError:
+            return False
+        return True
 
     def _sync(self) -> None:
         """One sync for everything that is in the log now. Only one thread at a time gets here."""

@@ -12,7 +12,7 @@ written whole, so bytes that are no batch there, or one that is not in its place
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -89,6 +89,8 @@ class BatchReader:
         """So many index entries led to no batch that is theirs."""
         self.suspect_segments: set[int] = set()
         """Base offsets of the segments whose indexes held them."""
+        self.on_suspect: Callable[[int], None] | None = None
+        """Told of each of these once."""
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, in one piece, of one segment.
@@ -372,6 +374,8 @@ class BatchReader:
         self.ignored_entries += 1
         if base not in self.suspect_segments:
             self.suspect_segments.add(base)
+            if self.on_suspect is not None:
+                self.on_suspect(base)
             _LOG.warning(
                 "%s: an index of the segment %d leads to no batch that is its own: ignored", self._directory, base
             )

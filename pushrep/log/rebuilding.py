@@ -1,15 +1,17 @@
 """What can be made again from the batches of a log alone: its indexes and its list of leader epochs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from pushrep.log.checkpoints import read_cleaned_offset
 from pushrep.log.config import LogConfig
+from pushrep.log.index_file import IndexFile
 from pushrep.log.leader_epochs import LeaderEpochs
-from pushrep.log.segment import Segment
-from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
+from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
+from pushrep.log.segment_files import INDEX_SUFFIX, REPAIR_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.segment_look import segment_name
 from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, scan, scan_runs
 from pushrep.seams import Filesystem
@@ -27,18 +29,53 @@ def rebuild_indexes(
         following = next((other for other in everything if other > base), None)
         segment = Segment(filesystem, log, base, config or LogConfig())
         try:
-            segment.index.keep(0)
-            segment.time_index.keep(0)
-            for _ in segment.walk(0, following):
-                pass
-            segment.note_time()
-            segment.sync_indexes()
+            _fill(segment, following)
         finally:
             segment.close()
         names += [segment_name(base, INDEX_SUFFIX), segment_name(base, TIME_INDEX_SUFFIX)]
     if names:
         filesystem.sync_directory(log)
     return names
+
+
+@contextmanager
+def new_indexes(
+    filesystem: Filesystem, log: Path, base: int, following: int, config: LogConfig
+) -> Iterator[Callable[[], None]]:
+    """The indexes of a sealed segment, made beside the old ones and on disk; call what is given to put them there.
+
+    Raises OSError; what was not put is removed.
+    """
+    pairs = [
+        (path.with_name(path.name + REPAIR_SUFFIX), path)
+        for path in (segment_path(log, base, suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
+    ]
+    segment = Segment(filesystem, log, base, config)
+    try:
+        segment.index = IndexFile(filesystem, pairs[0][0], OFFSET_ENTRY)
+        segment.time_index = IndexFile(filesystem, pairs[1][0], TIME_ENTRY)
+        _fill(segment, following)
+
+        def put() -> None:
+            for made, path in pairs:
+                filesystem.rename(made, path)
+            filesystem.sync_directory(log)
+
+        yield put
+    finally:
+        segment.close()
+        for made, _ in pairs:
+            if filesystem.exists(made):
+                filesystem.remove(made)
+
+
+def _fill(segment: Segment, following: int | None) -> None:
+    segment.index.keep(0)
+    segment.time_index.keep(0)
+    for _ in segment.walk(0, following):
+        pass
+    segment.note_time()
+    segment.sync_indexes()
 
 
 def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collection[int], config: LogConfig) -> None:

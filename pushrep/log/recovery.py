@@ -224,7 +224,7 @@ class Recovery:
                     cut = self._cut(segment, end, bases[number + 1 :])
                     return self._finished(plan, bases[: number + 1], segment, cut, start)
                 self._check_joint(base, segment.next_offset, next_base)
-                if (why := self._broken_seal(segment)) is not None and next_base is not None:
+                if next_base is not None and (why := self._broken_seal(segment, next_base)) is not None:
                     segment.close()
                     segment = Segment(self._filesystem, self._directory, base, self._config)
                     return self._recovered(plan, bases[: number + 1], segment, start, damage=Damage(0, base, why))
@@ -266,13 +266,15 @@ class Recovery:
                 self._note_epochs(step)
         raise AssertionError("a scan ends with an answer")
 
-    def _broken_seal(self, segment: Segment) -> str | None:
+    def _broken_seal(self, segment: Segment, next_base: int) -> str | None:
         """Why a segment that was scanned from its first byte on is not the one that was sealed."""
-        if self._headers is None or not self._headers.batches:
+        if self._headers is None or (segment.size_bytes and not self._headers.batches):
             return None
         seal = read_seal(self._filesystem, self._directory, segment.base_offset)
-        if seal is None or not seal.fits(segment.size_bytes):
+        if seal is None:
             return None
+        if not seal.fits(segment.size_bytes):
+            return seal.why_resized(segment.size_bytes, self._headers.covered, segment.base_offset, next_base)
         partition = parse_log_name(self._directory.name)[1]
         return seal.contradiction(self._log_id, partition, segment.base_offset, self._headers, segment.next_offset)
 

@@ -3,7 +3,8 @@
     every open directory of logs    log by log, at `scrub_bytes_per_s`; then a pause of `scrub_pause_s`
       each batch                    in its place, its CRC                             as recovery and verify scan
       the whole segment             held against its seal                             seals.py
-      no seal, or of another size   made, where all of that holds; reported
+      no seal                       made, where all of that holds; reported
+      a seal of another size        made anew where no offset is missing, an older version wrote there; else damage
       whatever is wrong             reported: logged as an error, kept in `findings` until a later pass finds it whole
 
 It changes nothing but seals; a damaged segment is another member's to repair (segment_repair.py). One thread serves all
@@ -13,6 +14,7 @@ was cut, removed, repaired or taken up again meanwhile is passed over.
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -94,6 +96,7 @@ class Scrub:
         self._walked: Scrubbed | None = None
         self._paused = False
         self._replaced: set[tuple[Path, int]] = set()  # segments that are another file since their walk began
+        self._urgent: deque[tuple[Scrubbed, int, Callable[[], None]]] = deque()
         if scrubber is not None:
             scrubber.attach(self)
 
@@ -140,6 +143,23 @@ class Scrub:
             self._logs.clear()
             self._end_walk()
 
+    def soon(self, log: Scrubbed, base: int, when_whole: Callable[[], None] = lambda: None) -> None:
+        """Read this segment next: a roll could not seal it, or its index leads astray. From any thread; never waits.
+
+        when_whole: called in the scrub's thread, if it is. Nothing happens without a scrub in the background.
+        """
+        if self._scrubber is not None and self.bytes_per_s:
+            self._urgent.append((log, base, when_whole))
+            self._come_again(0)
+
+    def seal_cleaned(self, log: Scrubbed) -> None:
+        """Read, and so seal, what a cleaner went over and nobody has sealed: it has no other witness from now on."""
+        with self._turn:
+            for base, following in log.sealed():
+                if base < log.cleaned_offset() and read_seal(self._filesystem, log.path, base) is None:
+                    for _ in self._look_at(log, base, following):
+                        pass
+
     def run_pass(self, gave_up: Callable[[], bool] = lambda: False) -> ScrubStatus:
         """Read everything once, now, at full speed, or until `gave_up`, asked often; what is found by then."""
         with self._turn:
@@ -155,7 +175,7 @@ class Scrub:
             return  # `resume` or the next log's settings call again
         with self._turn:
             if self._walk is None:
-                self._walk = self._pass()
+                self._walk = self._urgent_ones() if self._urgent else self._pass()
             size = 0
             for piece in self._walk:
                 size += piece
@@ -163,7 +183,10 @@ class Scrub:
                     break
             else:
                 self._walk = None
-        self._come_again(max(1, 1000 * size // self.bytes_per_s) if self._walk is not None else 1000 * self.pause_s)
+        if self._walk is not None:
+            self._come_again(max(1, 1000 * size // self.bytes_per_s))
+        else:
+            self._come_again(1000 * self.pause_s if self._status.passes else FIRST_MS)
 
     def _come_again(self, delay_ms: int) -> None:
         if self._scrubber is not None and self.bytes_per_s:
@@ -179,14 +202,32 @@ class Scrub:
                 continue  # it was closed
             self._walked = log
             for base, following in log.sealed():
-                try:
-                    yield from self._segment(log, base, following)
-                except FileNotFoundError:
-                    continue  # retention was here
-                except (OSError, PushrepError) as error:
-                    self._found(log, base, following, CleanEnd(0, base), str(error))
+                yield from self._urgent_ones()
+                self._walked = log
+                yield from self._look_at(log, base, following)
         self._walked = None
         self._status = replace(self._status, passes=self._status.passes + 1)
+
+    def _urgent_ones(self) -> Iterator[int]:
+        """What `soon` was told."""
+        while self._urgent:
+            log, base, when_whole = self._urgent.popleft()
+            following = dict(log.sealed()).get(base)
+            if log not in self._logs or following is None:
+                continue  # it was closed, or cut
+            self._walked = log
+            yield from self._look_at(log, base, following)
+            name = segment_path(Path(), base).name
+            if not any((found.log, found.segment) == (log.path.name, name) for found in self._status.findings):
+                when_whole()
+
+    def _look_at(self, log: Scrubbed, base: int, following: int) -> Iterator[int]:
+        try:
+            yield from self._segment(log, base, following)
+        except FileNotFoundError:
+            pass  # retention was here
+        except (OSError, PushrepError) as error:
+            self._found(log, base, following, CleanEnd(0, base), str(error))
 
     def _segment(self, log: Scrubbed, base: int, following: int) -> Iterator[int]:
         cleaned_offset, headers = log.cleaned_offset(), HeadersCrc()
@@ -221,14 +262,17 @@ class Scrub:
             why = end.reason if not isinstance(end, CleanEnd) else f"it ends at {end.next_offset}, not at {following}"
             self._found(log, base, following, end, why)
             return
-        seal = read_seal(self._filesystem, log.path, base)
-        if seal is not None and seal.fits(end.position):
+        seal, why_not = read_seal(self._filesystem, log.path, base), None
+        fits = seal is not None and seal.fits(end.position)
+        if seal is not None and fits:
             partition = parse_log_name(log.path.name)[1]
             why_not = seal.contradiction(log.log_id, partition, base, headers, end.next_offset)
-            if why_not is not None:
-                self._found(log, base, following, CleanEnd(0, base), why_not)
-                return
-        else:
+        elif seal is not None:
+            why_not = seal.why_resized(end.position, headers.covered, base, following)
+        if why_not is not None:
+            self._found(log, base, following, CleanEnd(0, base), why_not)
+            return
+        if not fits:
             self._make_seal(log, base, end, headers, is_cleaned=is_cleaned, had_one=seal is not None)
         self._is_whole(log, base)
 

@@ -8,7 +8,8 @@ leader epochs), and to read every header first would halve the speed of a replay
 
 What was found whole is remembered by the process, for the very file: device, inode, size and time of its last change.
 So who replaces, cuts or repairs a segment makes it forgotten. What a disk changes later by itself is the scrub's to
-find. A segment without a seal, or whose seal is of another size, is read as it is.
+find. A segment without a seal is read as it is; so is one of another size than its seal's if no offset of it is
+missing: its batches witness each other.
 """
 
 import os
@@ -49,7 +50,7 @@ def hold_against_seal(
     if identity is not None and _whole.get(key) == identity:
         return
     seal = read_seal(filesystem, directory, base)
-    if seal is None or seal.size_bytes != file.size():
+    if seal is None:
         return
     found = _contradiction(filesystem, directory, seal, file, ScanRange(base_offset=base, cleaned_offset=cleaned_to))
     if found is not None:
@@ -97,11 +98,15 @@ def _contradiction(
     """By the headers alone: who reads a batch checks its CRC."""
     headers, last_read = HeadersCrc(), _LastRead(file)
     end, position, epoch = what.base_offset, 0, -1
-    for at, _, next_offset, size, leader_epoch, _, _ in scan_headers(last_read, what):
+    for at, first, next_offset, size, leader_epoch, _, _ in scan_headers(last_read, what):
+        headers.covered += next_offset - first
         headers.pending += last_read.sealed_bytes(at)
         headers.fold_if_due()
         end, position, epoch = next_offset, at + size, leader_epoch
     path = segment_path(directory, what.base_offset)
+    if not seal.fits(file.size()):
+        why = seal.why_resized(file.size(), headers.covered, what.base_offset, max(end, seal.end_offset))
+        return CorruptBatch(what.base_offset, path, 0, why) if why is not None else None
     if position != seal.size_bytes:
         behind = ScanRange(
             base_offset=what.base_offset,

@@ -64,6 +64,17 @@ class Seal:
         """Whether it is of a segment of that size; else somebody wrote there who knew nothing of seals."""
         return self.size_bytes == size_bytes
 
+    def why_resized(self, size_bytes: int, covered: int, base_offset: int, end_offset: int) -> str | None:
+        """Why a segment of another size can't be believed; None if no offset of [base, end) is missing: then each has
+        the batch before as its witness, and an older version wrote there. `covered`: so many offsets are not missing.
+        """
+        if covered >= end_offset - base_offset:
+            return None
+        return (
+            f"it has {size_bytes} bytes, {self.size_bytes} were sealed, and of its {end_offset - base_offset} offsets "
+            f"{end_offset - base_offset - covered} are missing (if a broker's cleaner was there since: remove its seal)"
+        )
+
     def contradiction(
         self, log_id: UUID | None, partition: int, base_offset: int, found: "HeadersCrc", end_offset: int
     ) -> str | None:
@@ -85,17 +96,19 @@ class HeadersCrc:
     """The CRC over the first 21 bytes of each batch, as they come.
 
     pending: where who appends puts them, by `+=`: a call for each batch would cost twice as much. It stays the same
-    object; `fold_if_due` is called now and then.
+    object; `fold_if_due` is called now and then. covered: so many offsets the batches of runs hold, those that were
+    compacted away inside of them included.
     """
 
-    __slots__ = ("_folded", "_folded_bytes", "pending")
+    __slots__ = ("_folded", "_folded_bytes", "covered", "pending")
 
     def __init__(self) -> None:
-        self.pending, self._folded, self._folded_bytes = bytearray(), 0, 0
+        self.pending, self._folded, self._folded_bytes, self.covered = bytearray(), 0, 0, 0
 
     def add_run(self, run: BatchRun) -> None:
         """Every batch of a run."""
         self.pending += run.sealed_bytes()
+        self.covered += int((run.last_offset - run.base_offset).sum()) + len(run)
         self._fold()
 
     @property

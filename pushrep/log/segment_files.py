@@ -26,7 +26,7 @@ MOVING_SUFFIX = ".moving"
 
 _SEGMENT = re.compile(r"([0-9]{20})\.log")
 _SWAP = re.compile(r"[0-9]{20}\.log\.swap")
-_HALF_MADE = re.compile(r"[0-9]{20}\.log(?:\.repair|\.[0-9]+\.(?:cut|corrupt)\.part)")
+_HALF_MADE = re.compile(r"[0-9]{20}\.(?:(?:log|index|timeindex)\.repair|log\.[0-9]+\.(?:cut|corrupt)\.part)")
 _MOVING = re.compile(r"([0-9]{20}\.log)\.([0-9]+)\.cut\.moving")
 _OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex|seal)")
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from pushrep.errors import BadArgument, ForkedProcess
+from pushrep.errors import BadArgument, ForkedProcess, PushrepError
 from pushrep.log.batching import Appendable, refuse_columns, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.derived import DerivedStore
@@ -36,7 +36,7 @@ from pushrep.log.log_names import parse_log_name, real_log_path
 from pushrep.log.log_reader import Isolation, LogReader
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.opening import Attached, OpenedLog, open_log
-from pushrep.log.rebuilding import rebuild_suspect_indexes
+from pushrep.log.rebuilding import new_indexes, rebuild_suspect_indexes
 from pushrep.log.recovery_report import RecoveryReport
 from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.scrub import Scrub, ScrubFinding
@@ -66,7 +66,12 @@ class SegmentLog:
         self.recovery: RecoveryReport = opened.report
         self._writer, self._reader, self._housekeeping = opened.writer, opened.reader, opened.housekeeping
         config = around.config
-        directory.scrub.add(self._writer, config.scrub_bytes_per_s, config.scrub_pause_s)
+        scrub = directory.scrub
+        scrub.add(self._writer, config.scrub_bytes_per_s, config.scrub_pause_s)
+        self._writer.on_unsealed = partial(scrub.soon, self._writer)
+        self._reader.on_suspect = self._suspect_index
+        if around.view.cleaned_offset:
+            scrub.seal_cleaned(self._writer)
         self._closing = threading.Lock()
         self._closed = False
 
@@ -170,7 +175,10 @@ class SegmentLog:
 
     @property
     def ignored_index_entries(self) -> int:
-        """So many entries of indexes led this object's reads to no batch that is theirs; `close` makes them anew."""
+        """So many entries of indexes led this object's reads to no batch that is theirs.
+
+        The scrub makes a sealed segment's indexes anew at once, `close` the others'.
+        """
         return self._reader.ignored_entries
 
     @property
@@ -196,6 +204,25 @@ class SegmentLog:
             return None
         done = partial(self._repaired, base_offset)
         return SegmentRepair(self._around.filesystem, writer, base_offset, found.end_offset, done)
+
+    def _suspect_index(self, base_offset: int) -> None:
+        self.scrub.soon(self._writer, base_offset, partial(self._rebuild_index, base_offset))
+
+    def _rebuild_index(self, base_offset: int) -> None:
+        """Make a sealed segment's indexes anew, beside the old ones, while others read and append."""
+        around, writer, cuts = self._around, self._writer, self._writer.cuts
+        following = dict(writer.sealed()).get(base_offset)
+        if following is None:
+            return
+        try:
+            with new_indexes(around.filesystem, self.path, base_offset, following, around.config) as put:
+                is_put = writer.replace_sealed(base_offset, following, cuts, put)
+        except (OSError, PushrepError) as error:  # they are hints: readers do without
+            _LOG.warning("%s: the indexes of segment %d are not made anew: %s", self.path, base_offset, error)
+            return
+        if is_put:
+            self._reader.suspect_segments.discard(base_offset)
+            _LOG.warning("%s: the indexes of segment %d were made anew", self.path, base_offset)
 
     def _repaired(self, base_offset: int) -> None:
         self._reader.forget()

@@ -227,10 +227,15 @@ class _Walk:
 
     def _judge_seal(self) -> None:
         task = self._task
-        if task.seal is None or self._findings or not task.seal.fits(self.position):
+        if task.seal is None or self._findings:
             return
-        self._is_sealed = True
-        why = task.seal.contradiction(task.log_id, task.partition, task.base_offset, self._headers, self._next_offset)
+        if task.seal.fits(self.position):
+            self._is_sealed = True
+            found = self._headers, self._next_offset
+            why = task.seal.contradiction(task.log_id, task.partition, task.base_offset, *found)
+        else:
+            end = self._next_offset if task.next_base is None else task.next_base
+            why = task.seal.why_resized(self.position, self._headers.covered, task.base_offset, end)
         if why is not None:
             self._findings.append(Finding(Kind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
 

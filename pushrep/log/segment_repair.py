@@ -243,8 +243,11 @@ class SegmentRepair:
         partition = parse_log_name(self._log.path.name)[1]
         kept = read_seal(self._filesystem, self._log.path, self.base_offset)
         is_proved = kept is not None and kept.fits(self._position)
-        if kept is not None and is_proved:
-            why = kept.contradiction(self._log.log_id, partition, self.base_offset, headers, self._next_offset)
+        if kept is not None:
+            found = headers, self._next_offset
+            why = kept.why_resized(self._position, headers.covered, self.base_offset, self.end_offset)
+            if is_proved:
+                why = kept.contradiction(self._log.log_id, partition, self.base_offset, *found)
             if why is not None and self._trusts_own:
                 self._begin(trusts_own=False)
                 return

@@ -10,6 +10,7 @@ from pushrep.log import CorruptBatch, SegmentLog, seal_check
 from pushrep.log.checkpoints import Checkpoint, write_checkpoint
 from pushrep.log.partition_metadata import write_partition_metadata
 from pushrep.log.repair import repair_log
+from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path
 from pushrep.log.segment_look import Kind
 from pushrep.log.verify import verify_log
@@ -179,3 +180,47 @@ def test_repair_from_a_copy_of_the_same_bytes_removes_a_seal_that_lies(log_path,
     report = repair_log(log_path, copy=copy)
     assert report.after.is_whole
     assert firsts_of(log_path) == [2, 6, 12, 23, 30, 40, 43]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_o6_a_cleaned_segment_that_was_cut_short_between_batches_is_damaged_not_unsealed(log_path, count):
+    """What is missing looks like one more hole: only the seal knows of it."""
+    path, size = segment_path(log_path, 0), len(batch(0))
+    seal = segment_path(log_path, 0, ".seal").read_bytes()
+    with SegmentLog.open(log_path) as log:
+        path.write_bytes(path.read_bytes()[: count * size])
+        (found,) = log.scrub.run_pass().findings
+        assert "were sealed" in found.reason
+    with SegmentLog.open_reader(log_path) as reader, pytest.raises(CorruptBatch, match="were sealed"):
+        list(reader.records(0))
+    (finding,) = verify_log(log_path).findings
+    assert (finding.kind, finding.offset) == (Kind.SEAL, 0)
+    assert segment_path(log_path, 0, ".seal").read_bytes() == seal, "no other one was made of what is left"
+    with SegmentLog.open(log_path) as log:
+        assert log.damaged_from == 0, "an opening finds it, too"
+
+
+def test_o6_a_segment_of_another_size_without_a_hole_is_believed_and_sealed_anew(log_path):
+    """As an older version leaves it: its batches witness each other."""
+    firsts = range(0, 20, 3)
+    segment_path(log_path, 0).write_bytes(b"".join(map(batch, firsts))[: -len(batch(0))] + two(18))
+    assert firsts_of(log_path)[:2] == [0, 3]
+    with SegmentLog.open(log_path) as log:
+        status = log.scrub.run_pass()
+    assert (status.seals_made, status.findings) == (1, ())
+
+
+def two(first):
+    return bytes(encode_batch([b"one", b"two"], base_offset=first, timestamps_ms=1_700_000_000_000).data)
+
+
+def test_o6_the_first_opening_seals_what_a_cleaner_went_over(log_path, caplog):
+    for base in (0, 20):
+        segment_path(log_path, base, ".seal").unlink()
+    caplog.set_level("INFO")
+    with SegmentLog.open(log_path) as log:
+        assert log.scrub.status.seals_made == 2
+        assert caplog.text.count("unwitnessed") == 2
+        assert not read_seal(REAL_FILESYSTEM, log_path, 0).is_witnessed
+    with SegmentLog.open(log_path) as log:
+        assert log.scrub.status.bytes_read == 0, "only the first"

@@ -140,7 +140,7 @@ def test_a_segment_with_its_seal_from_another_partition_of_the_topic_is_found(tm
 def test_who_cuts_a_sealed_segment_removes_its_seal(tmp_path):
     """identity O6: what is written behind the cut is sealed by its own roll, or by the scrub."""
     path = made(tmp_path / "orders-0")
-    with SegmentLog.open(path, SMALL) as log:
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
         log.truncate_to(bases(path)[1] + 10, force=True)
         assert seals(path) == bases(path)[:1]
         fill(log, 100)
@@ -196,6 +196,48 @@ def test_the_scrub_reads_by_itself_while_a_log_is_open(tmp_path, monkeypatch):
     with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=1 << 30)) as log:
         wait_until(lambda: log.scrub.status.passes > 0)
         assert log.scrub.status.segments >= len(seals(path))
+
+
+def test_o6_a_segment_that_was_taken_up_again_gets_its_seal_when_it_rolls(tmp_path):
+    """By the scrub, at once: not every batch of it was seen as it was written."""
+    path = made(tmp_path / "orders-0", 110)
+    taken_up = bases(path)[-1]
+    with SegmentLog.open(path, SMALL) as log:
+        fill(log, 100)
+        assert taken_up in bases(path)[:-1]
+        wait_until(lambda: taken_up in seals(path))
+        assert log.scrub.status.passes == 0, "no pass had to come"
+    seal = read_seal(REAL_FILESYSTEM, path, taken_up)
+    assert seal.is_witnessed
+    assert verify_log(path).is_whole
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_o7_a_damaged_index_is_made_anew_while_the_log_is_open(tmp_path):
+    config = LogConfig(segment_bytes=1 << 20, index_interval_bytes=100, preallocate_bytes=0)
+    path = tmp_path / "orders-0"
+    with SegmentLog.open(path, config) as log:
+        fill(log, 5000, size=300)
+    index = path / f"{bases(path)[0]:020d}.index"
+    whole = index.read_bytes()
+    with SegmentLog.open(path, config) as log:
+        for at in range(7, len(whole), 8):
+            flip(index, at)
+        for offset in range(3, bases(path)[1], 50):
+            assert next(log.records(offset)).offset == offset
+        assert log.ignored_index_entries
+        wait_until(lambda: index.read_bytes() == whole)
+        before = log.ignored_index_entries
+        assert next(log.records(3)).offset == 3
+        assert log.ignored_index_entries == before
+        log.append(b"goes on")
+    assert leftovers(path) == []
+    assert verify_log(path).is_whole
 
 
 def test_a_segment_that_is_cut_while_it_is_read_is_no_finding(tmp_path):
