@@ -1,8 +1,8 @@
 """What replication does to a log beside appending and cutting: epochs that begin, a watermark that others move.
 
     append_as_is     batches that hold their offsets and epochs; a new epoch is on disk before its first batch
-                     | 0-8 |  hole that was announced  | 12-14 |    what follows one begins a segment: its name is the
-                                                                    witness of its offset
+                     | 0-8 |  hole that was announced  | 12-14 . 17-19 |    what follows one is sealed in a segment of
+                                                                    its own before it is shown
     begin_epoch      a line in the list of epochs, with or without a record of it
     begin_anew       | all of it ......|  ->  .stale      and an empty segment where the leader's log starts
     high watermark   follows nobody but `advance_high_watermark`, from the last one known on
@@ -10,12 +10,12 @@
 Who decides any of this is in pushrep/replication.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 
+from pushrep.log.config import POSITION_MAX
 from pushrep.log.cutting import move_aside
-from pushrep.log.errors import EpochOutOfPlace, LogEndMoved, LogPoisoned
+from pushrep.log.errors import AppendFailed, EpochOutOfPlace, LogEndMoved, append_remedy
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
 from pushrep.log.log_cuts import CuttableLog
@@ -52,28 +52,25 @@ class ReplicatedLog(CuttableLog):
         """
         expected = self.log_end_offset
         epoch_before = self._epochs.epoch_of(expected - 1)  # of a record: an epoch without one may give way
-        behind_holes: list[int] = []
-        for batch in batches:
+        dense, behind_hole = len(batches), 0
+        for number, batch in enumerate(batches):
             header = batch.header
             if header.base_offset != expected:
                 if not expected < header.base_offset <= cleaned_offset:
                     raise LogEndMoved(self._around.view.path, expected=header.base_offset, end=expected)
-                behind_holes.append(header.base_offset)
+                dense, behind_hole = min(dense, number), header.base_offset
             if header.leader_epoch < epoch_before:  # the next opening would take it for damage
                 raise CorruptRecordBatch(f"leader epoch falls from {epoch_before} to {header.leader_epoch}")
             expected, epoch_before = header.next_offset, header.leader_epoch
-        if behind_holes:
-            self._admit_holes_below(behind_holes[-1])
-        bases = [batch.header.base_offset for batch in batches] if behind_holes else []
-        for begin, end in pairwise([0, *(bisect_left(bases, hole) for hole in behind_holes), len(batches)]):
-            dense = batches[begin:end] if behind_holes else batches
-            if dense and dense[0].header.base_offset > self.log_end_offset:
-                self._begin_behind_hole(dense[0].header.base_offset)
-            for epoch, of_epoch in groupby(dense, lambda batch: batch.header.leader_epoch):
-                run = list(of_epoch)
-                if epoch != self._epochs.latest_epoch:
-                    self.begin_epoch(epoch, run[0].header.base_offset)
-                self.append(run, run[0].header.base_offset)
+        if behind_hole:
+            self._admit_holes_below(behind_hole)
+        for epoch, of_epoch in groupby(batches[:dense], lambda batch: batch.header.leader_epoch):
+            run = list(of_epoch)
+            if epoch != self._epochs.latest_epoch:
+                self.begin_epoch(epoch, run[0].header.base_offset)
+            self.append(run, run[0].header.base_offset)
+        if dense < len(batches):
+            self._append_with_holes(batches[dense:])
 
     def _admit_holes_below(self, offset: int) -> None:
         """Durably, before anything behind the hole is written: else an opening would take it for damage."""
@@ -82,18 +79,43 @@ class ReplicatedLog(CuttableLog):
             view.checkpoint(cleaned_offset=offset)
             view.reserve.with_room(view.sync_checkpoints)
 
-    def _begin_behind_hole(self, offset: int) -> None:
-        """The log goes on at `offset`, in a segment that bears its name. Raises as `append`."""
+    def _append_with_holes(self, batches: Sequence[RecordBatch]) -> None:
+        """Batches that offsets are missing before and between: all, or none, in segments of their own.
+
+        These are sealed before anybody is shown what they hold: nothing else witnesses an offset behind a hole inside
+        of a segment. Raises as `append`.
+        """
         with self._lock:
             self._check_writable()
+            self._housekeeping.check_room()
+            around, before, size_bytes = self._around, self._epochs, 0
+            epochs = before
+            for batch in batches:
+                epochs = epochs.assigned(batch.header.leader_epoch, batch.header.base_offset)
+            self._keep_epochs(epochs)
+            self.used = self._changed = True
+            segment, mark, bases = self._active, self._active.mark(), self._bases
             try:
-                self._roll(offset)
-            except OSError as error:
-                raise LogPoisoned(self._around.view.path, error) from error
-            self.log_end_offset = offset
-            self._changed = True
+                self._roll(batches[0].header.base_offset)
+                for batch in batches:
+                    header = batch.header
+                    is_far = header.last_offset - self._active.base_offset > POSITION_MAX
+                    if is_far or not self._active.has_room(header):
+                        self._roll(header.base_offset)
+                    self._active.append(batch)
+                    size_bytes += header.size_bytes
+                self._roll()
+            except BaseException as error:
+                self._take_back(segment, mark, bases, error)
+                self._keep_epochs(before)
+                if not isinstance(error, OSError):
+                    raise
+                raise AppendFailed(self._active.path, error, append_remedy(error)) from error
+            self._unflushed_bytes += size_bytes
+            self.log_end_offset = self._active.next_offset
             self._publish(self.flushed_offset)
-        self._around.view.open_files.opened(self)
+        around.view.open_files.opened(self)
+        self._keep_promise(self._unflushed_bytes)
 
     def size_from(self, offset: int) -> int:
         """Bytes of the records from `offset` on, too many by an entry of the index at most. Raises OSError."""

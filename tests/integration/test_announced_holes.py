@@ -1,12 +1,16 @@
 """A hole of Kafka's cleaner reaches a copy or a subscriber only if it is announced: identity O3, over sockets."""
 
+import errno
 from contextlib import ExitStack
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
 
-from pushrep.log import Durability, SegmentLog
+from pushrep.log import AppendFailed, Durability, SegmentLog
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.replicated_log import ReplicatedLog
+from pushrep.log.verify import verify_log
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.protocol import push_messages as wire
 from pushrep.protocol import server
@@ -20,8 +24,10 @@ from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import encode_batch
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayFailed, ReplayRequest
 from pushrep.replication.grants import Grant, Member
+from pushrep.seams import RealFilesystem
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.readers.batch_bytes import parse_batches
@@ -89,7 +95,7 @@ def test_identity_o3_an_old_subscriber_gets_what_is_before_a_hole_and_then_an_er
     assert failed.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-def test_identity_o3_a_replica_notes_its_cleaners_offset_first_and_begins_a_segment_behind_each_hole(tmp_path, log):
+def test_identity_o3_a_replica_notes_its_cleaners_offset_first_and_seals_what_is_behind_holes(tmp_path, log):
     with SegmentLog.open(log.path, CONFIG) as leader:
         batches, cleaned_offset = list(leader.batches(0)), leader.cleaned_offset
     path = tmp_path / "copy" / NAME
@@ -102,11 +108,79 @@ def test_identity_o3_a_replica_notes_its_cleaners_offset_first_and_begins_a_segm
         assert list(map(raw, copy.records(0))) == list(log.records)
     held = {int(one.stem): parse_batches(one.read_bytes()) for one in sorted(path.glob("*.log"))}
     assert {base: [batch.base_offset for batch in found] for base, found in held.items()} == {
-        0: [], 1: [1, 4], 12: [12, 15], 20: [20, 22, 25],
+        0: [], 1: [1, 4, 12, 15, 20, 22, 25], 27: [],
     }  # fmt: skip
+    assert (path / f"{1:020d}.seal").exists()
     with SegmentLog.open(path, CONFIG, has_replicas=True) as copy:
         assert (copy.damaged_from, copy.log_end_offset) == (None, log.end)
         assert list(map(raw, copy.records(0))) == list(log.records)
+
+
+def test_identity_o6_what_is_behind_an_announced_hole_is_sealed_before_it_is_shown(tmp_path, monkeypatch):
+    """A log of many holes gives two segments for each request with holes, not one for each hole."""
+    path, shown = tmp_path / "copy" / NAME, []
+    publish = ReplicatedLog._publish
+
+    def look_first(log, flushed_offset):
+        sealed = {int(one.stem) for one in path.glob("*.seal")}
+        for one in path.glob("*.log"):
+            held = [batch.base_offset for batch in parse_batches(one.read_bytes())]
+            has_hole = any(following != first + 2 for first, following in pairwise(held))
+            if has_hole and int(one.stem) < log.log_end_offset:
+                shown.append((log.log_end_offset, int(one.stem) in sealed))
+        publish(log, flushed_offset)
+
+    monkeypatch.setattr(ReplicatedLog, "_publish", look_first)
+    firsts = [offset for offset in range(0, 400, 2) if offset % 10]
+    values = {first: encode_batch([b"a", b"b"], base_offset=first, timestamps_ms=1) for first in firsts}
+    with SegmentLog.open(path, CONFIG, log_id=LOG_ID, has_replicas=True) as copy:
+        for begin in range(0, len(firsts), 40):
+            copy.append_as_is([values[first] for first in firsts[begin : begin + 40]], cleaned_offset=400)
+        assert copy.log_end_offset == 400
+        assert [record.offset for record in copy.records(0)] == [n for first in firsts for n in (first, first + 1)]
+        copy.append_as_is([encode_batch([b"dense"], base_offset=400, timestamps_ms=1)])
+    assert shown
+    assert all(is_sealed for _, is_sealed in shown)
+    assert len(list(path.glob("*.log"))) <= 2 * 4 + 2
+    with SegmentLog.open(path, CONFIG, has_replicas=True) as copy:
+        assert (copy.damaged_from, copy.log_end_offset) == (None, 401)
+        assert copy.scrub.run_pass().findings == ()
+    assert verify_log(path).is_whole
+
+
+class Full(RealFilesystem):
+    """So many segments can be made, then the disk is full."""
+
+    left = 1 << 30
+
+    def open(self, path, *, create=False, writable=True):
+        if create and path.suffix == ".log":
+            if not self.left:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            self.left -= 1
+        return super().open(path, create=create, writable=writable)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_batches_behind_holes_are_appended_all_or_none(tmp_path, left):
+    path, disk = tmp_path / "copy" / NAME, Full()
+    dense = encode_batch([b"a", b"b"], base_offset=0, timestamps_ms=1)
+    behind = [encode_batch([b"c"], base_offset=first, timestamps_ms=1) for first in (10, 20)]
+    for batch in behind:
+        batch.stamp(batch.header.base_offset, 3)
+    with SegmentLog.open(path, CONFIG, log_id=LOG_ID, has_replicas=True, filesystem=disk) as copy:
+        copy.append_as_is([dense])
+        epochs, files = copy.leader_epochs, sorted(one.name for one in path.glob("*.log"))
+        disk.left = left
+        with pytest.raises(AppendFailed):
+            copy.append_as_is(behind, cleaned_offset=20)
+        assert (copy.log_end_offset, copy.leader_epochs) == (2, epochs)
+        assert sorted(one.name for one in path.glob("*.log")) == files
+        disk.left = 1 << 30
+        copy.append_as_is(behind, cleaned_offset=20)
+        assert [record.offset for record in copy.records(0)] == [0, 1, 10, 20]
+        assert copy.leader_epochs.entries == ((0, 0), (3, 10))
+    assert verify_log(path).is_whole
 
 
 def held_by(led):
