@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -66,6 +67,8 @@ class Flusher:
             self._attached.discard(log)
             self._due_s.pop(log, None)
             self._changed.notify_all()
+            if threading.current_thread() is self._thread:  # by what it calls back
+                return
             self._changed.wait_for(lambda: self._running is not log)
             thread = self._thread if not self._attached else None
         if thread is not None:
@@ -113,10 +116,8 @@ class _OfThisProcess:
         self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
-        self.flusher, self.scrubber = (
-            Flusher(),
-            Flusher("pushrep-scrub"),
-        )  # the thread stayed in the parent, and its lock may have been held
+        # The threads stayed in the parent, and their locks may have been held.
+        self.flusher, self.scrubber, self.ticker = Flusher(), Flusher("pushrep-scrub"), Flusher("pushrep-ticks")
 
 
 _CURRENT = _OfThisProcess()
@@ -131,3 +132,24 @@ def process_flusher() -> Flusher:
 def process_scrubber() -> Flusher:
     """Another thread, for what reads slowly in the background: no log's flush waits for it."""
     return _CURRENT.scrubber
+
+
+class Tick:
+    """Calls `call()` every so often, in one thread for all of this process, until `end`. It must not take long."""
+
+    def __init__(self, every_ms: int, call: Callable[[], object]) -> None:
+        self._every_ms, self._call = every_ms, call
+        self._ticker = _CURRENT.ticker
+        self._ticker.attach(self)
+        self._ticker.soon(self, every_ms)
+
+    def flush_in_background(self) -> None:
+        """The thread's call."""
+        try:
+            self._call()
+        finally:
+            self._ticker.soon(self, self._every_ms)
+
+    def end(self) -> None:
+        """It is not under way when this returns, and does not come again. A second call does nothing."""
+        self._ticker.detach(self)

@@ -61,7 +61,7 @@ from pushrep.outbox.shared import Shared
 from pushrep.outbox.shipping import check_destination
 from pushrep.outbox.slots import open_free_slot, refuse_above_slots
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
-from pushrep.outbox.threads import Sealer, Writers
+from pushrep.outbox.threads import Sealer, Writers, release_sealer, sealer_for
 from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
@@ -74,8 +74,15 @@ _GRACE_S = 1.0  # a writer that is not stuck ends its round in that time
 class Outbox:
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
 
-    def __init__(
-        self, directory: Path, opened: Opened, settings: OutboxSettings, *, filesystem: Filesystem, clock: Clock
+    def __init__(  # noqa: PLR0913 - what it stands on
+        self,
+        directory: Path,
+        opened: Opened,
+        settings: OutboxSettings,
+        sealer: Sealer,
+        *,
+        filesystem: Filesystem,
+        clock: Clock,
     ) -> None:
         identity, logs, replication = opened.identity, opened.logs, opened.replication
         self.directory, self.identity = directory, identity
@@ -84,8 +91,7 @@ class Outbox:
         self._settings, self._clock, self._resources = settings, clock, ExitStack()
         self._budget = Budget(settings.buffer_bytes, clock)
         self._writers = Writers(filesystem, directory, settings.durability)
-        self._sealer = Sealer(settings.linger_ms, clock, identity.topic)
-        shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, self._sealer.opened)
+        shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, sealer.opened)
         self._all_lanes = [Lane(log, shared, store, opened.replicas_of(log)) for log, store in logs]
         self._lanes: Mapping[int, Lane] = {lane.partition: lane for lane in self._all_lanes}
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
@@ -95,7 +101,6 @@ class Outbox:
         self.facts = Facts(directory, identity, settings, logs_at, replication, self._budget, opened.shipping)
         self._closing = threading.Lock()
         self._closed = True  # until all of it runs
-        self._sealer.start()
         self._writers.start()
         if replication is not None:
             replication.watch(self._all_lanes)
@@ -231,7 +236,9 @@ class Outbox:
             clock=clock,
         )
         with ExitStack() as resources:
-            outbox = cls(directory, open_all(resources, asked), settings, filesystem=filesystem, clock=clock)
+            sealer = sealer_for(settings.linger_ms, clock)
+            resources.callback(release_sealer, sealer)
+            outbox = cls(directory, open_all(resources, asked), settings, sealer, filesystem=filesystem, clock=clock)
             leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_lanes, filesystem)
             outbox.facts.shipping.when_head_was_cut(leap)
             if asked.on_diverged is OnDiverged.REFUSE:
@@ -413,7 +420,6 @@ class Outbox:
         late = not decided_by(deadline, pending_in(self._all_lanes))
         for lane in self._all_lanes:
             lane.give_up(closed)
-        self._sealer.stop()
         if not self._writers.stop(self._all_lanes, _GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
             # A writer hangs in the disk: closing its log would hang as well. The lock stays with this process.
             if self.facts.replication is not None:

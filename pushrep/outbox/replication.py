@@ -19,6 +19,7 @@ from uuid import UUID
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, SegmentLog
 from pushrep.log.directory import LogDirectory
+from pushrep.log.flusher import Tick
 from pushrep.node.asking import tp_of
 from pushrep.node.candidacy import Candidacy, Change, too_few
 from pushrep.node.promises import NO_MEMBER, PromiseKeeper
@@ -80,6 +81,7 @@ class Replication:
         """Held for a step of a change of members (member_changes.py): one that comes second sees what the first did."""
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._tick: Tick | None = None
         self.lanes: Mapping[int, LaneReplicas] = {
             n: LaneReplicas(
                 f"{log.topic}-{n}",
@@ -128,13 +130,16 @@ class Replication:
         """From now on fail what waits in them for longer than `delivery_timeout_ms`; lead, if it could not yet."""
         self.own_lanes = lanes
         if self.needs_all:
-            self._thread("pushrep-delivery", self._expire_late)
+            every_s = min(_TICK_MAX_S, self._settings.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
+            self._tick = Tick(max(1, int(every_s * 1000)), self._expire_late)
         if self._grant is None:
             self._thread("pushrep-look", self._look_on)
 
     def close(self) -> None:
         """End the sessions and the threads. A second call does nothing."""
         self._stop.set()
+        if self._tick is not None:
+            self._tick.end()
         for thread in self._threads:
             thread.join()
         with self._changing:  # a change that is under way leads anew at its end
@@ -391,10 +396,9 @@ class Replication:
 
     def _expire_late(self) -> None:
         timeout_ms = self._settings.delivery_timeout_ms
-        while not self._stop.wait(min(_TICK_MAX_S, timeout_ms / 1000 / _TICKS_PER_TIMEOUT)):
-            since_ms = self._clock.monotonic_ms() - timeout_ms
-            for lane in self.own_lanes:
-                lane.expire(since_ms, NotReplicatedInTime(timeout_ms))
+        since_ms = self._clock.monotonic_ms() - timeout_ms
+        for lane in self.own_lanes:
+            lane.expire(since_ms, NotReplicatedInTime(timeout_ms))
 
     def _thread(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)

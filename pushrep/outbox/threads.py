@@ -1,4 +1,4 @@
-"""The outbox's own threads: writers, which seal and write, and the sealer, which ends lingering.
+"""The outboxes' threads: writers, which seal and write, and the sealer, which ends lingering. They share them.
 
 Both sleep while nothing happens, and neither is woken per record: a writer once per round of a lane, the sealer once
 per linger time while batches are being opened.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pushrep.log import Durability
 from pushrep.log.disk_threads import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Batch
-from pushrep.seams import Clock, Filesystem
+from pushrep.seams import Clock, Filesystem, shared_by_process
 
 if TYPE_CHECKING:
     from pushrep.outbox.lane import Lane
@@ -47,23 +47,22 @@ class Writers:
 
 
 class Sealer:
-    """Seals a batch `linger_ms` after it was begun, unless it was full before."""
+    """Seals a batch `linger_ms` after it was begun, unless it was full before; for all outboxes that linger so long."""
 
-    def __init__(self, linger_ms: int, clock: Clock, name: str) -> None:
+    def __init__(self, linger_ms: int, clock: Clock) -> None:
         self._linger_ms, self._clock = linger_ms, clock
         # In order, as all linger alike. A queue in C: Ctrl-C in the appending thread can't leave it locked.
         self._due: SimpleQueue[tuple[int, Batch] | None] = SimpleQueue()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"pushrep-sealer-{name}", daemon=True)
-
-    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"pushrep-sealer-{linger_ms}", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """End the thread; what lingers stays as it is."""
         self._stop.set()
         self._due.put(None)
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def opened(self, batch: Batch) -> None:
         """A batch was begun now."""
@@ -76,3 +75,16 @@ class Sealer:
                 if self._stop.wait(wait_ms / 1000):
                     return
             batch.lane.want_seal(batch)
+
+
+_SEALERS = shared_by_process(Sealer.end)
+
+
+def sealer_for(linger_ms: int, clock: Clock) -> Sealer:
+    """The one of this process that lingers so long. Each needs a `release_sealer`."""
+    return _SEALERS.acquire((linger_ms, id(clock)), lambda: Sealer(linger_ms, clock), keep=clock)
+
+
+def release_sealer(sealer: Sealer) -> None:
+    """Give it back; its thread ends with the last outbox."""
+    _SEALERS.release(sealer)

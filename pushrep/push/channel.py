@@ -70,6 +70,10 @@ class Waker:
         """End the worker's sleep. Thread-safe."""
         raise NotImplementedError
 
+    def add(self, channel: "Channel") -> None:
+        """Run it from now on, until it is closed. Thread-safe."""
+        raise NotImplementedError
+
 
 class Channel:
     """One connection of a worker."""
@@ -106,11 +110,25 @@ class Channel:
         self._connecting: Thread | None = None
         self._fruitless = int(opened is not None)  # connections in a row that gave no answer to a push
         self._stop = settings.network.threads.event()
+        self._hung_up = settings.network.threads.event()
+        self._until_ms: int | None = None
+
+    def run(self) -> None:
+        """Let the worker run it from now on, until it is closed."""
+        self._worker.add(self)
 
     @property
-    def is_connected(self) -> bool:
-        """Whether requests can go out now."""
-        return self._sock is not None
+    def is_hung_up(self) -> bool:
+        """Whether it was closed, and that is over."""
+        return self._hung_up.is_set()
+
+    def is_done(self, now_ms: int) -> bool:
+        """Whether it is closed, and all was said that can be until then."""
+        if not self.is_closing:
+            return False
+        until_ms = self._until_ms
+        is_connected = self._sock is not None or self._opened is not None
+        return self.is_idle or (until_ms is not None and (not is_connected or now_ms >= until_ms))
 
     @property
     def is_idle(self) -> bool:
@@ -197,6 +215,7 @@ class Channel:
             # `push` wakes nobody: a request that it sends from now on is late no earlier than this.
             sent_ms = oldest.sent_ms if oldest is not None else now_ms if self._sock is not None else None
         times = [
+            self._until_ms,
             self._timers[0][0] if self._timers else None,
             self._linger_until_ms,
             sent_ms + self._settings.request_timeout_ms if sent_ms is not None else None,
@@ -217,19 +236,25 @@ class Channel:
             except (OSError, ProtocolError) as error:
                 self._lose(error)
 
-    def close(self) -> None:
-        """Send what is ready if that goes at once, then hang up. Thread-safe; the worker does it."""
+    def close(self, until_ms: int | None = None) -> None:
+        """Say what is to be said, until `until_ms` at most, then hang up. Thread-safe; the worker does it."""
+        self._until_ms = until_ms
         self.is_closing = True
-        self._worker.wake()
+        self._worker.poller.wake()  # also one that is about to sleep
+
+    def wait_closed(self, timeout_s: float) -> None:
+        """Until it has hung up, and makes no connection any more."""
+        self._hung_up.wait(timeout_s)
+        if self._connecting is not None:
+            self._connecting.join(_GRACE_S)  # one that is in the middle of an attempt ends with it, by itself
 
     def cut(self) -> None:
         """Hang up now, and stop connecting."""
         self._stop.set()
         self.lose()
-        if self._connecting is not None:
-            self._connecting.join(_GRACE_S)  # one that is in the middle of an attempt ends with it, by itself
         if self._opened is not None:
             self._opened.sock.close()
+        self._hung_up.set()
 
     def lose(self) -> None:
         """Give the connection up and make another."""

@@ -12,11 +12,13 @@ that ended begins anew after a pause, unless its reason says that it is over for
 """
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from uuid import UUID
 
 from pushrep.log import Durability, SegmentLog
+from pushrep.log.flusher import Tick
 from pushrep.protocol import push_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse, LogDescription
@@ -36,7 +38,7 @@ from pushrep.replication.epochs import LogEnds
 from pushrep.replication.grants import Grant
 from pushrep.replication.leader import REPLICA_LAG_MAX_MS, PartitionLeader
 from pushrep.replication.sessions import BEGINS_ANEW
-from pushrep.seams import SYSTEM_CLOCK, Clock
+from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.push")
@@ -100,7 +102,8 @@ class Leading:
         self.repairs = Repairs(outbox_id, grant, {tp: led.log for tp, led in self._by_tp.items()})
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
-        self._ticker = threads.thread(self._tick, "pushrep-lag")
+        self._tick: Tick | None = None
+        self._ticker: Thread | None = None
 
     def start(self) -> None:
         """Begin to push."""
@@ -110,7 +113,12 @@ class Leading:
         self.manager.startup()
         for driver in self._drivers:
             driver.start()
-        self._ticker.start()
+        every_ms = max(1, min(self._lag_ms // _TICKS_PER_LAG, self.manager.settings.repair_interval_ms or self._lag_ms))
+        if self.manager.settings.network is REAL_NETWORK and self._clock is SYSTEM_CLOCK:
+            self._tick = Tick(every_ms, self._look_around)
+        else:  # a simulated run has threads that can be repeated
+            self._ticker = self.manager.settings.network.threads.thread(lambda: self._keep_looking(every_ms), "lag")
+            self._ticker.start()
 
     def on_append(self, partition: int, append_offset: int, batches: Sequence[RecordBatch]) -> None:
         """These batches stand in the log now, from `append_offset` on. Waits for nothing."""
@@ -178,7 +186,9 @@ class Leading:
         for driver in self._drivers:
             driver.stop()
         self.manager.shutdown()
-        if self._ticker.is_alive():
+        if self._tick is not None:
+            self._tick.end()
+        if self._ticker is not None:
             self._ticker.join()
         for led in self.partitions.values():
             led.close()
@@ -217,17 +227,23 @@ class Leading:
                     driver.refusal = session.trouble or driver.refusal
                     driver.begin_anew(session.partition.tp, is_first_success=session.log_end_offset >= 0)
 
-    def _tick(self) -> None:
-        while not self._stop.wait(self._lag_ms / 1000 / _TICKS_PER_LAG):
-            for led in self.partitions.values():
-                try:
-                    led.on_tick(self._clock.monotonic_ms())
-                except Exception:  # noqa: BLE001 - one log that fails keeps no other's replicas in sync
-                    _LOG.exception("%s: a look at who lags failed", led.tp)
+    def _keep_looking(self, every_ms: int) -> None:
+        while not self._stop.wait(every_ms / 1000):
+            self._look_around()
+
+    def _look_around(self) -> None:
+        for led in self.partitions.values():
+            try:
+                led.on_tick(self._clock.monotonic_ms())
+            except Exception:  # noqa: BLE001 - one log that fails keeps no other's replicas in sync
+                _LOG.exception("%s: a look at who lags failed", led.tp)
+        if interval_ms := self.manager.settings.repair_interval_ms:
+            for driver in list(self._drivers):
+                driver.on_tick(self._clock.monotonic_ms(), interval_ms)
 
 
 class _Driver:
-    """Begins the sessions of one replica, in a thread of its own."""
+    """Begins the sessions of one replica, in a thread of its own that lasts while some have to begin."""
 
     def __init__(self, leading: Leading, replica: Replica, tps: Iterable[TopicIdPartition]) -> None:
         self.replica = replica
@@ -244,38 +260,58 @@ class _Driver:
         self.damage: str | None = None
         """What its scrub found damaged and nobody could repair."""
         threads = leading.manager.settings.network.threads
-        self._changed = threads.condition()
+        self._threads = threads
+        self._lock = threading.Lock()
         self._stop = threads.event()
-        self._thread = threads.thread(self._run, f"pushrep-sessions-{replica.index}")
+        self._thread: Thread | None = None
+        self._is_repair_due = False
+        self._looked_ms: int | None = None  # when a look at what is damaged was due last
 
     def start(self) -> None:
-        self._thread.start()
+        with self._lock:
+            self._run_if_wanted()
+
+    def on_tick(self, now_ms: int, interval_ms: int) -> None:
+        """Look what is damaged, once an interval."""
+        with self._lock:
+            if self._looked_ms is None or now_ms - self._looked_ms < interval_ms:
+                self._looked_ms = now_ms if self._looked_ms is None else self._looked_ms
+                return
+            self._looked_ms, self._is_repair_due = now_ms, True
+            self._run_if_wanted()
 
     def stop(self) -> None:
         self._stop.set()
-        with self._changed:
-            self._changed.notify_all()
         client = self._client
         if client is not None:
             client.cut()
-        if self._thread.is_alive():  # one that is in the middle of connecting ends with that, by itself
-            self._thread.join(self._leading.manager.settings.shutdown_timeout_ms / 1000)
+        with self._lock:
+            thread = self._thread
+        if thread is not None:  # one that is in the middle of connecting ends with that, by itself
+            thread.join(self._leading.manager.settings.shutdown_timeout_ms / 1000)
 
     def begin_anew(self, tp: TopicIdPartition, *, is_first_success: bool) -> None:
         """A session of this partition is over. It is said again sooner if that one had worked."""
-        with self._changed:
+        with self._lock:
             self._failures = 0 if is_first_success else self._failures + 1
             self._wanted.append(tp)
-            self._changed.notify_all()
+            self._run_if_wanted()
+
+    def _run_if_wanted(self) -> None:
+        if (self._wanted or self._is_repair_due) and self._thread is None and not self._stop.is_set():
+            self._thread = self._threads.thread(self._run, f"pushrep-sessions-{self.replica.index}")
+            self._thread.start()
 
     def _run(self) -> None:
         settings = self._leading.manager.settings
-        interval_s = settings.repair_interval_ms / 1000 or None
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._stop.is_set(), interval_s)
+            with self._lock:
                 wanted, self._wanted = list(dict.fromkeys(self._wanted)), []
                 failures = self._failures
+                is_due, self._is_repair_due = self._is_repair_due, False
+                if not wanted and not is_due:
+                    self._thread = None
+                    return
             if self._stop.is_set() or (failures and self._stop.wait(pause_s(settings, failures))):
                 return
             if not wanted:
@@ -288,7 +324,7 @@ class _Driver:
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
                 _LOG.exception("%s: sessions can't begin", self.replica)
                 self.trouble = f"{type(error).__name__}: {error}"
-                with self._changed:
+                with self._lock:
                     self._failures += 1
                     self._wanted += wanted
 

@@ -23,7 +23,7 @@ from pushrep.push.pusher import Pusher
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.worker import Worker
+from pushrep.push.worker import Workers, release_workers, workers_for
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replication.outcome import Outcome
@@ -32,6 +32,7 @@ from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.push")
+_GRACE_MS = 500
 
 
 class FileRecords(NamedTuple):
@@ -75,11 +76,10 @@ class PushManager:
         self._clock, self._beats = clock, beats
         self._lock = threading.Lock()
         self._state = _State.NEW
-        self._workers = [
-            Worker(f"pushrep-push-{n}", clock, self.settings.network) for n in range(self.settings.max_workers)
-        ]
+        self._workers: Workers | None = None  # from the first channel on
         self._channels: dict[tuple[Replica, int], Channel] = {}
         self._users: Counter[tuple[Replica, int]] = Counter()
+        self._closing: list[Channel] = []
         self._lanes: dict[TopicIdPartition, dict[int, _Lane]] = {}
 
     def startup(self) -> bool:
@@ -88,8 +88,9 @@ class PushManager:
             if self._state is not _State.NEW:
                 return False
             self._state = _State.ACTIVE
-            for worker in self._workers:
-                worker.start()
+            self._shared_workers().start()
+            for channel in self._channels.values():
+                channel.run()
             return True
 
     def shutdown(self) -> bool:
@@ -101,9 +102,20 @@ class PushManager:
             return False
         for tp, index in lanes:
             self._stop(tp, index, PushSessionEndReason.SHUTDOWN)
-        deadline_ms = self._clock.monotonic_ms() + self.settings.shutdown_timeout_ms
-        for worker in self._workers:
-            worker.stop(deadline_ms)
+        until_ms = self._clock.monotonic_ms() + self.settings.shutdown_timeout_ms
+        with self._lock:
+            channels, self._channels = [*self._channels.values(), *self._closing], {}
+            workers, self._workers = self._workers, None
+        for channel in channels:
+            if was is _State.ACTIVE:
+                channel.close(until_ms)
+            else:  # nobody runs it
+                channel.cut()
+        for channel in channels:
+            left_ms = until_ms + _GRACE_MS - self._clock.monotonic_ms()
+            channel.wait_closed(max(0, left_ms) / 1000)
+        if workers is not None:
+            release_workers(workers)
         return was is _State.ACTIVE
 
     def is_active(self) -> bool:
@@ -236,6 +248,7 @@ class PushManager:
             is_last = not self._users[key] and reason not in BEGINS_ANEW  # else the next session comes soon
             if is_last and self._channels.get(key) is lane.channel:
                 del self._channels[key]
+                self._closing = [one for one in self._closing if not one.is_hung_up] + [lane.channel]
                 lane.channel.close()
         return lane.pusher.farewell_sent
 
@@ -244,14 +257,19 @@ class PushManager:
         key = (replica, line)
         channel = self._channels.get(key)
         if channel is None:
-            number = replica.index * self.settings.workers_per_replica + line
-            worker = self._workers[number % len(self._workers)]
-            # While it is active, a worker that runs, or ends after this, closes what it was given.
+            # While it is active, a worker runs it, or `shutdown` closes what it was given.
             opened = client.hand_over() if client is not None and self.is_active() else None
+            worker = self._shared_workers().least_loaded()
             channel = self._channels[key] = Channel(replica, self.settings, worker, self._clock, opened, self._beats)
-            worker.add(channel)
+            if self.is_active():
+                channel.run()
         self._users[key] += 1
         return channel
+
+    def _shared_workers(self) -> Workers:
+        if self._workers is None:
+            self._workers = workers_for(self.settings, self._clock)
+        return self._workers
 
     def _line_of(self, tp: TopicIdPartition) -> int:
         return tp.partition % self.settings.workers_per_replica

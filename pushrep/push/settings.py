@@ -23,8 +23,8 @@ class Replica:
 class PushSettings:
     """Limits of a PushManager.
 
-    max_workers: threads that talk to replicas. workers_per_replica: connections to each, its partitions spread over
-        them.
+    max_workers: threads that talk to replicas, shared by all managers of the process that name as many.
+    workers_per_replica: connections to each, its partitions spread over them.
     buffer_bytes_max: of records that are kept for replicas that have not acknowledged them; what is above is read from
         the log again.
     request_bytes_max: records in one request; a larger batch goes alone.

@@ -96,17 +96,19 @@ class SharedByProcess(Generic[_T]):
             self._users[key] += 1
             return self._held[key][0]
 
-    def release(self, one: _T) -> None:
-        """Give it back; `end(one)` behind the last user. Of a parent's in a fork: nothing."""
+    def release(self, one: _T) -> bool:
+        """Give it back; `end(one)` behind the last user. False, and nothing is done, for what is not shared here."""
         with self._lock:
-            key = next((key for key, (held, _) in self._held.items() if held is one), None)
-            if key is None:
-                return
+            keys = [key for key, (held, _) in self._held.items() if held is one]
+            if not keys:
+                return False
+            key = keys[0]
             self._users[key] -= 1
             if self._users[key]:
-                return
+                return True
             del self._held[key], self._users[key]
         self._end(one)
+        return True
 
 
 def shared_by_process(end: Callable[[_T], object]) -> SharedByProcess[_T]:

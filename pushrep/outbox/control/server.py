@@ -1,4 +1,4 @@
-"""The listening side: a thread that accepts, a thread for each connection, questions answered one after another.
+"""The listening side: a thread that accepts for all outboxes of the process, a thread for each connection.
 
 A call is carried out in its connection's thread, so one that takes its time holds up nobody else. A fork of the process
 closes its copies of the sockets: else its parent's death would leave one that connects and never answers.
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ from pushrep.outbox.control.protocol import (
     refusal_bytes,
 )
 from pushrep.outbox.refusing import refuse_in_forks
+from pushrep.seams import READABLE, REAL_NETWORK, shared_by_process
 
 _LOG = logging.getLogger("pushrep.outbox")
 CONNECTIONS_MAX = 16
@@ -46,9 +48,10 @@ class ControlServer:
         self._open: dict[socket.socket, threading.Thread] = {}
         self._stopping = threading.Event()
         self._listener = place.listen(self.directory)
-        self._thread = threading.Thread(target=self._accept, name="pushrep-control", daemon=True)
+        self._listener.setblocking(False)
         refuse_in_forks(self)
-        self._thread.start()
+        self._acceptor = _ACCEPTORS.acquire(None, _Acceptor)
+        self._acceptor.add(self._listener, self._accept)
 
     def close(self) -> None:
         """Take the name away, and answer nobody any more. A second call does nothing."""
@@ -57,9 +60,8 @@ class ControlServer:
                 return
             self._stopping.set()
         place.remove(self.directory)
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        self._thread.join()
+        self._acceptor.remove(self._listener)
+        _ACCEPTORS.release(self._acceptor)
         self._listener.close()
         with self._lock:
             open_now = dict(self._open)
@@ -75,26 +77,25 @@ class ControlServer:
             copy.close()
 
     def _accept(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if self._stopping.is_set():
-                    return
-                _LOG.warning("the control socket of %s: %s", self.directory, error)
-                self._stopping.wait(_AGAIN_S)  # out of descriptors: perhaps not for long
-                continue
-            thread = threading.Thread(
-                target=self._converse, args=(connection,), name="pushrep-control-call", daemon=True
-            )
-            with self._lock:
-                is_refused = self._stopping.is_set() or len(self._open) >= CONNECTIONS_MAX
-                if not is_refused:
-                    self._open[connection] = thread
-            if is_refused:
-                connection.close()
-            else:
-                thread.start()
+        """Somebody connects."""
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:  # it went
+            return
+        except OSError as error:
+            _LOG.warning("the control socket of %s: %s", self.directory, error)
+            self._stopping.wait(_AGAIN_S)  # out of descriptors: perhaps not for long
+            return
+        connection.setblocking(True)
+        thread = threading.Thread(target=self._converse, args=(connection,), name="pushrep-control-call", daemon=True)
+        with self._lock:
+            is_refused = self._stopping.is_set() or len(self._open) >= CONNECTIONS_MAX
+            if not is_refused:
+                self._open[connection] = thread
+        if is_refused:
+            connection.close()
+        else:
+            thread.start()
 
     def _converse(self, connection: socket.socket) -> None:
         lines = Lines(QUESTION_BYTES_MAX)
@@ -131,3 +132,57 @@ class ControlServer:
         except Exception as error:  # noqa: BLE001 - a fault of ours ends one call, not the service
             _LOG.exception("the control socket: %r failed", said.get("call"))
             return refusal_bytes(type(error).__name__, f"it failed: {error}; the service's log has more")
+
+
+class _Acceptor:
+    """Waits for whoever connects to any control socket of this process, in one thread."""
+
+    def __init__(self) -> None:
+        self._poller = REAL_NETWORK.poller()
+        self._todo: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="pushrep-control", daemon=True)
+        self._thread.start()
+
+    def add(self, listener: socket.socket, on_connect: Callable[[], None]) -> None:
+        """Call `on_connect()` whenever somebody connects."""
+        self._do(lambda: self._poller.register(listener, READABLE, on_connect))
+
+    def remove(self, listener: socket.socket) -> None:
+        """No more, when this returns."""
+        self._do(lambda: self._poller.unregister(listener))
+
+    def end(self) -> None:
+        """End the thread; all were removed."""
+        self._is_over = True
+        self._poller.wake()
+        self._thread.join()
+        self._poller.close()
+
+    def _do(self, act: Callable[[], object]) -> None:
+        """In the thread that waits, for one thread registers and selects."""
+        done = threading.Event()
+
+        def carry_out() -> None:
+            try:
+                act()
+            finally:
+                done.set()
+
+        self._todo.put(carry_out)
+        self._poller.wake()
+        done.wait()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            calls = [ready.data for ready in self._poller.select(None)]
+            while not self._todo.empty():
+                calls.append(self._todo.get())
+            for call in calls:
+                try:
+                    call()
+                except Exception:  # noqa: BLE001 - one socket that fails keeps no other from being answered
+                    _LOG.exception("the control socket")
+
+
+_ACCEPTORS = shared_by_process(_Acceptor.end)

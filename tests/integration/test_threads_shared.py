@@ -1,0 +1,70 @@
+"""Outboxes of one process share their threads: twenty have no more than one, and each closes for itself."""
+
+import os
+import threading
+
+import pytest
+
+from pushrep.outbox import Outbox
+from tests.integration.outboxes import open_outbox, wait_for_all
+from tests.unit.gated_disk import until
+
+WAIT_S = 60
+
+
+def own_threads():
+    """Those of outboxes in this process, the node's left out."""
+    return sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith("pushrep-") and not thread.name.startswith("pushrep-node")
+    )
+
+
+def in_use(outbox):
+    assert outbox.append(0, b"x").result(WAIT_S) == outbox.log(0).log_end_offset - 1
+    wait_for_all(outbox)
+    until(lambda: not any("sessions" in name or "connect" in name for name in own_threads()), "all sessions have begun")
+
+
+@pytest.fixture
+def twenty(world):
+    world.node(1)
+    opened = [open_outbox(world, 1, directory=world.root / f"outbox-{n}", partitions=4) for n in range(1)]
+    in_use(opened[0])
+    yield opened
+    for outbox in opened:
+        outbox.close()
+
+
+def test_twenty_outboxes_have_the_threads_of_one_and_close_one_by_one(world, twenty):
+    alone = own_threads()
+    twenty += [open_outbox(world, 1, directory=world.root / f"outbox-{n}", partitions=4) for n in range(1, 20)]
+    receipts = [outbox.append(partition, b"y") for outbox in twenty for partition in range(4)]
+    for receipt in receipts:
+        receipt.result(WAIT_S)
+    for outbox in twenty:
+        in_use(outbox)
+    now = own_threads()
+    disk = [name for name in now if name.startswith("pushrep-disk-")]
+    assert len(disk) <= 16 + 4, "as many syncs as run at once, however many outboxes"
+    assert [name for name in now if name not in disk] == [name for name in alone if "-disk-" not in name]
+    for outbox in twenty[1:]:
+        outbox.close()
+    in_use(twenty[0])
+    twenty[0].close()
+    ours = ("pushrep-push", "pushrep-sealer", "pushrep-ticks", "pushrep-control")  # the node of this process has others
+    assert not [name for name in own_threads() if name.startswith(ours)], "all end with the last"
+
+
+def test_a_fork_beside_open_outboxes_opens_one_of_its_own(world, twenty):
+    parent = twenty[0]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with Outbox.open(world.root / "forked", "orders", 1, "billing") as outbox:
+                os._exit(outbox.append(0, b"x").result(WAIT_S))
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    in_use(parent)
