@@ -1,33 +1,52 @@
-"""`--log NAME=VALUE`: every setting of a log (LogConfig) on the command line; `--no-copy-check`."""
+"""`--log`, `--replay NAME=VALUE`: every setting of a log (LogConfig), of the replays of a node; `--no-copy-check`."""
 
 from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, TypeVar
 
 import click
 
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
+from pushrep.node.settings import BATCH_BYTES_MAX as NODE_BATCH_BYTES_MAX
 from pushrep.records import Codec
+from pushrep.replay.model import ReplaySettings
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_NAMES = tuple(field.name for field in fields(LogConfig))
+_Made = TypeVar("_Made")
 
 
-def log_options(command: _Command) -> _Command:
-    """Give a command the option `--log`; its function gets the LogConfig as `log_config`."""
+def log_options(command: _Command, **defaults: object) -> _Command:
+    """Give a command the option `--log`; its function gets the LogConfig as `log_config`.
+
+    defaults: where they are others than LogConfig's.
+    """
     option = click.option(
         "--log",
         "log_config",
         multiple=True,
         metavar="NAME=VALUE",
-        callback=lambda _context, _option, values: log_config_of(values),
+        callback=lambda _context, _option, values: log_config_of(values, **defaults),
         help="A setting of the log's files and disk, as retention_ms, segment_bytes, disk_refuse_percent; again for "
         "each. All of them: docs/settings.md.",
     )
     return option(command)
 
+
+node_log_options = partial(log_options, batch_bytes_max=NODE_BATCH_BYTES_MAX)
+"""The same for a node, which takes whatever batches its leaders do."""
+
+replay_options = click.option(
+    "--replay",
+    "replay",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda _context, _option, values: _settings_of(ReplaySettings, "--replay", "replays'", values),
+    help="A setting of the replays that are served, as connect_timeout_ms, liveness_timeout_ms, heartbeat_ms, "
+    "block_bytes; again for each.",
+)
 
 copy_check_option = click.option(
     "--copy-check/--no-copy-check",
@@ -37,23 +56,30 @@ copy_check_option = click.option(
 )
 
 
-def log_config_of(settings: tuple[str, ...]) -> LogConfig:
+def log_config_of(settings: tuple[str, ...], **defaults: object) -> LogConfig:
     """Raises click.BadParameter."""
-    given: dict[str, object] = {}
+    return _settings_of(LogConfig, "--log", "a log's", settings, **defaults)
+
+
+def _settings_of(
+    made: Callable[..., _Made], option: str, whose: str, settings: tuple[str, ...], **defaults: object
+) -> _Made:
+    names = [field.name for field in fields(made)]  # type: ignore[arg-type]  # a dataclass
+    given = dict(defaults)
     for setting in settings:
         name, equals, value = setting.partition("=")
-        if not equals or name not in _NAMES:
-            near = get_close_matches(name, _NAMES, 1)
-            hint = f"did you mean {near[0]}=...?" if near else f"give one of {', '.join(_NAMES)}"
-            raise click.BadParameter(f"{setting!r} is no NAME=VALUE of a log's setting: {hint}", param_hint="--log")
-        given[name] = _value(name, value)
+        if not equals or name not in names:
+            near = get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}=...?" if near else f"give one of {', '.join(names)}"
+            raise click.BadParameter(f"{setting!r} is no NAME=VALUE of {whose} setting: {hint}", param_hint=option)
+        given[name] = _value(name, value, option)
     try:
-        return LogConfig(**given)  # type: ignore[arg-type]  # LogConfig checks them
+        return made(**given)
     except BadArgument as error:
-        raise click.BadParameter(str(error), param_hint="--log") from error
+        raise click.BadParameter(str(error), param_hint=option) from error
 
 
-def _value(name: str, text: str) -> object:
+def _value(name: str, text: str, option: str) -> object:
     if name == "codec":
         return Codec.__members__.get(text.upper(), text)
     if text.lower() in {"none", "never"}:
@@ -61,4 +87,4 @@ def _value(name: str, text: str) -> object:
     try:
         return int(text)
     except ValueError:
-        raise click.BadParameter(f"{name} takes a whole number, not {text!r}", param_hint="--log") from None
+        raise click.BadParameter(f"{name} takes a whole number, not {text!r}", param_hint=option) from None

@@ -13,6 +13,7 @@ from pushrep.protocol.frames import FrameLimits
 from pushrep.push.sockets import Address
 from pushrep.replay.model import ReplaySettings
 
+BATCH_BYTES_MAX = 64 << 20
 DEFAULT_ADDRESS = Address("127.0.0.1", 7400)
 
 
@@ -40,7 +41,7 @@ class NodeSettings:
     allow_file: Path | None = None
     certificates: CertificateFiles | None = None
     flush: bool = False
-    log_config: LogConfig = field(default_factory=lambda: LogConfig(batch_bytes_max=64 << 20))
+    log_config: LogConfig = field(default_factory=lambda: LogConfig(batch_bytes_max=BATCH_BYTES_MAX))
     copy_check: bool = True
     limits: FrameLimits = field(default_factory=FrameLimits)
     tls: ssl.SSLContext | None = None

@@ -183,14 +183,18 @@ class PushManager:
             lane.channel.push(lane.pusher)
 
     def on_high_watermark_update(self, tp: TopicIdPartition, replica_ids: Iterable[int], high_watermark: int) -> None:
-        """The high watermark rose; replicas hear of it even if no record follows. What is no rise is ignored."""
+        """The high watermark rose; replicas hear of it even if no record follows. What is no rise is ignored.
+
+        Of the fixed interface, for who owns the state elsewhere. `Leading` has no use for it: its rules move the
+        watermark themselves, and wake the pushers that have to tell of it (`wake`).
+        """
         self._check("on_high_watermark_update")
         self._wake_if(tp, replica_ids, lambda pusher: pusher.session.partition.high_watermark >= high_watermark)
 
     def on_log_start_offset_update(
         self, tp: TopicIdPartition, replica_ids: Iterable[int], log_start_offset: int
     ) -> None:
-        """The log start rose; as above."""
+        """The log start rose; as above. `Leading` looks at the log's start at each tick; its rules wake who tells."""
         self._check("on_log_start_offset_update")
         self._wake_if(
             tp, replica_ids, lambda pusher: pusher.session.partition.leader.log.log_start_offset >= log_start_offset
@@ -206,7 +210,10 @@ class PushManager:
         self.refusals[replica_id, error] += 1
 
     def is_push_replication_supported(self, *, is_internal_topic: bool, is_cluster_link_destination: bool) -> bool:
-        """Whether such a topic is pushed at all."""
+        """Whether such a topic is pushed at all.
+
+        Of the fixed interface, for who pushes a broker's topics: an outbox has no internal topics, nor cluster links.
+        """
         return (self._push_internal or not is_internal_topic) and (self._push_links or not is_cluster_link_destination)
 
     def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:

@@ -13,7 +13,9 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
+from click.testing import CliRunner
 
+from pushrep.cli.main import cli
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.node import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
@@ -41,6 +43,9 @@ from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.sockets import Address
 from pushrep.push.wire import grant_to_wire
 from pushrep.records import encode_batch
+from pushrep.replay.client import ReplayClient
+from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.model import ReplayRequest
 from pushrep.replication.grants import Grant, Member
 from pushrep.seams.filesystem import RealFilesystem
 from pushrep.topic_id_partition import TopicIdPartition
@@ -463,6 +468,56 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
     refused = subprocess.run([*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, env=os.environ)
     assert refused.returncode == 2
     assert "--plain" in refused.stderr
+
+
+def test_the_command_takes_settings_of_logs_and_replays_by_option_file_and_variable(tmp_path):
+    config = tmp_path / "node.toml"
+    config.write_text('[replica.serve]\nlisten = "127.0.0.1:0"\nallow = ["any"]\nlog_config = ["segment_bytes=300"]\n')
+    command = [
+        sys.executable,
+        "-m",
+        "pushrep.cli.main",
+        "--config",
+        str(config),
+        "replica",
+        "serve",
+        str(tmp_path / "n"),
+    ]
+    environ = {**os.environ, "PUSHREP_REPLICA_SERVE_MAX_REPLAYS": "1"}
+    process = subprocess.Popen(
+        [*command, "--replay", "connect_timeout_ms=60000"], stdout=subprocess.PIPE, text=True, env=environ
+    )
+    try:
+        address = Address.parse(process.stdout.readline().split()[2].rstrip(","))
+        with ReplicaClient(address) as client:
+            epoch = describe(client).replica_epoch
+            for offset in range(3):
+                push(client, part(epoch, offset, b"x" * 200))
+        assert len(list((tmp_path / "n").glob("*/orders-0/*.log"))) == 3, "each filled its segment"
+        with ReplayClient(str(address)) as replays:
+            request = ReplayRequest("orders-0", bound="written")
+            replays.start_replay(request)
+            with pytest.raises(ReplayRefused, match="MAX_REPLAYS"):
+                replays.start_replay(request)
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--log", "retention=1"], "did you mean retention_"),
+        (["--replay", "block_bytes=0"], "block_bytes"),
+        (["--replay", "sessions=1"], "max_sessions"),
+        (["--max-replays", "0"], "--max-replays"),
+    ],
+)
+def test_a_setting_that_the_command_does_not_take_is_refused_by_name(tmp_path, options, said):
+    result = CliRunner().invoke(cli, ["replica", "serve", str(tmp_path / "copies"), *options])
+    assert result.exit_code == 2
+    assert said in result.output
 
 
 def test_a_cut_inside_of_a_batch_is_refused_and_takes_nothing(start):

@@ -3,19 +3,22 @@
 import logging
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from pushrep.cli.log_settings import copy_check_option
+from pushrep.cli.log_settings import copy_check_option, node_log_options, replay_options
 from pushrep.cli.logging_options import log_at_least
 from pushrep.cli.replica.scraping import metrics_of
 from pushrep.errors import BadArgument
+from pushrep.log import LogConfig
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.node.access import AUDIT
 from pushrep.node.reloading import CertificateFiles
 from pushrep.outbox.letting_go import LetGoDoor
 from pushrep.push.sockets import Address
+from pushrep.replay.model import ReplaySettings
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 
@@ -61,6 +64,9 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
     metavar="HOST:PORT",
     help="Serve metrics for Prometheus there; with --cert by TLS, to who shows a certificate of --ca.",
 )
+@click.option("--max-replays", type=click.IntRange(1), help="Replays at once: 20, unless --replay says otherwise.")
+@replay_options
+@node_log_options
 @copy_check_option
 @click.option("--verbose", "-v", is_flag=True, help="Say on standard error who comes and goes.")
 def serve(  # noqa: PLR0913, PLR0917 - the options
@@ -73,6 +79,9 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     ca: Path | None,
     max_connections: int,
     metrics: Address | None,
+    max_replays: int | None,
+    replay: ReplaySettings,
+    log_config: LogConfig,
     *,
     flush: bool,
     plain: bool,
@@ -83,6 +92,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
 
     \b
       pushrep replica serve copies --allow any --metrics 127.0.0.1:9400
+      pushrep replica serve copies --allow any --max-replays 100 --log retention_ms=604800000
       pushrep replica serve copies --listen 0.0.0.0:7400 --cert n.pem --key n.key --ca ca.pem --allow billing
 
     Prints one line when it listens. What a leader has pushed lies in DIRECTORY/<outbox id>/<topic>-<n>, in the leader's
@@ -107,6 +117,8 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
             certificates=files,
             plain_off_loopback=plain,
             connections_max=max_connections,
+            log_config=log_config,
+            replay=replay if max_replays is None else replace(replay, max_sessions=max_replays),
         )
     except BadArgument as error:
         raise click.UsageError(str(error)) from error
