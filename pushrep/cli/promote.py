@@ -84,10 +84,11 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
             timeout_s=timeout_s,
         )
     except TooFewMembers as error:
-        known = " ".join(f"--lost {index}" for index in sorted({*lost, *error.silent}))
+        gone = sorted({*lost, *error.silent})
+        known = " ".join([*(f"--lost {index}" for index in gone), *["--new HOST:PORT"] * len(gone)])
         raise click.ClickException(
             f"{error}. Nothing was changed. If their directories are destroyed: pushrep promote {directory} "
-            f"--accept-loss {known} --new HOST:PORT"
+            f"--accept-loss {known}"
         ) from error
     _tell(done)
 

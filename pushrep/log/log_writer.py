@@ -485,9 +485,7 @@ class LogWriter:
         return handed.error is not None
 
     def _keep_promise(self, unflushed_bytes: int = 0) -> None:
-        due = self._promise.made(unflushed_bytes)
-        if due is not Due.NOTHING:
-            self._do(due)
+        self._do(self._promise.made(unflushed_bytes))
 
     def _do(self, due: Due) -> None:
         if due is Due.NOTHING:

@@ -293,6 +293,8 @@ def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
 def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
     """Why these answers to a look, and this member, are not enough to lead; None if they are."""
     answered = {own, *(index for index, answer in found.items() if answer.counts)}
+    if grant.may_lead(answered):
+        return None
     for quorum in grant.quorums:
         if len(quorum.members & answered) < quorum.to_lead:
             return TooFewMembers(

@@ -291,7 +291,7 @@ class _ListChange(NamedTuple):
         return bool(self.lost or self.new)
 
     def of(self, grant: Grant) -> Grant:
-        """`grant` with the list that it makes, as one that nobody has to settle. Raises BadGrant."""
+        """`grant` with the list that it makes; who opens the Outbox settles it as soon as it may. Raises BadGrant."""
         if not self.is_any:
             return grant
         left = [one for one in grant.members if one.index not in self.lost]
@@ -302,8 +302,9 @@ class _ListChange(NamedTuple):
             members=members,
             min_insync_replicas=default_min_insync(len(members)),
             members_epoch=grant.epoch,
-            previous_members=(),
-            previous_min_insync_replicas=0,
+            # It leads alone until enough of the others were given everything: new ones have no say before.
+            previous_members=tuple(one for one in left if one.index == grant.leader) if len(members) > 1 else (),
+            previous_min_insync_replicas=int(len(members) > 1),
         )
 
     def check_looked(self, directory: Path, base: Grant, own: int, found: Mapping[int, MemberAnswer]) -> None:

@@ -134,6 +134,8 @@ class Replication:
             self._tick = Tick(max(1, int(every_s * 1000)), self._expire_late)
         if self._grant is None:
             self._thread("pushrep-look", self._look_on)
+        elif self._grant.is_led_alone:
+            self._thread("pushrep-settle", self._settle)
 
     def close(self) -> None:
         """End the sessions and the threads. A second call does nothing."""
@@ -341,12 +343,29 @@ class Replication:
         try:
             while not self._stop.wait(_LOOK_AGAIN_S):
                 with self._changing:
-                    if self._lead_if_enough():
-                        return
+                    is_leading = self._lead_if_enough()
+                if is_leading:
+                    self._settle()
+                    return
         except (OSError, PushrepError) as error:
             _LOG.error("can't lead, open the outbox again: %s", error)
             for lane in self.lanes.values():
                 lane.failure = error
+
+    def _settle(self) -> None:
+        """End the time in which this member leads alone, as soon as enough others hold everything."""
+        while not self._stop.wait(_LOOK_AGAIN_S):
+            try:
+                with self.step_lock:
+                    grant = self.grant
+                    if grant is not None and not grant.is_led_alone:
+                        return
+                    if grant is not None and self.may_settle:
+                        grant = self.change_members(lambda newest, epoch: newest.settled(epoch))
+                        _LOG.info("the new members have a say since the grant of epoch %d", grant.epoch)
+                        return
+            except (OSError, PushrepError) as error:
+                _LOG.warning("the new list of members can't be settled yet: %s", error)
 
     def _lead_if_enough(self) -> bool:
         grant = self._keeper.kept.grant or self._first()

@@ -8,7 +8,9 @@
                                                          answers nothing older: the leader finds it there
 
 A grant that changes the list or m names the one before it, too, and both have their say (a joint grant) until
-`may_settle`; the next grant then names the new list alone.
+`may_settle`; the next grant then names the new list alone. Where the list before is one member, as a forced change
+makes it, that one leads alone until then: the others are empty at first, so they can have no say. Everything that is
+acknowledged meanwhile is on that member, too.
 """
 
 from collections.abc import Callable
@@ -119,12 +121,20 @@ class Grant:
         members = (*self.members, *self.previous_members)
         return next((member.index for member in members if member.address == address), -1)
 
+    @property
+    def is_led_alone(self) -> bool:
+        """Whether the list before is one member, which leads alone until enough of the new list hold what it has."""
+        return len(self.previous_members) == 1
+
     def may_lead(self, stored: AbstractSet[int]) -> bool:
         """Whether the members that stored the grant are enough to lead by it."""
-        return all(len(quorum.members & stored) >= quorum.to_lead for quorum in self.quorums)
+        deciding = self.quorums[1:] if self.is_led_alone else self.quorums
+        return all(len(quorum.members & stored) >= quorum.to_lead for quorum in deciding)
 
     def may_acknowledge(self, in_sync: AbstractSet[int]) -> bool:
         """Whether what all of `in_sync` hold survives the loss of any m - 1 members."""
+        if self.is_led_alone:  # and as many as can settle the new list, or an acknowledgement would rest on one member
+            return all(len(quorum.members & in_sync) >= quorum.to_change for quorum in self.quorums)
         return all(len(quorum.members & in_sync) >= quorum.min_insync_replicas for quorum in self.quorums)
 
     def may_settle(self, stored: AbstractSet[int], holding: AbstractSet[int]) -> bool:
@@ -135,7 +145,7 @@ class Grant:
         new, *old = self.quorums
         return (
             bool(old)
-            and self.may_lead(stored)
+            and all(len(quorum.members & stored) >= quorum.to_lead for quorum in self.quorums)
             and all(len(quorum.members & stored) >= quorum.to_change for quorum in old)
             and len(new.members & holding) >= new.min_insync_replicas
         )

@@ -228,7 +228,7 @@ class RealFilesystem:
 
     def exists(self, path: Path) -> bool:
         try:
-            os.lstat(path)
+            path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True

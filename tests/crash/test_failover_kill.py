@@ -5,6 +5,7 @@ node that can cut its connections. Whatever ALL acknowledged is there in the end
 """
 
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -145,13 +146,18 @@ class Trio:
         member = self.root / f"data-{index}" / getattr(self, "outbox_id", "none")
         return member if member.exists() else self.root / "outbox"
 
-    def start_producer(self, index):
-        others = [proxy.address for other, proxy in enumerate(self.proxies) if other != index]
+    @staticmethod
+    def run(*arguments):
+        command = [sys.executable, "-m", "pushrep.cli.main", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+    def start_producer(self, index, *others):
+        others = [self.proxies[other].address for other in (others or {0, 1, 2} - {index})]
         arguments = (str(self.directory(index)), str(self.next_number), *others)
         return Process("-c", PRODUCER, *arguments, stdin=subprocess.PIPE)
 
-    def produce(self):
-        self.producer = self.start_producer(self.leader)
+    def produce(self, *others):
+        self.producer = self.start_producer(self.leader, *others)
         try:
             self.producer.wait_for("open")
         except AssertionError as error:
@@ -172,9 +178,8 @@ class Trio:
 
     def promote(self, index):
         """Until nobody has heard the dead leader for as long as one that lives may be silent."""
-        command = [sys.executable, "-m", "pushrep.cli.main", "promote", str(self.directory(index))]
-        command += ["--catch-up", "--member", str(index), "--timeout-s", "60"]
-        while (done := subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)).returncode:
+        command = ("promote", self.directory(index), "--catch-up", "--member", index, "--timeout-s", "60")
+        while (done := self.run(*command)).returncode:
             assert "may lead on" in done.stderr, done.stderr
         assert f"member {index} leads outbox {self.outbox_id}" in done.stdout
         self.leader = index
@@ -183,7 +188,7 @@ class Trio:
         if (self.root / "outbox").exists():
             adopt(self.root / "data-0", self.root / "outbox")
 
-    def finish(self):
+    def finish(self, *others):
         """Everybody has everything; nothing that was acknowledged is missing anywhere, byte for byte."""
         self.producer.process.stdin.close()
         self.producer.wait_for("even")
@@ -192,7 +197,7 @@ class Trio:
         for node in self.nodes.values():
             node.end()
         own = record_bytes(self.directory(self.leader) / "orders-0")
-        for index in range(3):
+        for index in (self.leader, *others) if others else range(3):
             log = self.directory(index) / "orders-0"
             assert not missing(log, self.acked), f"member {index}"
             assert record_bytes(log) == own, f"member {index}"
@@ -231,6 +236,30 @@ def test_a_killed_leader_is_replaced_and_follows_with_the_same_bytes(trio):
     trio.produce()
     trio.producer.wait_for_more("acked", 200)
     trio.finish()
+
+
+@pytest.mark.slow
+def test_two_of_three_that_are_lost_for_good_are_replaced_by_the_command_that_is_printed(trio):
+    """The service and two nodes are killed, the nodes' disks are gone: what ALL acknowledged is on the third."""
+    trio.producer.wait_for_more("acked", 50)
+    trio.kill_leader()
+    for index in (1, 2):
+        trio.nodes[index].end(kill=True)
+        shutil.rmtree(trio.root / f"data-{index}")
+    home = trio.root / "outbox"
+    refused = trio.run("promote", home, "--timeout-s", "5")
+    assert refused.returncode == 1
+    printed = refused.stderr[refused.stderr.index("pushrep promote") :].split()
+    for index in (3, 4):
+        trio.proxies.append(Proxy())
+        trio.ports.append(reserve())
+        trio.serve(index)
+        printed[printed.index("HOST:PORT")] = trio.proxies[index].address
+    done = trio.run(*printed[1:])
+    assert done.returncode == 0, done.stderr
+    trio.produce(3, 4)
+    trio.producer.wait_for_more("acked", 50)
+    trio.finish(3, 4)
 
 
 @pytest.mark.slow

@@ -372,8 +372,11 @@ def lose(world, *indexes):
 
 @pytest.mark.parametrize("lost", [(1,), (1, 2)], ids=["one of two", "two of three"])
 def test_there_is_a_way_back_from_every_loss(world, pushrep, lost):
-    """The command that the refusal prints is run; afterwards ALL takes records again, on as many disks as it says."""
-    for index in (*lost, 3):
+    """The command that the refusal prints is run; afterwards ALL takes records again, on as many disks as it says, and
+    each of the new ones may lead.
+    """
+    coming = [index + 2 for index in lost]
+    for index in (*lost, *coming):
         world.node(index)
     home = world.root / "outbox"
     with open_outbox(world, *lost) as outbox:
@@ -385,21 +388,33 @@ def test_there_is_a_way_back_from_every_loss(world, pushrep, lost):
         code, _, errors = pushrep("promote", home, "--timeout-s", "1")
         assert code == 1
         printed = errors[errors.index("pushrep promote") :].strip()
-        assert printed == f"pushrep promote {home} --accept-loss --lost 1 --lost 2 --new HOST:PORT"
-    new = str(world.nodes[3].address)
-    options = [part for index in lost for part in ("--lost", index)]
-    code, output, errors = pushrep("promote", home, "--accept-loss", *options, "--new", new, "--timeout-s", "2")
+        assert printed == f"pushrep promote {home} --accept-loss --lost 1 --lost 2 --new HOST:PORT --new HOST:PORT"
+    new = [str(world.nodes[index].address) for index in coming]
+    options = [part for index in lost for part in ("--lost", index)] + [part for one in new for part in ("--new", one)]
+    code, output, errors = pushrep("promote", home, "--accept-loss", *options, "--timeout-s", "2")
     assert code == 0, errors
     assert "accepted loss" in output
-    assert f'replicas=["{new}"]' in output
-    with open_outbox(world, 3) as outbox:
+    assert f"replicas={json.dumps(new)}" in output
+    with open_outbox(world, *coming) as outbox:
         assert outbox.append(0, b"b").result(WAIT_S) == 1
         wait_for_all(outbox)
+        outbox_id = outbox.facts.replication.grant.outbox_id
+
+        def is_settled():
+            grant = outbox.facts.replication.grant  # none for a moment, while it is handed on
+            return grant is not None and not grant.previous_members
+
+        wait_until(is_settled, "the new list has its say without an operator")
+        wait_for_all(outbox)
         status = outbox.status()
-        assert (len(status.members), status.min_insync_replicas) == (2, 2)
+        assert (len(status.members), status.min_insync_replicas) == (1 + len(new), 2)
         assert outbox.pid != pid, "what the lost ones gave out may be given out again"
-        found = kept(world, 3).directory
-    assert values(found) == [b"a", b"b"]
+    for index in coming:
+        found, member = kept(world, index).directory, kept(world, index).promises.member
+        assert values(found) == [b"a", b"b"]
+        with world.nodes[index].let_go(outbox_id) as last_contact:
+            done = promote(found, catch_up=True, push=QUICK, timeout_s=WAIT_S, last_contact=last_contact)
+        assert done.grant.leader == member
 
 
 def test_a_member_that_lives_is_not_given_up(three, pushrep):

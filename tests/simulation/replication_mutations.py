@@ -161,13 +161,25 @@ def ignore_what_the_list_was(patch):
     patch(grants, "GRANT_CHECKS", keep)
 
 
+def ask_nobody_whether_the_leader_lives(patch):
+    patch(candidate, "leader_alive", lambda *_: None)
+
+
+def take_the_silent_for_gone(patch):
+    def leader_alive(own, newest, answers, silent, alive_ms, original=candidate.leader_alive):
+        return original(own, newest, answers, frozenset(), alive_ms)
+
+    patch(candidate, "leader_alive", leader_alive)
+
+
 LOSSY = Rules(accepts_loss=True)
-FIVE = Rules(members=5, min_insync=3, machines=5)
+LIVING = Rules(leader_alive_steps=100)
+LIVING_FIVE = Rules(members=5, min_insync=3, machines=5, leader_alive_steps=150)
 CHANGING = Rules(machines=5, changes_members=True)
 EVEN = Rules(members=4, min_insync=3, machines=5, changes_members=True)
 MUTATIONS = (
     Mutation("a request of an older leader is refused", skip_the_epoch_check, first_seed=116),
-    Mutation("an older grant is refused", skip_the_grant_check, FIVE, first_seed=202),
+    Mutation("an older grant is refused", skip_the_grant_check, first_seed=2000),
     Mutation("the epoch before the append offset is compared", skip_the_previous_epoch_check),
     Mutation("the watermark moves with m members only", advance_with_too_few_in_sync),
     Mutation("leading needs N - m + 1 grants", lead_with_too_few_grants),
@@ -184,9 +196,11 @@ MUTATIONS = (
     Mutation("a replica joins at the epoch's start", join_below_the_epoch_start, first_seed=24),
     Mutation("an epoch that began is in the log", forget_that_an_epoch_began, first_seed=5),
     Mutation("a promise is not an epoch in the log", take_a_promise_for_an_epoch_in_the_log, first_seed=17),
-    Mutation("a cut leaves the epoch that begins there", cut_away_the_epoch_that_begins_there, first_seed=181),
+    Mutation("a cut leaves the epoch that begins there", cut_away_the_epoch_that_begins_there, first_seed=2025),
     Mutation("a log that begins anew has its epoch", begin_anew_without_an_epoch, first_seed=30),
     Mutation("what was not granted does not count", count_ungranted_records, first_seed=5),
+    Mutation("a leader that may be alive is left alone", ask_nobody_whether_the_leader_lives, LIVING),
+    Mutation("those that do not answer may be with the leader", take_the_silent_for_gone, LIVING_FIVE),
     Mutation("m members of the old list know the new one", change_members_by_leading_sets_only, EVEN, first_seed=644),
     Mutation("a change of members settles when it may", settle_at_once, CHANGING, first_seed=13),
     Mutation("two lists have their say while they change", swap_lists_without_a_joint_grant, CHANGING, first_seed=7),

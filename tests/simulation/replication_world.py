@@ -25,7 +25,7 @@ from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication import candidate as candidates
 from pushrep.replication import effects as do
 from pushrep.replication import follower, leader
-from pushrep.replication.candidate import Candidate, MemberAnswer, PartitionLog, Purpose
+from pushrep.replication.candidate import Candidate, CandidateState, MemberAnswer, PartitionLog, Purpose
 from pushrep.replication.epochs import LogEnds, Ungranted, granted_end, marked_ungranted, without_ungranted
 from pushrep.replication.follower import ReplicaState
 from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, next_ballot
@@ -127,9 +127,15 @@ class Disk:
             self.batches.pop()
         self.flushed = min(self.flushed, self.end)
 
-    def answer(self, index):
+    def answer(self, index, contact_age_ms=None):
         log = PartitionLog(log=self.ends, high_watermark=self.high_watermark, ungranted=self.ungranted)
-        return MemberAnswer(index=index, grant=self.grant, highest_epoch=self.highest_epoch, logs={0: log})
+        return MemberAnswer(
+            index=index,
+            grant=self.grant,
+            highest_epoch=self.highest_epoch,
+            logs={0: log},
+            contact_age_ms=contact_age_ms,
+        )
 
 
 class Owner:
@@ -143,6 +149,18 @@ class Owner:
         self.next_session = 1
         self.said = {}
         self.is_ungranted = False
+        self.began_at = 0
+
+
+class Contact(NamedTuple):
+    """With the leader of `epoch`, at step `at`; never longer apart than a living one may be silent since `since`."""
+
+    epoch: int
+    at: int
+    since: int
+
+
+NO_CONTACT = Contact(-1, 0, 0)
 
 
 @dataclass
@@ -154,6 +172,8 @@ class Machine:
     session: do.ReplicaSession = do.NO_SESSION
     watermark: int = 0  # in memory; the disk's is a checkpoint
     serial: int = 0
+    started_at: int = 0
+    contact: Contact = NO_CONTACT
 
 
 class Message(NamedTuple):
@@ -175,6 +195,7 @@ class Rules:
     loses_power: bool = True
     changes_members: bool = False
     accepts_loss: bool = False
+    leader_alive_steps: int = 0
     fsyncs_epochs: bool = True
     answers_last: bool = True
 
@@ -200,7 +221,7 @@ class World:
         self.known = {}  # (epoch, base offset) -> history behind it, wherever it lies
         self.committed = {0: 0}  # offset -> history, of every watermark of a leader
         self.committed_end = 0
-        self.now_ms = 0
+        self.now_ms = self.now_steps = 0
         self.counts = {}
         self.trace = deque(maxlen=60)
         self.first = Grant(
@@ -230,6 +251,7 @@ class World:
         return self
 
     def step(self):
+        self.now_steps += 1
         draw = self.random.random()
         try:
             if draw < self.trouble_rate:
@@ -280,6 +302,7 @@ class World:
 
     def start_node(self, machine):
         machine.role, machine.owner, machine.serial = "node", None, machine.serial + 1
+        machine.started_at, machine.contact = self.now_steps, NO_CONTACT
         machine.disk.runs += 1
         machine.session = do.NO_SESSION
         machine.watermark = machine.disk.high_watermark
@@ -301,8 +324,16 @@ class World:
         if first is None and machine.disk.grant is None:
             self.start_node(machine)
             return
-        candidate = Candidate(machine.index, purpose, machine.disk.answer(machine.index), first=first, change=change)
+        candidate = Candidate(
+            machine.index,
+            purpose,
+            machine.disk.answer(machine.index, self.contact_age(machine)),
+            first=first,
+            change=change,
+            leader_alive_ms=self.rules.leader_alive_steps,
+        )
         machine.owner = Owner(candidate)
+        machine.owner.began_at = self.now_steps
         self.apply_candidate(machine, candidate.start())
 
     def promote(self, machine):
@@ -402,6 +433,7 @@ class World:
                 for member in effect.members:
                     self.send("look", machine.index, member, None, machine.serial)
             elif isinstance(effect, do.TakeEpoch):
+                self.check_fences_no_living(machine)
                 self.durable(machine, numbers=effect.leader_epoch)
             elif isinstance(effect, do.StoreGrant):
                 self.durable(machine, grant=effect.grant, taken=max(disk.taken, effect.grant.epoch))
@@ -496,6 +528,10 @@ class World:
     def own_work(self, machine):
         owner = machine.owner
         if owner.leader is None:
+            candidate = owner.candidate
+            waits = candidate.state is CandidateState.LOOKING and candidate.purpose is Purpose.PROMOTE
+            if waits and self.random.random() < 0.1:  # it wants to hear everybody, and one of them may be down
+                self.apply_candidate(machine, candidate.on_deadline())
             return
         if owner.leader.has_resigned:
             machine.role, machine.owner, machine.serial = "down", None, machine.serial + 1
@@ -666,9 +702,41 @@ class World:
 
     def on_look(self, machine, message):
         machine.disk.high_watermark = machine.watermark
-        self.reply(machine, message, machine.disk.answer(machine.index))
+        self.reply(machine, message, machine.disk.answer(machine.index, self.contact_age(machine)))
 
     on_look_answer = None
+
+    def contact_age(self, machine):
+        """As a node tells it: since its start where it does not know."""
+        grant, contact = machine.disk.grant, machine.contact
+        if not self.rules.leader_alive_steps or grant is None or grant.leader == machine.index:
+            return None
+        return self.now_steps - (contact.at if contact.epoch >= grant.epoch else machine.started_at)
+
+    def hear(self, machine, epoch):
+        before, now = machine.contact, self.now_steps
+        if epoch >= before.epoch:
+            goes_on = epoch == before.epoch and now - before.at < self.rules.leader_alive_steps
+            machine.contact = Contact(epoch, now, before.since if goes_on else now)
+
+    def check_fences_no_living(self, machine):
+        """A number is taken from a leader that m members, it counted, were in contact with all the time since."""
+        owner, steps = machine.owner, self.rules.leader_alive_steps
+        if not steps or owner.candidate is None or owner.candidate.purpose is Purpose.OPEN:
+            return
+        leads = [one for one in self.machines if one.owner is not None and one.owner.leader is not None]
+        for leading in (one for one in leads if not one.owner.leader.has_resigned):
+            grant = leading.owner.leader.grant
+            heard = {
+                one.index
+                for one in self.machines
+                if one.disk.grant is not None
+                and one.contact.epoch == grant.epoch == one.disk.grant.epoch
+                and one.contact.since <= owner.began_at
+                and self.now_steps - one.contact.at < steps
+            }
+            if heard and machine.index != leading.index and grant.may_acknowledge({leading.index, *heard}):
+                raise Violation(f"{machine.index} fences {leading.index}, which {sorted(heard)} heard all the time")
 
     def on_grant(self, machine, message):
         disk = machine.disk
@@ -688,6 +756,8 @@ class World:
         for effect in effects:
             self.power(machine)
             if isinstance(effect, do.Answer):
+                if effect.result.error is not Outcome.FENCED_LEADER_EPOCH:
+                    self.hear(machine, request.leader_epoch)
                 self.note(machine, effect.result.error.name)
                 self.reply(machine, message, (session, sequence, effect.result))
             else:

@@ -18,6 +18,8 @@ WORLDS = {
     "four, m = 3": Rules(members=4, min_insync=3, machines=4),
     "four, m = 2": Rules(members=4, min_insync=2, machines=4),
     "five, m = 3": Rules(members=5, min_insync=3, machines=5),
+    "a leader that lives is left alone": Rules(leader_alive_steps=100),
+    "a leader that lives is left alone by five": Rules(members=5, min_insync=3, machines=5, leader_alive_steps=150),
     "page cache, processes die": Rules(flushed_only=False, loses_power=False),
     "members change": Rules(machines=5, changes_members=True),
     "members change from four": Rules(members=4, min_insync=3, machines=5, changes_members=True),

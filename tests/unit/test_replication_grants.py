@@ -171,3 +171,18 @@ def test_a_grant_knows_the_lowest_index_that_nobody_ever_had():
     assert max(without.indexes) == top
     assert without.next_index == top + 2, "what was removed is not forgotten"
     assert without.renewed(2048, 0).next_index == top + 2
+
+
+def test_a_member_that_is_the_whole_list_before_leads_alone_and_has_its_say_in_everything():
+    """After a forced change: the others are empty, so the opening needs none; what is acknowledged is on it, too."""
+    forced = grant(members=(0, 3, 4, 5), m=3, previous_members=listed(0), previous_min_insync_replicas=1)
+    assert forced.may_lead({0})
+    assert not forced.may_lead({3, 4, 5}), "nobody leads without it"
+    assert not forced.may_acknowledge({3, 4, 5})
+    assert not forced.may_acknowledge({0, 3})
+    assert forced.may_acknowledge({0, 3, 4})
+    assert not forced.may_settle({0}, {0, 3, 4}), "the new list has to know it, too"
+    assert forced.may_settle({0, 3}, {0, 3, 4})
+    wide = grant(members=(0, 3, 4), m=1, previous_members=listed(0), previous_min_insync_replicas=1)
+    assert not wide.may_acknowledge({0}), "nothing rests on one member before the new list can be settled"
+    assert wide.may_acknowledge({0, 3, 4})
