@@ -19,10 +19,10 @@ HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: i
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 
-.PHONY: help demo demo-kafka test torture newest quick lint format bench jars judge clean
+.PHONY: help demo demo-kafka test torture newest spark-releases quick lint format bench jars judge clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -119,6 +119,17 @@ newest: jars  ## The clients' tests with the newest aiokafka, confluent-kafka an
 	@$(NEWEST)/bin/python -m pip list | grep -iE '^(aiokafka|confluent-kafka|pyarrow) '
 	$(NEWEST)/bin/python -m pytest tests/unit tests/kafka tests/spark -k 'kafka or confluent or arrow or ship or consumer' $(PYTEST_ARGS)
 
+SPARKS := .venv-sparks
+RELEASES := 3.5.9 4.0.5 4.1.4 4.2.0
+# Each in a Python of its own: an environment has but one pyspark. Arrow as old as the oldest of them.
+spark-releases: $(VENV)/.dev  ## The core of each Spark form under each release of pyspark that is supported, in .venv-sparks/
+	@for release in $(RELEASES); do \
+	test -x $(SPARKS)/$$release/bin/python || $(PYTHON) -m venv $(SPARKS)/$$release; \
+	$(SPARKS)/$$release/bin/python -m pip --disable-pip-version-check --quiet install -e '.[spark]' \
+		"pyspark==$$release" 'pyarrow<22' || exit 1; done
+	PUSHREP_SPARK_PYTHONS=$$(printf '%s:' $(RELEASES:%=$(CURDIR)/$(SPARKS)/%/bin/python)) \
+		$(BIN)/python -m pytest tests/spark/replay/test_releases.py --timeout 1800 $(PYTEST_ARGS)
+
 quick: $(VENV)/.dev  ## The tests without Spark and Java
 	$(BIN)/python -m pytest -m 'not spark and not java and not slow' $(PYTEST_ARGS)
 
@@ -136,4 +147,4 @@ bench: $(VENV)/.bench  ## Benchmarks beside their peers, half an hour or more; o
 	$(BIN)/python -m benchmarks all
 
 clean:  ## Remove what the targets above made
-	rm -rf $(VENV) $(NEWEST) .cache demo-out demo-kafka-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(SPARKS) .cache demo-out demo-kafka-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -50,10 +50,11 @@ def stream_metadata_columns(key: Column | str = "key") -> MetadataColumns:
     """
     column = F.col(key) if isinstance(key, str) else key
     is_metadata = is_stream_metadata(column)
+    partition = number_by_digits(column, 9, 4).bitwiseAND(F.lit(PARTITION_MAX)).cast("int")
     return MetadataColumns(
-        pid=F.when(is_metadata, number_by_digits(column, 1, 8, "bigint")).alias("pid"),
-        source_partition=F.when(is_metadata, number_by_digits(column, 9, 4, "int")).alias("source_partition"),
-        source_offset=F.when(is_metadata, number_by_digits(column, 13, 8, "bigint")).alias("source_offset"),
+        pid=F.when(is_metadata, number_by_digits(column, 1, 8)).alias("pid"),
+        source_partition=F.when(is_metadata, partition).alias("source_partition"),
+        source_offset=F.when(is_metadata, number_by_digits(column, 13, 8)).alias("source_offset"),
     )
 
 
@@ -134,9 +135,9 @@ def _unless_business_key(packed: Column) -> Column:
     return F.when(key.isNotNull() & ~is_stream_metadata(key), F.raise_error(F.lit(why))).otherwise(packed)
 
 
-def number_by_digits(key: Column, position: int, size: int, spark_type: str) -> Column:
-    """Some bytes of a binary column, counted from 1, as a number; `spark_type` is that of `size` bytes."""
-    return F.conv(F.hex(F.substring(key, position, size)), 16, -10).try_cast(spark_type)
+def number_by_digits(key: Column, position: int, size: int) -> Column:
+    """At most eight bytes of a binary column, counted from 1, as a bigint, which their digits always fit."""
+    return F.conv(F.hex(F.substring(key, position, size)), 16, -10).cast("bigint")
 
 
 def _bytes(number: Column, size: int) -> Column:

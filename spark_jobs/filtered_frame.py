@@ -5,9 +5,9 @@ keyed frame + plan ─┬─ the runs decide: built-in columns, none if every ro
                        observed for the counts                                      └─▶ dropped
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
@@ -16,17 +16,19 @@ from filtering.highwater import HighwaterMarks
 from filtering.pair_table import PAIR_BYTES
 from filtering.stream_metadata import pack_keys
 from pushrep.seams import SYSTEM_CLOCK
-from spark_jobs.batch_counts import BatchCounts
+from spark_jobs.batch_counts import BatchCounts, warn_of_chance_keys
 from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.releases import decisions_by
 from spark_jobs.runs import Stretch
-from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, FilterRule, decider
+from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, FilterRule, check_ttl, decider
 from spark_jobs.slice_scan import KEY, governed, in_log_order, keyed_frame, scan_slices
 from spark_jobs.slices import BatchPlan, BatchVerdict, Slice, plan_batch
-from spark_jobs.spark_internals import is_local
+from spark_jobs.spark_internals import is_local, is_observed
 
 STRETCHES_MAX = 64
 """With more stretches than this the rows are decided one by one: each is a comparison for every row."""
 
+_LOG = logging.getLogger(__name__)
 _DECISION = "_pushrep_decision"
 
 
@@ -49,13 +51,19 @@ class FilteredFrame:
     def counts(self, batch_id: int = 0) -> BatchCounts:
         """Counts as the runs have decided; where rows are judged one by one, as the first action on `rows` saw them."""
         plan = self.plan
-        known = BatchCounts(batch_id, plan.rows, plan.unkeyed, plan.pairs, all_dropped=plan.all_dropped)
+        known = BatchCounts(
+            batch_id,
+            plan.rows,
+            plan.unkeyed,
+            plan.pairs,
+            all_dropped=plan.all_dropped,
+            unlikely_pairs=plan.unlikely_pairs,
+        )
         if plan.verdict is not None:
             dropped, jumped = plan.verdict.dropped_rows, plan.verdict.jumped
             kept = plan.rows - plan.unkeyed - dropped
             return replace(known, kept=kept, dropped=dropped, late=0, jumped=jumped)
-        # `get` waits for an action that may never come.
-        if not cast("Any", self.observation)._jo.future().isCompleted():  # noqa: SLF001 - there is no public question
+        if not is_observed(self.observation):
             return known
         seen = {name: value or 0 for name, value in self.observation.get.items()}
         if seen["rows"] != plan.rows:
@@ -72,6 +80,7 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     window: int = 0,
     only_pids: Iterable[int] | None = None,
     ttl_s: float | None = None,
+    retention_ms: int | None = None,
     sort: bool = False,
     now_ms: int | None = None,
 ) -> FilteredFrame:
@@ -80,14 +89,18 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     `marks` are those before the frame, `{MarksKey(topic): HighwaterMarks}`. `sort=True` brings the rows into log
     order first; without it a frame that a shuffle cut up, files that don't lie in log order, and rows that are part of
     the plan are recognised and sorted. Other rows that lie unordered in one piece may fail with LogOrderBroken.
-    Raises FrameUnusable, CarrierUnusable, PairSplit, BadFilterSetting.
+    `ttl_s` needs `retention_ms`, the topic's retention.ms, as in `filter_replays`.
+    Raises TtlTooShort, FrameUnusable, CarrierUnusable, PairSplit, BadFilterSetting.
     """
     pids = None if only_pids is None else frozenset(only_pids)
     rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
+    check_ttl(ttl_s, retention_ms)
     keyed = keyed_frame(df, rule)
     slices = scan_slices(keyed, rule)
     now = SYSTEM_CLOCK.wall_ms() if now_ms is None else now_ms
-    return apply_plan(keyed, plan_frame(keyed, slices, marks or {}, rule=rule, now_ms=now, sort=sort), rule)
+    plan = plan_frame(keyed, slices, marks or {}, rule=rule, now_ms=now, sort=sort)
+    warn_of_chance_keys(_LOG, "the frame", plan.pairs, plan.unlikely_pairs)
+    return apply_plan(keyed, plan, rule)
 
 
 def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
@@ -136,10 +149,7 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
         # By columns only: adaptive execution may join such partitions but never cuts one.
         keyed = keyed.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
     by_topic = len({start.topic for start in plan.starts}) > 1
-    # Nondeterministic for Spark, so that it runs once a row, over all rows, with nothing pushed below it.
-    decide = F.arrow_udf(  # type: ignore[attr-defined] # exported at run time only
-        decider(plan.starts, rule, by_topic=by_topic), "bigint"
-    ).asNondeterministic()
+    decide = decisions_by(decider(plan.starts, rule, by_topic=by_topic))
     columns = [KEY, "partition", "offset", *(["topic"] if by_topic else [])]
     decided = keyed.withColumn(_DECISION, decide(*columns)).drop(KEY)
     decision = F.col(_DECISION)
@@ -154,8 +164,11 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
         F.sum(F.when(kind == LATE, count)).alias("late"),
         F.sum(F.when(kind == JUMPED, count)).alias("jumped"),
     )
+    rows = observed.where(passes).drop(_DECISION)
+    # An Observation is filled by the first action: who asks whether there are rows at all must not be that.
+    rows.isEmpty = decided.where(passes).isEmpty  # type: ignore[method-assign]
     return FilteredFrame(
-        observed.where(passes).drop(_DECISION),
+        rows,
         decided.where(~passes).drop(_DECISION),
         plan.marks,
         plan.ranges,

@@ -8,12 +8,11 @@ taken where it is there and gives what it should; the digits stand in for it any
 from collections.abc import Callable
 from typing import Any, Final
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from spark_jobs.columns import number_by_digits
+from spark_jobs.spark_internals import asked
 
 Numbers = Callable[[Column, int], Column]
 """(binary column, position from 1) → the eight bytes there, big-endian and signed; only for keys that hold them."""
@@ -32,24 +31,25 @@ def key_numbers(spark: SparkSession) -> Numbers:
 
 def by_digits(key: Column, position: int) -> Column:
     """By functions that Spark promises."""
-    return number_by_digits(key, position, 8, "bigint")
+    return number_by_digits(key, position, 8)
 
 
 def by_prefix(spark: SparkSession) -> Numbers | None:
     """By a function that Spark has inside; None where it is not, or is not what it was."""
-    try:
+
+    def look() -> Numbers | None:
         call = _prefix_of(spark.sparkContext._jvm)  # noqa: SLF001 - the door to Spark's own objects
         eights = [number.to_bytes(8, "big", signed=True) for number in _VECTORS]
 
         def prefix(key: Column, position: int) -> Column:
             return call(key if position == 1 else F.substring(key, position, 8))  # it reads the first eight itself
 
-        asked = [prefix(F.lit(b"!" * (at - 1) + eight + b"key"), at) for eight in eights for at in (1, 4)]
+        calls = [prefix(F.lit(b"!" * (at - 1) + eight + b"key"), at) for eight in eights for at in (1, 4)]
         # One row of literals: the optimizer computes it, no job runs.
-        found = spark.sql("select 1").select(*asked).first()
-    except (Py4JError, PySparkException, AttributeError, TypeError):
-        return None
-    return prefix if found is not None and found[::2] == found[1::2] == _VECTORS else None
+        found = spark.sql("select 1").select(*calls).first()
+        return prefix if found is not None and found[::2] == found[1::2] == _VECTORS else None
+
+    return asked(look)
 
 
 def _prefix_of(jvm: Any) -> Callable[[Any], Column]:

@@ -20,33 +20,32 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from filtering.highwater import HighwaterMarks
-from filtering.mark_columns import UNKNOWN
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
-from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import (
     DECIDED,
     DECIDED_ARROW,
     METRICS,
     Reports,
-    handed_on,
     observed_after,
     observed_before,
 )
-from spark_jobs.pair_decision import Chunk, PairMarks, PairName, decide_pair
-from spark_jobs.row_chunks import CHUNK_BYTES, PACKED, Packing, is_outside, pack_rows, unpack_rows
-from spark_jobs.slice_filter import FilterRule, quiet_filter
+from spark_jobs.pair_decision import PairMarks, PairName
+from spark_jobs.pair_frames import decided_frames
+from spark_jobs.pair_state import STATE, PairProcessor, deciding_with_state
+from spark_jobs.releases import SparkTooOld, release
+from spark_jobs.row_chunks import PACKED, Packing, pack_rows, unpack_rows
+from spark_jobs.slice_filter import FilterRule, TtlTooShort, check_ttl
 from spark_jobs.slice_scan import KEY, keyed_frame
+
+__all__ = ["StateStoreUnfit", "TtlTooShort", "filter_replays"]
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _PAIR = ("topic", "pid", "source_partition")
-_STATE = "epoch bigint, marks binary"
-_MARKED = f"topic string, pid bigint, source_partition int, {_STATE}"
-_FRAME_BYTES = 16 * CHUNK_BYTES
+_MARKED = f"topic string, pid bigint, source_partition int, {STATE}"
 
 
 class StateStoreUnfit(SparkJobError):
@@ -55,19 +54,6 @@ class StateStoreUnfit(SparkJobError):
     def __init__(self, provider: str) -> None:
         super().__init__(f"{_PROVIDER} is {provider}: filter_replays needs {_ROCKSDB}; set it before the query starts")
         self.provider = provider
-
-
-class TtlTooShort(SparkJobError):
-    """Marks would be forgotten while the topic still holds records of theirs: raise `ttl_s`, or force it."""
-
-    def __init__(self, ttl_s: float, retention_ms: int | None) -> None:
-        kept = "for nobody said how long" if retention_ms is None else f"for retention.ms={retention_ms}"
-        super().__init__(
-            f"ttl_s={ttl_s} forgets marks whose records the topic keeps {kept}: what is read again after that passes "
-            "twice. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below it; "
-            "retention_ms=0 takes any ttl_s"
-        )
-        self.ttl_s, self.retention_ms = ttl_s, retention_ms
 
 
 def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
@@ -95,7 +81,7 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     """
     pids = None if only_pids is None else frozenset(only_pids)
     rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
-    _check_ttl(rule.ttl_s, retention_ms)
+    check_ttl(ttl_s, retention_ms)
     keyed, packing = _packing(df, rule)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,16 +100,14 @@ def _packing(df: DataFrame, rule: FilterRule) -> tuple[DataFrame, Packing]:
     return keyed, Packing(KEY, only_pids=rule.only_pids)
 
 
-def _check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
-    if ttl_s is None:
-        return
-    if retention_ms is None or retention_ms < 0 or ttl_s * 1000 < retention_ms:
-        raise TtlTooShort(ttl_s, retention_ms)
-
-
 def _in_stream(
     df: DataFrame, packed: GroupedData, rule: FilterRule, marks: Mapping[MarksKey, HighwaterMarks]
 ) -> DataFrame:
+    if not hasattr(packed, "transformWithStateInPandas"):
+        if any(len(m) for m in marks.values()):
+            raise SparkTooOld("a stream that begins with marks (marks=)", "4.0")
+        timeout = "NoTimeout" if rule.ttl_s is None else "ProcessingTimeTimeout"
+        return packed.applyInPandasWithState(deciding_with_state(rule), DECIDED, STATE, "append", timeout)
     provider = df.sparkSession.conf.get(_PROVIDER) or ""
     if provider != _ROCKSDB:
         raise StateStoreUnfit(provider)
@@ -143,117 +127,26 @@ def _in_stream(
 def _in_batch(packed: GroupedData, rule: FilterRule, marks: Mapping[MarksKey, HighwaterMarks]) -> DataFrame:
     newest_first = sorted(marks.items(), key=lambda item: item[0], reverse=True)
 
-    def decide(key: tuple[Any, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        topic, pid, source_partition = (scalar.as_py() for scalar in key)
-        name = PairName(topic, pid, source_partition)
+    def decided(key: Iterable[Any], frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        name = PairName(*key)
         begin = (
             PairMarks(k.startpoint_epoch, m)
             for k, m in newest_first
             if k.topic == name.topic and m.get(name.pid, name.source_partition)
         )
-        frames = (batch.to_pandas() for batch in batches)
-        kept, _ = decided_frames(name, frames, next(begin, PairMarks()), rule, Reports(), now_ms=None)
+        return decided_frames(name, frames, next(begin, PairMarks()), rule, Reports(), now_ms=None)[0]
+
+    def decide(key: tuple[Any, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        kept = decided((scalar.as_py() for scalar in key), (batch.to_pandas() for batch in batches))
         yield from (pa.RecordBatch.from_pandas(frame, DECIDED_ARROW, preserve_index=False) for frame in kept)
 
+    def decide_whole(key: tuple[Any, ...], frame: pd.DataFrame) -> pd.DataFrame:
+        topic, pid, source_partition = key
+        return pd.concat(decided((topic, int(pid), int(source_partition)), [frame]))
+
+    if release() < (4, 1):  # where a function is handed all of a pair at once
+        return packed.applyInPandas(decide_whole, DECIDED)
     return packed.applyInArrow(decide, DECIDED)
-
-
-class PairProcessor(StatefulProcessor):
-    """Spark's state of one (topic, pid, source partition): the bytes of marks that hold this pair alone."""
-
-    def __init__(self, rule: FilterRule) -> None:
-        self._rule = rule
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._handle, self._marks = handle, handle.getValueState("marks", _STATE)
-        self._reports = Reports()
-        quiet_filter()
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803 - Spark's names
-        name = PairName(key[0], int(key[1]), int(key[2]))
-        if is_outside(name.source_partition):
-            yield from outside_frames(rows)
-            return
-        now_ms = None if self._rule.ttl_s is None else int(timerValues.getCurrentProcessingTimeInMs())
-        state = self._marks.get()
-        known = PairMarks() if state is None else PairMarks(state[0], HighwaterMarks.from_bytes(bytes(state[1])))
-        frames, after = decided_frames(name, rows, known, self._rule, self._reports, now_ms=now_ms)
-        self._marks.update((after.epoch, after.marks.to_bytes()))
-        if state is None and now_ms is not None:
-            self._look_again(after.marks, now_ms)
-        yield from frames
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
-        """At the end of a batch: a pair that has expired is no state any more."""
-        state = self._marks.get()
-        if state is not None and self._rule.ttl_s is not None:
-            now_ms = int(timerValues.getCurrentProcessingTimeInMs())
-            marks = HighwaterMarks.from_bytes(bytes(state[1])).without_expired(now_ms=now_ms, ttl_s=self._rule.ttl_s)
-            if len(marks):
-                self._look_again(marks, now_ms)
-            else:
-                self._marks.clear()
-        yield from ()
-
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803 - Spark's names
-        packed = bytes(initialState["marks"].iloc[0])
-        self._marks.update((int(initialState["epoch"].iloc[0]), packed))
-        if self._rule.ttl_s is not None:
-            self._look_again(HighwaterMarks.from_bytes(packed), int(timerValues.getCurrentProcessingTimeInMs()))
-
-    def _look_again(self, marks: HighwaterMarks, now_ms: int) -> None:
-        """Set this pair's timer, of which it has one: when its marks expire, unless they rise till then."""
-        assert self._rule.ttl_s is not None, "without it nothing expires, and Spark has no time for us"
-        advanced_ms = int(marks.to_columns().advanced_ms.max(initial=UNKNOWN))
-        since_ms = now_ms if advanced_ms == UNKNOWN else advanced_ms
-        self._handle.registerTimer(max(now_ms, since_ms + int(self._rule.ttl_s * 1000)) + 1)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def decided_frames(  # noqa: PLR0913 - a pair, what is known of it, and the rule
-    name: PairName,
-    frames: Iterable[pd.DataFrame],
-    known: PairMarks,
-    rule: FilterRule,
-    reports: Reports,
-    *,
-    now_ms: int | None,
-) -> tuple[Iterator[pd.DataFrame], PairMarks]:
-    """One group's chunks (PACKED) → what it hands on (DECIDED), and the pair's marks after it."""
-    if is_outside(name.source_partition):
-        return outside_frames(frames), known
-    answer = decide_pair(name, _chunks(frames), known, rule, now_ms=now_ms)
-    return _frames(answer.kept, reports.of(name, answer.counts)), answer.after
-
-
-def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """Chunks of rows that the rule is not for → all of their data."""
-    return (handed_on(frame["data"].tolist()) for frame in frames)
-
-
-def _chunks(frames: Iterable[pd.DataFrame]) -> Iterator[Chunk]:
-    for frame in frames:
-        columns = (frame[name] for name in ("partition", "startpoint_epoch", "marks_epoch", "first_offset"))
-        for partition, startpoint, marks, first, places, data in zip(
-            *columns, frame["places"], frame["data"], strict=True
-        ):
-            yield Chunk(int(partition), Epoch(int(startpoint), int(marks)), int(first), places, data)
-
-
-def _frames(kept: Iterator[bytes], report: str) -> Iterator[pd.DataFrame]:
-    """Data in frames of about _FRAME_BYTES; the report rides on the first, which is there even if nothing passed."""
-    waiting: list[bytes | None] = []
-    waiting_bytes, told = 0, False
-    for data in kept:
-        waiting.append(data)
-        waiting_bytes += len(data)
-        if waiting_bytes >= _FRAME_BYTES:
-            yield handed_on(waiting, None if told else report)
-            waiting, waiting_bytes, told = [], 0, True
-    if waiting or not told:
-        yield handed_on(waiting or [None], None if told else report)
 
 
 def _by_pair(marks: Mapping[MarksKey, HighwaterMarks]) -> dict[tuple[str, int, int], PairMarks]:

@@ -11,11 +11,14 @@ A store is its query's own: stop the query first. An export is one batch's bytes
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
+import numpy as np
 
+from filtering.highwater import HighwaterMarks
 from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.errors import SparkJobError
@@ -50,9 +53,41 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 _KEEP_ALL = 1 << 30
 
 
+class Pair(NamedTuple):
+    """One pair, as the command line names it."""
+
+    pid: int
+    partition: int
+    topic: str | None
+
+
+def _pair(*, required: bool) -> Callable[[_Command], _Command]:
+    """The options --pid, --partition and --topic as one argument `pair`; None where the first is not given."""
+
+    def with_pair(command: _Command) -> _Command:
+        @wraps(command)
+        def given(*args: Any, pid: int | None, partition: int | None, topic: str | None, **rest: Any) -> Any:
+            if (pid is None) != (partition is None) or (topic is not None and pid is None):
+                raise click.UsageError("a pair is named by --pid and --partition together")
+            pair = None if pid is None or partition is None else Pair(pid, partition, topic)
+            return command(*args, pair=pair, **rest)
+
+        number = click.IntRange(-(2**63), 2**63 - 1)
+        options = (
+            click.option("--pid", type=number, required=required, help="Producer id of one pair."),
+            click.option("--partition", type=click.IntRange(min=0), required=required, help="Its source partition."),
+            click.option("--topic", help="Where several topics are read: which of them."),
+        )
+        for option in reversed(options):
+            given = option(given)
+        return cast("_Command", given)
+
+    return with_pair
+
+
 @click.group()
 def marks() -> None:
-    """Marks of a Spark query: show, export, import, reset.
+    """Marks of a Spark query: show, export, import, set one, reset all.
 
     STORE is the directory of the marks (a job's --marks), kafka:TOPIC with --bootstrap-servers, or
     postgresql://HOST/DATABASE, sqlite:PATH with --table.
@@ -63,19 +98,26 @@ def marks() -> None:
 @marks.command()
 @_with_store
 @_TABLE
+@_pair(required=False)
 @_JSON
-def show(store: str, table: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's form
+def show(store: str, table: str | None, pair: "Pair | None", as_json: bool) -> None:  # noqa: FBT001 - click's form
     """Whose the marks are, which batches there are, and what the last one holds.
 
     \b
     pushrep marks show orders-checkpoint-marks
     pushrep marks show postgresql://db/shop --table orders --json
     pushrep marks show kafka:orders-marks --bootstrap-servers broker:9092
+    pushrep marks show orders-checkpoint-marks --pid 4711 --partition 0
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, table) as found:
         location, query_id = found.location, _owner(found)
         batches = found.batches(query_id)
         last = _told(_read(found, query_id, batches[-1])) if batches else None
+    if last is not None and pair is not None:
+        last["marks"] = [
+            mark for mark in last["marks"] if (mark["pid"], mark["partition"]) == (pair.pid, pair.partition)
+        ]
+        last["marks"] = [mark for mark in last["marks"] if pair.topic in {None, mark["topic"]}]
     if as_json:
         click.echo(json.dumps({"location": location, "query": query_id, "batches": batches, "last": last}))
         return
@@ -124,6 +166,42 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
     adopt = f"{told.query_id}:{told.batch_id}"
     text = f"{_count(told)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}"
     click.echo(json.dumps({"store": store, "adopt": adopt, "marks": _count(told)}) if as_json else text)
+
+
+@marks.command("set")
+@_with_store
+@_pair(required=True)
+@click.option("--offset", type=click.IntRange(-1, 2**63 - 1), required=True,
+              help="The new mark: what is above it passes. -1 forgets the pair.")  # fmt: skip
+@click.option("--export", "export_to", required=True, type=click.Path(dir_okay=False, path_type=Path),
+              help="A new file for the last batch's marks, written before one changes.")  # fmt: skip
+@_JSON
+def set_(store: str, pair: "Pair", offset: int, export_to: Path, as_json: bool) -> None:  # noqa: FBT001
+    r"""Set the mark of one pair, or forget it, in the last batch of a directory or topic; the others stay.
+
+    The pair goes on in whatever partition of the topic it is met next: so a pair that has moved for good (PairSplit)
+    keeps what it has seen, when it is set to its own mark.
+
+    \b
+    pushrep marks set orders-checkpoint-marks --pid 4711 --partition 0 --offset 16999 --export before.marks
+    """
+    with _store(store, None) as found:
+        query_id = _owner(found)
+        last = _read(found, query_id, _last(found, query_id))
+        keys = [key for key in last.marks if pair.topic in {None, key.topic}]
+        before = [key for key in keys if last.marks[key].get(pair.pid, pair.partition) is not None]
+        if len(before or keys) != 1:
+            raise click.ClickException(f"say --topic: it is one of {', '.join(sorted({k.topic for k in last.marks}))}")
+        (key,) = before or keys
+        _write_new(export_to, last)
+        changed = BatchMarks(
+            query_id, last.batch_id, last.ranges, {**last.marks, key: _with(last.marks[key], pair, offset)}
+        )
+        found.write(changed, keep=_KEEP_ALL)
+    told = {"query": query_id, "batch": last.batch_id, "topic": key.topic, "offset": offset, "exported": str(export_to)}
+    what = "forgotten" if offset < 0 else f"set to {offset}"
+    text = f"{key.topic} pid {pair.pid} partition {pair.partition}: {what}; what was before is in {export_to}"
+    click.echo(json.dumps(told) if as_json else text)
 
 
 @marks.command()
@@ -196,6 +274,15 @@ def _read(store: MarksStore, query_id: str, batch_id: int) -> BatchMarks:
     if found is None:
         raise NoSuchMarks(store.location, f"batch {batch_id} is not there, {_range(store.batches(query_id))} are")
     return found
+
+
+def _with(marks_: HighwaterMarks, pair: Pair, offset: int) -> HighwaterMarks:
+    """With this mark of the pair, in a partition that is not known yet; without the pair, where `offset` is below 0."""
+    row = marks_.find(np.array([pair.pid]), np.array([pair.partition]))
+    left = marks_.without_rows(row[row >= 0])
+    if offset < 0:
+        return left
+    return left.merge(HighwaterMarks.from_columns([pair.pid], [pair.partition], [offset], window=marks_.window))
 
 
 def _write_new(file: Path, marks_: BatchMarks) -> None:

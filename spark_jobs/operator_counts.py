@@ -11,7 +11,7 @@ persist them inside foreachBatch.
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -26,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from filtering.replay_filter import FilterCounts
-from spark_jobs.batch_counts import BatchCounts, warn_of_silent_pairs
+from spark_jobs.batch_counts import PARTITIONS_LIKELY, BatchCounts, warn_of_chance_keys, warn_of_silent_pairs
 
 METRICS = "filter_replays"
 NAMED_MAX = 10
@@ -37,7 +37,7 @@ costs a pair 0.25 ms on its way through pandas.
 """
 _DECIDED_FIELDS: Any = [("data", pa.binary()), ("report", pa.string())]
 DECIDED_ARROW = pa.schema(_DECIDED_FIELDS)
-_NUMBERS = ("pairs", "kept", "dropped", "late", "jumped")
+_NUMBERS = ("pairs", "kept", "dropped", "late", "jumped", "unlikely")
 _REPORT = f"{', '.join(f'{name} bigint' for name in _NUMBERS)}, all_dropped string, gap string"
 _LOG = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class Reports:
             "dropped": counts.dropped,
             "late": counts.late,
             "jumped": counts.jumped,
+            "unlikely": int(name[2] >= PARTITIONS_LIKELY),
         }
         if silent and self._silent <= NAMED_MAX:
             report["all_dropped"] = json.dumps(name)
@@ -113,6 +114,7 @@ def operator_counts(progress: Mapping[str, Any], metrics: str = METRICS) -> Batc
         late=after["late"],
         jumped=after["jumped"],
         all_dropped=named,
+        unlikely_pairs=after["unlikely"],
     )
 
 
@@ -141,11 +143,12 @@ class CountsListener(StreamingQueryListener):
         """Nothing to tell yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        counts = operator_counts(cast("Mapping[str, Any]", event.progress), self._metrics)
+        counts = operator_counts(json.loads(event.progress.json), self._metrics)
         if counts is None:
             return
         _LOG.info("%s", counts)
         warn_of_silent_pairs(_LOG, counts)
+        warn_of_chance_keys(_LOG, f"batch {counts.batch_id}", counts.pairs, counts.unlikely_pairs)
         if self._on_counts is not None:
             self._on_counts(str(event.progress.id), counts)
 

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 
 from filtering.highwater import HighwaterMarks
 from pushrep.seams import SYSTEM_CLOCK, Clock
-from spark_jobs.batch_counts import BatchCounts, warn_of_no_metadata, warn_of_silent_pairs
+from spark_jobs.batch_counts import BatchCounts, warn_of_chance_keys, warn_of_no_metadata, warn_of_silent_pairs
 from spark_jobs.batch_errors import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
 from spark_jobs.batch_reads import RowsRead, check_unchanged
@@ -31,7 +31,7 @@ from spark_jobs.frame_errors import LogOrderBroken
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.micro_batch import column_pruned, input_counter
-from spark_jobs.slice_filter import FilterRule
+from spark_jobs.slice_filter import FilterRule, check_ttl
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 from spark_jobs.slices import Slice, ranges_of
 
@@ -83,10 +83,11 @@ class ReplayFilteredBatches:
     `on_dropped(rows, batch_id)` gets the dropped rows after the handler returned, at least once. `on_counts(counts)`
     gets each batch's counts, which `.last_counts` keeps. `sort=True` brings rows into log order first, for a frame
     that was shuffled before; a shuffled batch is otherwise recognised, or found out and run again sorted.
-    The rule: `carrier` "key" or "header", `window`, `only_pids`, `ttl_s` as in filtering.ReplayFilter.
-    Raises CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery, PairSplit,
-    EpochsMixed, LogRowTwice, and FrameChanged where the handler was handed fewer rows, over all that it did, than the
-    first pass found, and they are not there any more.
+    The rule: `carrier` "key" or "header", `window`, `only_pids`, `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs
+    `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0 takes any.
+    Raises TtlTooShort, CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery,
+    PairSplit, EpochsMixed, LogRowTwice, and FrameChanged where the handler was handed fewer rows, over all that it
+    did, than the first pass found, and they are not there any more.
     """
 
     def __init__(  # noqa: PLR0913 - the rule's four settings and the batch's, all but two optional and by name
@@ -98,6 +99,7 @@ class ReplayFilteredBatches:
         window: int = 0,
         only_pids: Iterable[int] | None = None,
         ttl_s: float | None = None,
+        retention_ms: int | None = None,
         adopt: tuple[str, int] | None = None,
         on_dropped: Handler | None = None,
         on_counts: Callable[[BatchCounts], Any] | None = None,
@@ -106,6 +108,7 @@ class ReplayFilteredBatches:
     ) -> None:
         pids = None if only_pids is None else frozenset(only_pids)
         self._rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
+        check_ttl(ttl_s, retention_ms)
         self._handler, self._store, self._adopt = handler, marks, adopt
         self._on_dropped, self._on_counts = on_dropped, on_counts
         self._sort, self._clock = sort, clock
@@ -152,6 +155,7 @@ class ReplayFilteredBatches:
             window=rule.window,
             only_pids=rule.only_pids,
             ttl_s=rule.ttl_s,
+            retention_ms=0,  # was asked at the beginning
             sort=self._sort,
             now_ms=self._clock.wall_ms(),
         )
@@ -162,6 +166,7 @@ class ReplayFilteredBatches:
         now_ms, rows_read = self._clock.wall_ms(), RowsRead(frames.df)
         while True:
             plan = plan_frame(frames.keyed, slices, before, rule=self._rule, now_ms=now_ms, sort=self._sort)
+            warn_of_chance_keys(_LOG, f"batch {batch_id}", plan.pairs, plan.unlikely_pairs)
             count_input = frames.count_input if decided_by_runs(plan) else None
             filtered = apply_plan(frames.keyed if count_input is None else frames.lean, plan, self._rule)
             read_before = rows_read.count()

@@ -24,6 +24,7 @@ from spark_jobs.columns import carrier_key, is_stream_metadata
 from spark_jobs.errors import SparkJobError
 from spark_jobs.key_numbers import key_numbers
 from spark_jobs.mark_epochs import EPOCH_COLUMNS
+from spark_jobs.releases import to_arrow
 from spark_jobs.runs import Runs
 from spark_jobs.settings import setting, use_driver_python
 from spark_jobs.slice_filter import FilterRule, log_partitions, scan_batches
@@ -152,7 +153,7 @@ def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
     spark = keyed.sparkSession
     few = min(spark.sparkContext.defaultParallelism, int(spark.conf.get(_SHUFFLE) or 200))
     with setting(spark, _SHUFFLE, few):
-        return (summary.limit(RUNS_MAX + 1) if runs else summary).toArrow()
+        return to_arrow(summary.limit(RUNS_MAX + 1) if runs else summary)
 
 
 def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
@@ -225,7 +226,7 @@ def _scan_windows(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
         return scan_batches(batches, rule)
 
     columns = keyed.select(KEY, *_COLUMNS, *epoch_columns(keyed))
-    found = columns.mapInArrow(scan, _SCANNED).toArrow()
+    found = to_arrow(columns.mapInArrow(scan, _SCANNED))
     return [
         Slice(**(row | {"marks": HighwaterMarks.from_bytes(row["marks"])}))  # the columns are its fields
         for row in found.to_pylist()

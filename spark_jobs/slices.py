@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering.highwater import HighwaterMarks
+from spark_jobs.batch_counts import OFFSETS_LIKELY, PARTITIONS_LIKELY
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.mark_epochs import by_epoch, carried, epochs_of
 from spark_jobs.runs import Runs, Stretch, decide, hold_each_row_once
@@ -77,7 +78,8 @@ class BatchPlan:
     """What the first pass found: how to filter each slice, and the marks after the batch.
 
     `must_sort`: the slices tell nothing about order, `starts` are those of whole log partitions, sorted.
-    `all_dropped`: (topic, pid, source partition) of the pairs of which no row will pass. `verdict`: not None where
+    `all_dropped`: (topic, pid, source partition) of the pairs of which no row will pass. `unlikely_pairs`: those that
+    look like keys that are metadata by chance. `verdict`: not None where
     the runs decide it all.
     """
 
@@ -90,6 +92,7 @@ class BatchPlan:
     pairs: int
     all_dropped: tuple[tuple[str, int, int], ...]
     verdict: BatchVerdict | None = None
+    unlikely_pairs: int = 0
 
 
 def plan_batch(
@@ -105,7 +108,7 @@ def plan_batch(
     marks = {key: old.with_window(rule.window) for key, old in before.items()}
     starts: list[SliceStart] = []
     dropped: list[tuple[str, int, int]] = []
-    pairs = 0
+    pairs = unlikely_pairs = 0
     verdict: BatchVerdict | None = BatchVerdict()
     for topic in dict.fromkeys(s.topic for s in in_order):
         own = [s for s in in_order if s.topic == topic]
@@ -115,6 +118,7 @@ def plan_batch(
         others = {key: kept for key, kept in marks.items() if key.topic != topic}
         marks = others | by_epoch(new, marks, topic, epochs)
         pairs += len(seen)
+        unlikely_pairs += _unlikely(seen)
         verdict = None if verdict is None else _with_topic(verdict, topic, own, old)
         dropped.extend((topic, pid, partition) for pid, partition in _unchanged(seen, old, new))
         starts.extend(_whole_partitions(own, old) if must_sort else _slice_starts(own, old))
@@ -130,6 +134,7 @@ def plan_batch(
         pairs,
         tuple(dropped),
         verdict,
+        unlikely_pairs,
     )
 
 
@@ -143,6 +148,11 @@ def _with_topic(verdict: BatchVerdict, topic: str, own: list[Slice], old: Highwa
     dropped = tuple((topic, stretch) for stretch in found.dropped)
     rows = verdict.dropped_rows + found.dropped_rows
     return BatchVerdict(verdict.dropped + dropped, rows, verdict.jumped + found.jumped)
+
+
+def _unlikely(seen: HighwaterMarks) -> int:
+    columns = seen.to_columns()
+    return int(((columns.partitions >= PARTITIONS_LIKELY) | (columns.offsets >= OFFSETS_LIKELY)).sum())
 
 
 def ranges_of(slices: Iterable[Slice]) -> tuple[LogRange, ...]:

@@ -21,9 +21,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql import types as T  # noqa: N812 - Spark's own habit
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_jobs.errors import SparkJobError
+from spark_jobs.releases import arrow_schema
 
 FORMATS = ("binary", "string", "json", "avro")
 DEFAULT_KEEP = ("topic", "partition", "offset", "timestamp")
@@ -156,7 +156,7 @@ class ValueDecoder:
         columns = T.StructType([*fields.fields, *kept])
         places = [name for name in ("topic", "partition", "offset") if name in rows.columns]
         wanted = rows.select(F.col("value").alias("_value"), *(F.col(n).alias(f"_{n}") for n in places), *self.keep)
-        decode = avro_decoder(schema, to_arrow_schema(fields, timezone="UTC"), self.keep)
+        decode = avro_decoder(schema, arrow_schema(fields), self.keep)
         return wanted.mapInArrow(decode, columns)
 
 

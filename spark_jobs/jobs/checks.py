@@ -26,11 +26,13 @@ from spark_jobs.jobs.marks_place import topic_marks_of
 from spark_jobs.jobs.options import ApplyOptions, BadOption, JobOptions, local_path, named_by_option
 from spark_jobs.jobs.reporting import one_line
 from spark_jobs.marks import LocalMarks, MarksStore
+from spark_jobs.releases import STREAMS_SINCE, SparkTooOld, release
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import FRESH_QUERY, BadSink, IdempotentSink
-from spark_jobs.sources.datasource import own_schema, resolve_starts
+from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions
+from spark_jobs.sources.planning import resolve_starts
 from spark_jobs.sql import SqlTable
 from spark_jobs.values import BadValueFormat
 
@@ -40,6 +42,8 @@ def before_spark(options: JobOptions, check_record: Callable[[StructType], objec
 
     `check_record` gets the source's columns where they are known without Spark.
     """
+    if options.source == "pushrep" and release() < STREAMS_SINCE:
+        raise SparkTooOld("a stream of source pushrep", "4.2")
     _check_places(options)
     if options.source == "kafka" and "kafka.bootstrap.servers" not in map(str.lower, options.source_options):
         why = "source kafka needs --source-option kafka.bootstrap.servers=HOST:9092"
@@ -161,7 +165,7 @@ def _check_owner(marks: MarksStore, query_id: str | None, adopt: tuple[str, int]
 def _check_start(source: SourceOptions) -> None:
     logs = TopicLogs(source.path, source.topic, source.partitions)
     try:
-        resolve_starts(source, logs, logs.extents())
+        resolve_starts(source, logs.extents(), logs.first_at)
     finally:
         logs.close()
 

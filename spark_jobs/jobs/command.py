@@ -61,6 +61,12 @@ _SOURCE = (
         multiple=True,
         help="Filter these PIDs only; others pass.",
     ),
+    click.option("--ttl-s", type=click.FloatRange(min=0, min_open=True), help="Forget marks that rose so long ago."),
+    click.option(
+        "--retention-ms",
+        type=click.IntRange(min=-1),
+        help="With --ttl-s: the topic's retention.ms, which must not be longer; 0 takes any ttl.",
+    ),
 )
 _RUN = (
     click.option("--checkpoint", required=True, help="Spark's checkpoint directory; one for each table."),

@@ -16,6 +16,7 @@ from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.store_place import BadStore, store_words
 from spark_jobs.marks_stores import KAFKA
 from spark_jobs.sinks.table import BadSink, IdempotentSink, idempotent_table
+from spark_jobs.slice_filter import TtlTooShort, check_ttl
 from spark_jobs.sql import BadSqlTable, SqlTable
 from spark_jobs.values import BadValueFormat, ValueDecoder
 
@@ -79,6 +80,8 @@ class JobOptions:
     max_records_per_trigger: int | None = None
     window: int = 0
     only_pids: frozenset[int] | None = None
+    ttl_s: float | None = None
+    retention_ms: int | None = None
     adopt: tuple[str, int] | None = None
     trigger: str = AVAILABLE_NOW
     conf: dict[str, str] = field(default_factory=dict)
@@ -99,6 +102,11 @@ class JobOptions:
             )
             raise BadOption("--consumer", self.consumer, why)
         self._check_store()
+        try:
+            check_ttl(self.ttl_s, self.retention_ms)
+        except TtlTooShort as error:
+            why = "marks must outlive the records: give --retention-ms, the topic's retention.ms, and no shorter ttl"
+            raise BadOption("--ttl-s", self.ttl_s, why) from error
         for option, given in (("--marks-servers", self.marks_servers), ("--marks-config", self.marks_config)):
             if given is not None and not self.marks_in_topic():
                 raise BadOption(option, str(given), "belongs to marks in a topic: --marks kafka:TOPIC")

@@ -78,7 +78,8 @@ def stream(
 
     `store`: of the marks, which takes them with the rows; None: the one that the options name.
     """
-    register_sources(spark)
+    if options.source == "pushrep":
+        register_sources(spark)
     with contextlib.closing(store or marks_of(options, spark)) as marks:
         rows = spark.readStream.format(options.source).options(**options.reader_options()).load()
         filtered = ReplayFilteredBatches(
@@ -87,6 +88,8 @@ def stream(
             carrier=options.carrier,
             window=options.window,
             only_pids=options.only_pids,
+            ttl_s=options.ttl_s,
+            retention_ms=options.retention_ms,
             adopt=options.adopt,
             on_counts=reporter.batch,
         )

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
-from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
+from pyspark.sql.types import ArrayType, MapType, StructType
 
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sinks.hadoop import HadoopDirectory
@@ -204,7 +204,7 @@ def refuse_columns(columns: StructType, partition_by: Sequence[str]) -> None:
         if name.lower() not in names:
             raise BadSink("partition_by", name, f"there is no such column; there are {', '.join(columns.names)}")
         kind = columns[names[name.lower()]].dataType
-        if isinstance(kind, ArrayType | MapType | StructType | VariantType):
+        if isinstance(kind, ArrayType | MapType | StructType) or kind.typeName() == "variant":
             raise BadSink("partition_by", name, f"its type is {kind.simpleString()}: partitions need a simple one")
     chosen = [name.lower() for name in partition_by]
     if len(set(chosen)) < len(chosen):

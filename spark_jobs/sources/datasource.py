@@ -14,21 +14,15 @@ from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from pushrep.log.slots import shown_partition
 from spark_jobs.errors import SparkJobError
-from spark_jobs.sources.arrow import source_schema
+from spark_jobs.releases import STREAMS_SINCE, SparkTooOld, release
+from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
-from spark_jobs.sources.planning import Extent, Range, resolve, share
+from spark_jobs.sources.planning import Extent, Range, resolve, resolve_starts, share
 from spark_jobs.sources.positions import CheckpointUnusable, Position, StreamOffset, initial_words
 from spark_jobs.sources.progress import (
     Step,
@@ -42,6 +36,18 @@ from spark_jobs.sources.progress import (
 )
 from spark_jobs.sources.startpoints import StreamStartpoints
 from spark_jobs.sources.tasks import LogRange, plan_tasks, read_range
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ModuleNotFoundError:  # before Spark 4.2, where a stream is refused
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+    ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = Any  # type: ignore[assignment, misc]
 
 
 class SchemaRefused(SparkJobError):
@@ -66,6 +72,8 @@ class PushrepDataSource(DataSource):
         return PushrepReader(self._checked(schema), schema)
 
     def streamReader(self, schema: StructType) -> "PushrepStreamReader":  # noqa: N802 - Spark's name
+        if release() < STREAMS_SINCE:
+            raise SparkTooOld("a stream of source pushrep", "4.2")
         return PushrepStreamReader(self._checked(schema), schema)
 
     def _checked(self, schema: StructType) -> SourceOptions:
@@ -88,7 +96,7 @@ class PushrepReader(DataSourceReader):
         logs = TopicLogs(options.path, options.topic, options.partitions)
         try:
             extents = logs.extents()
-            starts = resolve_starts(options, logs, extents)
+            starts = resolve_starts(options, extents, logs.first_at)
             ends = resolve("endingOffsets", options.end, extents, logs.first_at)
             for partition in extents:
                 if ends[partition] < starts[partition] and "endingOffsets" in options.given:
@@ -147,7 +155,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begun = self._startpoints.begun(before, extents)
             extents = self._startpoints.readable(extents)
         if before is None:
-            step = first_step(resolve_starts(options, self._logs, extents), extents)
+            step = first_step(resolve_starts(options, extents, self._logs.first_at), extents)
         else:
             check_present(before, set(self._logs.present()), fail_on_data_loss=options.fail_on_data_loss)
             step = next_step(
@@ -218,15 +226,3 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rulers = {p: self._logs.ruler(p, start, end, limit) for p, (start, end) in ranges.items() if start < end}
         shares = share({partition: ceil(ruler.size_bytes) for partition, ruler in rulers.items()}, limit)
         return {partition: ruler.end_within(shares[partition]) for partition, ruler in rulers.items()}
-
-
-def own_schema(options: SourceOptions) -> StructType:
-    """The columns that these options ask for."""
-    include_epochs = options.startpoint_consumer is not None
-    return source_schema(include_headers=options.include_headers, include_epochs=include_epochs)
-
-
-def resolve_starts(options: SourceOptions, logs: TopicLogs, extents: Mapping[int, Extent]) -> dict[int, int]:
-    """What the option startingOffsets or startingTimestamp means now."""
-    option = "startingTimestamp" if "startingTimestamp" in options.given else "startingOffsets"
-    return resolve(option, options.start, extents, logs.first_at)

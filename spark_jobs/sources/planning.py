@@ -11,7 +11,16 @@ from typing import TypeAlias
 
 from pushrep.log.slots import shown_name, shown_partition
 from spark_jobs.errors import SparkJobError
-from spark_jobs.sources.options import EARLIEST_OFFSET, LATEST_OFFSET, AtOffsets, AtTimestamp, BadOption, Edge, Place
+from spark_jobs.sources.options import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    AtTimestamp,
+    BadOption,
+    Edge,
+    Place,
+    SourceOptions,
+)
 
 Range: TypeAlias = tuple[int, int]
 """Offsets [start, end) of one partition."""
@@ -35,6 +44,14 @@ class DataLoss(SparkJobError):
             "Restore the log, or set failOnDataLoss=false to go on with what is there"
         )
         self.topic, self.partition, self.start, self.end, self.why = topic, partition, start, end, why
+
+
+def resolve_starts(
+    options: SourceOptions, extents: Mapping[int, Extent], first_at: Callable[[int, int], int | None]
+) -> dict[int, int]:
+    """What the option startingOffsets or startingTimestamp means now; as `resolve`."""
+    option = "startingTimestamp" if "startingTimestamp" in options.given else "startingOffsets"
+    return resolve(option, options.start, extents, first_at)
 
 
 def resolve(

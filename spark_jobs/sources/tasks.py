@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.slots import log_at
 from pushrep.records import RecordBatch
+from spark_jobs.releases import arrow_schema as to_arrow_types
 from spark_jobs.sources.arrow import ArrowWriter
 from spark_jobs.sources.logs import PLANNED, EndUnknown, TopicLogs, written_end
 from spark_jobs.sources.options import SourceOptions
@@ -55,7 +55,7 @@ def plan_tasks(
 
 def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> Iterator[pa.RecordBatch]:
     """The records of one task as Arrow batches, in offset order. Raises DataLoss if they are gone by now."""
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    arrow_schema = to_arrow_types(schema)
     writer = ArrowWriter(
         options.topic,
         task.partition,

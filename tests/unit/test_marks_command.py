@@ -124,3 +124,31 @@ def test_a_damaged_export_is_refused(local, tmp_path):
     (tmp_path / "out").write_bytes(data)
     assert "corrupt" in run("import", tmp_path / "fresh", tmp_path / "out", code=1)
     assert not (tmp_path / "fresh").exists()
+
+
+def test_one_pair_is_shown_set_and_forgotten(local, tmp_path):
+    held = HighwaterMarks.from_columns([7, 8], [1, 0], [9, 5], [0, 2])
+    with LocalMarks(local) as store:
+        store.write(BatchMarks("q", 2, (LogRange("orders", 0, 0, 11),), {MarksKey("orders"): held}), keep=9)
+    one = ("--pid", 8, "--partition", 0)
+
+    def offsets(*pair):
+        found = json.loads(run("show", local, *pair, "--json"))["last"]["marks"]
+        return {mark["pid"]: mark["offset"] for mark in found}
+
+    assert (offsets(), offsets(*one)) == ({7: 9, 8: 5}, {8: 5})
+    assert "orders pid 8 partition 0: set to 4" in run(
+        "set", local, *one, "--offset", 4, "--export", tmp_path / "before.marks"
+    )
+    assert BatchMarks.from_bytes((tmp_path / "before.marks").read_bytes()).marks == {MarksKey("orders"): held}
+    assert offsets() == {7: 9, 8: 4}
+    with LocalMarks(local) as store:
+        changed = store.read("q", 2)
+    assert changed.ranges == (LogRange("orders", 0, 0, 11),), "the batch is still done"
+    assert changed.marks[MarksKey("orders")].get(8, 0).destination_partition is None, "it goes on wherever it is met"
+    run("set", local, *one, "--offset", -1, "--export", tmp_path / "second.marks")
+    assert offsets() == {7: 9}
+    run("set", local, *one, "--topic", "other", "--offset", 1, "--export", tmp_path / "third.marks", code=1)
+    for half in (("show", local, "--pid", 7), ("set", local, "--pid", 7, "--offset", 1, "--export", tmp_path / "x")):
+        run(*half, code=2)
+    assert not (tmp_path / "x").exists()

@@ -5,9 +5,10 @@ import logging
 import pytest
 
 from filtering import StreamMetadata
-from spark_jobs import LocalMarks, ReplayFilteredBatches, slice_scan
+from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, slice_scan
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.replay_filter import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
+from spark_jobs.slice_filter import TtlTooShort
 
 pytestmark = pytest.mark.spark
 
@@ -205,6 +206,37 @@ def test_a_batch_without_any_metadata_is_told_once(frames, logs, store, inside_q
     assert caplog.text.count("none of its 1 records has stream metadata as carrier='key'") == 1
 
 
+def test_business_keys_that_are_metadata_by_chance_are_told_before_the_handler(
+    frames, logs, store, inside_query, caplog
+):
+    inside_query("q")
+    # As any text of 20 characters; those that differ at the end only are one pair, and must ascend.
+    text = [StreamMetadata.unpack(f"{name}-{n:014}".encode()) for name, n in (("order", 5), ("order", 4), ("event", 1))]
+    rows = [logs.Row("t", 0, n, metadata, None, f"a{n}") for n, metadata in enumerate([*text, StreamMetadata(5, 1, 7)])]
+    told = []
+    with caplog.at_level(logging.WARNING, logger="spark_jobs.replay_filter"):
+        once = ReplayFilteredBatches(lambda *_: told.append(caplog.text), store)
+        once(frames.split(rows, 1), 0)
+    assert "batch 0: 2 of 3 (pid, source partition) name a source partition from 1048576" in told[0]
+    assert "--only-pid" in told[0]
+    assert (once.last_counts.unlikely_pairs, once.last_counts.dropped) == (2, 1)
+
+
+def test_a_handler_that_asks_first_whether_there_are_rows_costs_no_counts(frames, logs, store, inside_query):
+    inside_query("q")
+    once = ReplayFilteredBatches(lambda batch, _: batch.isEmpty() or batch.count(), store, window=1)
+    once(frames.split(logs.random_topic(2), 1), 0)
+    assert once.last_counts.kept is not None
+
+
+def test_a_ttl_shorter_than_the_topic_s_retention_is_refused(frames, store, table):
+    for told in ({}, {"retention_ms": -1}, {"retention_ms": 10_001}):
+        with pytest.raises(TtlTooShort, match="retention_ms=0 takes any ttl_s"):
+            ReplayFilteredBatches(table, store, ttl_s=10, **told)
+        with pytest.raises(TtlTooShort, match="retention_ms=0 takes any ttl_s"):
+            filter_frame(frames.split([], 1), ttl_s=10, **told)
+
+
 def test_a_handler_without_an_action_leaves_the_counts_open(frames, logs, store, inside_query):
     """But for those that whole runs decide."""
     inside_query("q")
@@ -240,7 +272,7 @@ def test_marks_expire_at_the_commit_and_only_there(frames, logs, store, inside_q
 
     inside_query("q")
     clock, table = Hands(), Table()
-    once = ReplayFilteredBatches(table, store, ttl_s=10, clock=clock)
+    once = ReplayFilteredBatches(table, store, ttl_s=10, retention_ms=10_000, clock=clock)
     rows = [logs.Row("t", 0, n, StreamMetadata(5, 1, o), None, f"a{n}") for n, o in enumerate([3, 3, 3, 3])]
     for n, row in enumerate(rows):
         once(frames.split([row], 1), n)

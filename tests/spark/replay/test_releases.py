@@ -1,0 +1,60 @@
+"""The core of each form under other releases of Spark, each in a Python of its own; and what stands in for the new.
+
+`make spark-releases` makes those Pythons and names them: PUSHREP_SPARK_PYTHONS=<python>:<python>:...
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions
+
+from filtering.stream_metadata import StreamMetadata
+from spark_jobs import filter_frame, releases, spark_internals
+from spark_jobs.releases import SparkTooOld
+
+pytestmark = pytest.mark.spark
+
+PYTHONS = [python for python in os.environ.get("PUSHREP_SPARK_PYTHONS", "").split(":") if python]
+FORMS = ("frames", "batches", "operator", "applied")
+SOURCE = {
+    "3.5": "source pushrep needs Spark 4.0",
+    "4.0": "a stream of source pushrep needs Spark 4.2",
+    "4.1": "a stream of source pushrep needs Spark 4.2",
+    "4.2": "ran",
+}
+
+
+@pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
+@pytest.mark.parametrize("python", PYTHONS)
+def test_each_form_runs_or_is_refused_by_name(python, tmp_path):
+    program = Path(__file__).with_name("releases_program.py")
+    own = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(program.parents[3])}
+    ran = subprocess.run([python, program, tmp_path], env=own, capture_output=True, text=True, timeout=900)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert [told[form] for form in FORMS] == ["ran"] * len(FORMS)
+    assert told["source"].startswith(SOURCE[told["release"]])
+
+
+def test_without_arrow_udf_to_arrow_and_inner_names_rows_are_judged_the_same(frames, logs, monkeypatch):
+    """What Spark 3.5 and 4.0 lack, switched off here."""
+    rows = [*logs.random_topic(5, rows=60), logs.Row("t", 0, 0, StreamMetadata(1, 0, 9), None, "a")]
+    frame = frames.split(rows, 2)
+    monkeypatch.delattr(functions, "arrow_udf")
+    monkeypatch.setattr(releases, "has_to_arrow", lambda _: False)
+    monkeypatch.setattr(spark_internals, "asked", lambda _: None)
+    result = filter_frame(frame)
+    assert result.plan.must_sort, "where nobody knows whether rows are part of the plan, they are sorted"
+    assert logs.ids(result.rows) == logs.Model().kept(rows)
+    assert result.counts().kept is None, "nobody knows whether an action has been observed"
+
+
+def test_an_older_spark_is_told_by_name_what_it_lacks(monkeypatch, spark):
+    from spark_jobs import register_sources
+
+    monkeypatch.setattr("pyspark.__version__", "3.5.9")
+    with pytest.raises(SparkTooOld, match=r"source pushrep needs Spark 4.0 or newer: this is 3.5.9"):
+        register_sources(spark)
