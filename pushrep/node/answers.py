@@ -260,9 +260,12 @@ class Answers:
         return wire.DescribeDamageResponse(segments=tuple(found[:_DAMAGED_MAX]))
 
     def _repair_records(self, request: wire.RepairRecordsRequest, sender: str) -> Struct:
-        replica = self._described(request.tp, ApiKey.REPAIR_RECORDS, request.grant_epoch, sender)
+        self._access.check(sender, ApiKey.REPAIR_RECORDS, request.outbox_id)
         kept = self._store.owner_of(request.tp)
-        if kept is not None and request.generation < kept.promises.generation:
+        if kept is None or kept.outbox_id != request.outbox_id:
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{request.tp} was not described")
+        replica = self._described(request.tp, ApiKey.REPAIR_RECORDS, request.grant_epoch, sender)
+        if request.generation < kept.promises.generation:
             raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"generation {kept.promises.generation} is kept here")
         try:
             wanted = replica.repair(request.base_offset, request.records)

@@ -470,6 +470,7 @@ class RepairRecordsRequest(Struct):
     in the first request. Only who has the newest grant may send it.
     """
 
+    outbox_id: UUID
     tp: TopicIdPartition
     grant_epoch: EpochOrNone
     base_offset: Offset

@@ -97,6 +97,7 @@ class Repairs:
         records, last = Records(), -1
         while not gave_up():
             request = RepairRecordsRequest(
+                outbox_id=self._outbox_id,
                 tp=one.tp,
                 grant_epoch=self._grant.epoch,
                 base_offset=one.base_offset,

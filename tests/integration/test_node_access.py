@@ -105,7 +105,7 @@ def requests(grant, outbox_id, recording_id, tp):
         push.ListLogsRequest(outbox_id=outbox_id),
         push.BeatRequest(outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch),
         push.DescribeDamageRequest(outbox_id=outbox_id),
-        push.RepairRecordsRequest(tp=tp, grant_epoch=1 << 20, base_offset=0),
+        push.RepairRecordsRequest(outbox_id=outbox_id, tp=tp, grant_epoch=1 << 20, base_offset=0),
         replay.StartReplayRequest(
             recording_id=recording_id, position_kind=replay.PositionKind.LOG_START, position=0,
             length_kind=replay.LengthKind.TO_END, length=0,
