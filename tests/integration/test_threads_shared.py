@@ -5,11 +5,13 @@ import threading
 
 import pytest
 
+from pushrep.log import LogConfig
 from pushrep.outbox import Outbox
 from tests.integration.outboxes import open_outbox, wait_for_all
 from tests.unit.gated_disk import until
 
 WAIT_S = 60
+FEW_FILES = LogConfig(preallocate_bytes=0, open_files_max=8)
 
 
 def own_threads():
@@ -68,3 +70,47 @@ def test_a_fork_beside_open_outboxes_opens_one_of_its_own(world, twenty):
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     in_use(parent)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_idle_partitions_take_neither_threads_nor_descriptors(world, torture):
+    """Of leader and node together, which are in this process."""
+    count = 5000 if torture.is_long else 96
+    world.node(1, log_config=FEW_FILES)
+    found = []
+    for partitions in (8, count):
+        directory = world.root / f"outbox-{partitions}"
+        with open_outbox(
+            world, 1, directory=directory, partitions=partitions, log_config=FEW_FILES, open_timeout_s=600
+        ) as outbox:
+            receipts = [outbox.append(partition, b"x") for partition in range(partitions)]
+            assert [receipt.result(600) for receipt in receipts] == [0] * partitions
+            in_use(outbox)
+            found.append((descriptors(), [name for name in own_threads() if "-disk-" not in name]))
+    (few, threads_of_few), (many, threads_of_many) = found
+    assert threads_of_many == threads_of_few
+    kept = FEW_FILES.open_files_max + 4  # the node goes on with the first outbox: its files, lock and published ends
+    assert many <= few + kept, "open_files_max for each directory of logs, and nothing a partition"
+
+
+def test_many_leaders_on_one_node_have_a_connection_each(world, torture):
+    count = 200 if torture.is_long else 10
+    world.node(1)
+    node, opened = world.nodes[1], []
+    try:
+        for n in range(count):
+            opened += [open_outbox(world, 1, directory=world.root / f"leader-{n}")]
+        receipts = [outbox.append(0, b"x") for outbox in opened]
+        assert [receipt.result(WAIT_S) for receipt in receipts] == [0] * count
+        for outbox in opened:
+            in_use(outbox)
+        until(lambda: node.connections == count, "one connection for each leader")
+        peers = [thread for thread in threading.enumerate() if thread.name == "pushrep-node-peer"]
+        assert len(peers) == count
+    finally:
+        for outbox in opened:
+            outbox.close()
+    until(lambda: node.connections == 0, "they hang up")
