@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, checked_path
+from pushrep.log.slots import OUTBOX_FILE_NAME
 from pushrep.node.access import Access, Kept
 from pushrep.node.answers import Answers
 from pushrep.node.connections import Connections
@@ -45,10 +46,15 @@ class ReplicaNode:
         clock: Clock = SYSTEM_CLOCK,
         network: Network = REAL_NETWORK,
     ) -> None:
+        if not isinstance(settings, NodeSettings | None):
+            raise BadArgument("settings", f"give a NodeSettings, not {settings!r:.60}")
+        home = checked_path("directory", directory)
+        if filesystem.exists(home / OUTBOX_FILE_NAME):
+            raise BadArgument("directory", f"{home} is the directory of an outbox: give a node one of its own")
         settings = settings or NodeSettings()
         listener = _listen(settings.address, network)
         try:
-            self._store = NodeStore(Path(directory), settings, filesystem, clock)
+            self._store = NodeStore(home, settings, filesystem, clock)
         except BaseException:
             listener.close()
             raise

@@ -92,6 +92,8 @@ class StartpointStore(BaseStore):
 
         The newest wins. Who has not applied it after `ttl_s` (None: never) finds it expired.
         """
+        if not isinstance(startpoint, Startpoint):
+            raise BadArgument("startpoint", f"give a Startpoint, as Startpoint.earliest(), not {startpoint!r:.60}")
         target = Target(consumer, topic, partition, task)
         check_text("reason", reason)
         if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):

@@ -10,7 +10,16 @@ import pytest
 
 import pushrep
 from filtering import StreamMetadata
-from pushrep import AsyncOutbox, Durability, LogConfig, Outbox, ReplayClient, SegmentLog
+from pushrep import (
+    AsyncOutbox,
+    Durability,
+    LogConfig,
+    Outbox,
+    ReplayClient,
+    ReplicaNode,
+    SegmentLog,
+    StartpointStore,
+)
 from pushrep.outbox.configured import outbox_settings
 from tests.house.test_install import BLOCK_EXTRAS
 
@@ -109,6 +118,15 @@ API = {
         lambda _: outbox_settings(None, {"PUSHREP_KAFKA_SASL_PASSWORD_FILE": "/run/no-secret"}),
         "PUSHREP_KAFKA_SASL_PASSWORD_FILE: can't read '/run/no-secret': No such file",
     ),
+    "a node in an outbox": (
+        lambda box: ReplicaNode(box.directory),
+        "of an outbox: give a node one of its own",
+    ),
+    "a node's address for its settings": (lambda _: ReplicaNode("d", "127.0.0.1:0"), "settings: give a NodeSettings"),
+    "a startpoint as text": (
+        lambda box: StartpointStore.open(box.directory / "startpoints").write("c", "orders", 0, "earliest", "why"),
+        "startpoint: give a Startpoint, as Startpoint.earliest(), not 'earliest'",
+    ),
     "append to a log as text": (lambda box: box.log(0).append("text", durability=Durability.FLUSHED), "bytes"),
 }
 
@@ -143,6 +161,7 @@ COMMANDS = {
     "marks in a topic without brokers": ("marks show kafka:t", 1, "--bootstrap-servers HOST:PORT"),
     "a status of nothing": ("replica status nowhere", 1, "nowhere"),
     "a node's address": ("replica serve d --listen nowhere", 2, "nowhere"),
+    "a node in an outbox": ("replica serve made --listen 127.0.0.1:0", 1, "the directory of an outbox"),
     "a promotion of nothing": ("promote nowhere", 2, "does not exist"),
     "a port that is none to listen at": ("replica serve d --listen 127.0.0.1:70000", 2, "70000 is no port"),
     "a port that is none of a broker": ("ship made --bootstrap-servers b:99999", 1, "ports up to 65535"),

@@ -473,6 +473,7 @@ def test_many_threads_keep_their_own_order(tmp_path):
                 assert all(many[at + 19] - many[at] == 19 for at in range(0, len(many), 20)), "neighbours stay together"
 
 
+@pytest.mark.timeout(3600)  # the long form makes ten thousand directories
 def test_many_partitions_take_little_of_the_disk_few_descriptors_and_no_time_each(tmp_path, torture, monkeypatch):
     """Ten thousand files grown 16 MiB ahead of their data, as one is, would be 160 GB for nothing."""
     count, open_files_max = torture.count(200, 10_000), 64
