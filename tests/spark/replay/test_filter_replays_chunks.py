@@ -269,7 +269,7 @@ def test_a_pair_s_output_is_handed_on_in_frames_and_tells_once_what_became_of_it
     assert [row["value"] for frame in found for row in rows_in(frame["data"].tolist())] == [r.id for r in rows]
     first, *others = [report for frame in found for report in frame["report"]]
     assert others == [None] * 6
-    assert json.loads(first) == {"pairs": 1, "kept": 7, "dropped": 0, "late": 0, "jumped": 0}
+    assert json.loads(first) == {"pairs": 1, "kept": 7, "dropped": 0, "late": 0, "jumped": 0, "unlikely": 0}
     frames, same = decided_frames(name, frames_of([batch_of(rows)]), after, FilterRule(), Reports(), now_ms=None)
     (nothing,) = frames
     assert nothing["data"].tolist() == [None]
@@ -284,6 +284,8 @@ def test_a_task_names_no_more_than_ten_pairs_of_a_kind():
     assert json.loads(told[9]["gap"]) == ["t", 5, 9, 5]
     assert "gap" not in told[10]
     assert sum(report["dropped"] for report in told) == 75
+    by_chance = json.loads(reports.of(("t", 5, int.from_bytes(b"-000")), counts))
+    assert (told[0]["unlikely"], by_chance["unlikely"]) == (0, 1)
 
 
 def test_a_pair_s_state_is_constant_in_records_and_below_1_kib(logs):
@@ -309,14 +311,15 @@ def progress_of(**observed):
 def test_a_listener_hears_of_its_own_filter_and_names_pairs_that_were_dropped_whole(caplog):
     heard = []
     listener = CountsListener(lambda query_id, counts: heard.append((query_id, counts)))
-    after = {"pairs": 2, "kept": 5, "dropped": 4, "late": 1, "jumped": 9, "all_dropped": ['["t", 6, 1]']}
+    after = {"pairs": 2, "kept": 5, "dropped": 4, "late": 1, "jumped": 9, "unlikely": 2, "all_dropped": ['["t", 6, 1]']}
     after["gaps"] = ['["t", 5, 0, 9]']
     event = progress_of(**{"filter_replays.before": {"rows": 10, "unkeyed": 1}, "filter_replays.after": after})
     listener.onQueryProgress(event)
     listener.onQueryProgress(progress_of(**{"another.before": {"rows": 10}}))
-    counts = BatchCounts(3, 10, 1, 2, kept=5, dropped=4, late=1, jumped=9, all_dropped=(("t", 6, 1),))
+    counts = BatchCounts(3, 10, 1, 2, kept=5, dropped=4, late=1, jumped=9, all_dropped=(("t", 6, 1),), unlikely_pairs=2)
     assert heard == [("00000000-0000-0000-0000-000000000007", counts)]
     assert "batch 3: every row of 1 (topic, pid, source partition) was dropped: [('t', 6, 1)]" in caplog.text
+    assert "batch 3: 2 of 2 (pid, source partition) name a source partition from 1048576" in caplog.text
     assert operator_counts(event.progress) == counts
     assert operator_counts(event.progress, "another") is None
     assert operator_gaps(event.progress) == {("t", 5, 0): 9}
