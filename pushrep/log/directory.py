@@ -22,8 +22,10 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
@@ -288,9 +290,9 @@ class LogDirectory:
         if self.directory_id is not None and self.directory_id.is_copy:
             raise DirectoryIsCopy(self.path, self.directory_id.copy_of[-1])
 
-    def settle_id(self) -> None:
+    def settle_id(self, new_id: UUID | None = None) -> None:
         """Of a directory of an outbox: `directory_id` from now on, on disk with the witness of now. One that has none
-        gets one, a copy another than its original's.
+        gets one (`new_id`, if it was promised to somebody), a copy another than its original's.
 
         Where the disk has no room for it, what stood there stands, but for a copy. Raises OSError.
         """
@@ -298,7 +300,7 @@ class LogDirectory:
         unknown = self.copy_verdict is CopyVerdict.UNKNOWN
         if not self._copy_check and not self.is_unsettled_copy:
             return  # nobody asked whose file it is: it must not be vouched for
-        new = settled_id(self.directory_id)
+        new = settled_id(self.directory_id, new_id)
         try:
             self.copy_verdict = self.reserve.with_room(lambda: write_directory_id(self.path, self.filesystem, new))
         except OSError as error:
@@ -313,6 +315,14 @@ class LogDirectory:
                 "noticed here; after one, run pushrep log new-epoch (copy_check=False: not to be told)",
                 self.path,
             )
+
+    def forget_original(self) -> None:
+        """A copy whose leader filled it, and counts it by its own id, is a copy of nothing any more. Raises OSError."""
+        known = self.directory_id
+        if known is not None and known.is_copy and known.is_settled:
+            new = replace(known, copy_of=())
+            write_directory_id(self.path, self.filesystem, new)
+            self.directory_id = new
 
     def _renew_id(self) -> None:
         """Write the id's file anew, so that a backup made until now has an older witness."""

@@ -129,11 +129,13 @@ def opened_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | No
     return found, CopyVerdict.COPY
 
 
-def settled_id(found: DirectoryId | None) -> DirectoryId:
-    """The id to go on under: a new one for a directory that has none and for a copy that goes on as one."""
+def settled_id(found: DirectoryId | None, new_id: UUID | None = None) -> DirectoryId:
+    """The id to go on under: a new one (`new_id`, if it was promised) for a directory that has none and for a copy that
+    goes on as one.
+    """
     if found is not None and found.is_settled:
         return found
-    return DirectoryId(directory_id=_new_id(), copy_of=() if found is None else found.copy_of)
+    return DirectoryId(directory_id=new_id or new_directory_id(), copy_of=() if found is None else found.copy_of)
 
 
 def moved_id(found: DirectoryId) -> DirectoryId:
@@ -141,7 +143,7 @@ def moved_id(found: DirectoryId) -> DirectoryId:
     if not found.copy_of:
         return found
     if found.copy_of[-1] == UNKNOWN_ID:
-        return DirectoryId(directory_id=_new_id())
+        return DirectoryId(directory_id=new_directory_id())
     return DirectoryId(directory_id=found.copy_of[-1], copy_of=found.copy_of[:-1])
 
 
@@ -165,7 +167,8 @@ def write_directory_id(directory: Path, filesystem: Filesystem, kept: DirectoryI
     return CopyVerdict.UNKNOWN if witness is None else CopyVerdict.ORIGINAL
 
 
-def _new_id() -> UUID:
+def new_directory_id() -> UUID:
+    """One that no directory has."""
     return UUID(bytes=secrets.token_bytes(16))
 
 

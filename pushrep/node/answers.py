@@ -124,8 +124,8 @@ class Answers:
                 grants=_grants(kept),
                 logs=logs,
                 last_contact_ms=kept.last_contact_ms,
-                directory_id=kept.directory_id,
-                unfilled=int(kept.promises.is_unfilled),
+                directory_id=kept.directory_id or wire.NO_DIRECTORY,
+                unfilled=int(kept.is_unfilled),
                 generation=kept.promises.generation,
                 contact_age_ms=wire.NOT_SAID if (age_ms := kept.contact_age_ms) is None else age_ms,
             )
@@ -162,8 +162,8 @@ class Answers:
                 highest_epoch=_highest_epoch(kept),
                 grants=_grants(kept),
                 logs=self._descriptions(kept, request.partitions, create=False),
-                directory_id=kept.directory_id,
-                unfilled=int(kept.promises.is_unfilled),
+                directory_id=kept.directory_id or wire.NO_DIRECTORY,
+                unfilled=int(kept.is_unfilled),
                 generation=kept.promises.generation,
             )
 

@@ -29,7 +29,7 @@ from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
-from pushrep.push.wire import directory_from_wire, grant_from_wire, grant_to_wire, log_ends_of
+from pushrep.push.wire import grant_from_wire, grant_to_wire, log_ends_of
 from pushrep.records import RecordBatch
 from pushrep.records.joining import misjoined
 from pushrep.replication.candidate import MemberAnswer, PartitionLog
@@ -138,11 +138,14 @@ class Asking:
         descriptions = list(first.logs)
         while len(descriptions) < len(self._tps):  # an answer has as many as fit into a frame
             descriptions += self._describe(client, len(descriptions)).logs
-        if first.member not in {-1, index}:
+        directory_id = client.directory_in(first)
+        is_another = first.member not in {-1, index}
+        if is_another and directory_id is None:
             raise ReplicaUnreachable(str(client.address), f"it is member {first.member}, not {index}")
         age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else NOT_SAID
         try:
-            grant = grant_from_wire(first.grants[0]) if first.grants else None
+            # Of another member only the directory is told: the rules see whether it is asked under both names.
+            grant = grant_from_wire(first.grants[0]) if first.grants and not is_another else None
         except BadGrant as error:
             raise ReplicaUnreachable(str(client.address), str(error)) from error
         return MemberAnswer(
@@ -151,7 +154,7 @@ class Asking:
             highest_epoch=first.highest_epoch,
             logs=dict(_partition_logs(descriptions)),
             is_unfilled=None if first.unfilled == NOT_SAID else bool(first.unfilled),
-            directory_id=directory_from_wire(first.directory_id),
+            directory_id=directory_id,
             generation=first.generation,
             contact_age_ms=None if age_ms == NOT_SAID else age_ms,
         )

@@ -99,6 +99,8 @@ class Candidacy:
             logs=logs,
             is_unfilled=kept.is_unfilled,
             contact_age_ms=self._contact_age_ms,
+            directory_id=self.keeper.directory_id,
+            generation=kept.generation,
         )
 
     def run(
@@ -127,6 +129,9 @@ class Candidacy:
             while effects:
                 effect = effects.popleft()
                 if isinstance(effect, Lead):
+                    if nameless := effect.grant.nameless:
+                        told = "members %s count by their index alone: the grant names no directory of theirs yet"
+                        _LOG.warning(f"%s: {told}", self.keeper.directory, sorted(nameless))
                     return effect.grant
                 effects.extend(self._carry_out(effect, candidate, timeout_s))
             answer = self._answers.next()
@@ -292,7 +297,8 @@ def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
 
 def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
     """Why these answers to a look, and this member, are not enough to lead; None if they are."""
-    answered = {own, *(index for index, answer in found.items() if answer.counts)}
+    members = (one for one in found.values() if one.counts and grant.is_member(one.index, one.directory_id))
+    answered = {own, *(one.index for one in members)}
     if grant.may_lead(answered):
         return None
     for quorum in grant.quorums:

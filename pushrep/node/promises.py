@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from pushrep.log.directory_id import read_directory_id
 from pushrep.node.errors import CorruptNodeFile
 from pushrep.replication.epochs import EpochEnd, Ungranted
 from pushrep.replication.errors import BadGrant
@@ -82,6 +83,12 @@ class PromiseKeeper:
     def kept(self) -> Promises:
         """As they stand on disk."""
         return self._kept
+
+    @property
+    def directory_id(self) -> UUID | None:
+        """Of the directory that they are kept in; None if it has none. Raises OSError."""
+        found, _ = read_directory_id(self.directory, self._filesystem)
+        return None if found is None else found.directory_id
 
     def keep(self, promises: Promises) -> None:
         """On disk when this returns; the old ones hold if it raises."""

@@ -23,9 +23,9 @@ from uuid import UUID
 from pushrep.errors import PushrepError
 from pushrep.log.creating import create_logs
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_id import read_directory_id
+from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directory_id
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
-from pushrep.log.errors import DirectoryIsCopy, LogLocked
+from pushrep.log.errors import LogLocked
 from pushrep.log.log_names import list_logs
 from pushrep.log.losses import held_to, lost_behind
 from pushrep.log.partition_metadata import read_partition_metadata
@@ -42,6 +42,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
 _LOCK_NAME = ".lock"
+_PROPOSED_MAX = 1024  # of outboxes that somebody asked for and has not granted yet
 _Answer = TypeVar("_Answer")
 
 
@@ -81,7 +82,7 @@ class KeptOutbox:
         self._is_visited = False
         self._borrowers = 0
         self._filled: set[int] = set()  # the partitions of an unfilled member that have everything
-        self._is_known = False  # that the directory is no copy
+        self._is_known = False  # whose directory it is
         self._is_unread = False  # what is known of its promises may be out of date: whoever borrowed it wrote them
         self._last_contact_ms = -1
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
@@ -90,10 +91,23 @@ class KeptOutbox:
         self._keeper = PromiseKeeper(self.directory, outbox_id, store.filesystem)
 
     @property
-    def directory_id(self) -> UUID:
-        """As it stands in the directory; zero if there is none. Raises OSError."""
-        found, _ = read_directory_id(self.directory, self._store.filesystem)
-        return UUID(int=0) if found is None else found.directory_id
+    def directory_id(self) -> UUID | None:
+        """Of its directory; the one that it will have, while nothing is kept yet; None where nobody asked whose it is.
+        Raises OSError.
+        """
+        found = self._found_id()
+        if found is not None:
+            return found.directory_id
+        return self._store.proposed_id(self.outbox_id) if self._store.settings.copy_check else None
+
+    @property
+    def is_unfilled(self) -> bool:
+        """Whether it lacks what its member held and promised: its disk was lost, or it is a copy. Raises OSError."""
+        found = self._found_id()
+        return self.promises.is_unfilled or (found is not None and found.is_copy)
+
+    def _found_id(self) -> DirectoryId | None:
+        return read_directory_id(self.directory, self._store.filesystem)[0]
 
     @property
     def promises(self) -> Promises:
@@ -107,17 +121,17 @@ class KeptOutbox:
 
     @contextmanager
     def at_home(self) -> Iterator[None]:
-        """While a call about grants and logs is answered. Raises Refusal for a directory of another's, or a copy."""
+        """While a call about grants and logs is answered. Raises Refusal for a directory of another's."""
         self._check_not_let_go()
         if not self.promises.is_led_here:
-            self.check_not_a_copy()
+            self.settle_directory()
             yield
             return
         with self._visiting:
             self._check_not_let_go()  # while we waited
             held = self._acquire()
             try:
-                self._refuse_copy(held)
+                self._settle(held)
                 self._keeper.read_again()
                 self._is_visited = True
                 yield
@@ -170,25 +184,33 @@ class KeptOutbox:
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"a service in this process has {self.directory}")
         return held
 
-    def _refuse_copy(self, held: LogDirectory) -> None:
-        """Raise Refusal while the directory is a copy of another."""
-        try:
-            held.refuse_copy()
-        except DirectoryIsCopy as error:
-            raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-
-    def check_not_a_copy(self) -> None:
-        """Before the first answer that something is promised here. Raises Refusal, OSError."""
+    def settle_directory(self, *, create: bool = False) -> None:
+        """Before the first answer that something is promised here: a copy is one of its own from now on, which lacks
+        what its original promised since. Raises OSError, LogLocked.
+        """
         with self._lock:
-            if self._is_known or not self._store.filesystem.exists(self.directory):
+            exists = self._store.filesystem.exists(self.directory)
+            self._is_known = self._is_known and exists
+            if self._is_known or not (exists or create):
                 return
+            self._store.filesystem.make_directory(self.directory)
             held = self._acquired()
             try:
-                self._refuse_copy(held)
-                held.settle_id()
+                self._settle(held)
                 self._is_known = True
             finally:
                 held.release()
+
+    def _settle(self, held: LogDirectory) -> None:
+        if held.is_unsettled_copy:
+            _LOG.warning(
+                "%s is a copy, so it counts as no member before it was filled by who leads. If it was moved, whole, "
+                "and the original is gone: pushrep replica moved %s",
+                self.directory,
+                self.directory,
+            )
+        held.settle_id(self._store.proposed_id(self.outbox_id))
+        self._store.forget_proposal(self.outbox_id)
 
     def _acquired(self) -> LogDirectory:
         store = self._store
@@ -232,10 +254,13 @@ class KeptOutbox:
         one once that was removed. NO_MEMBER: an older sender, so it is the member that the grant knows at `address`,
         where this node listens. is_first: nothing was ever acknowledged, so who has no grant has lost nothing.
         """
+        if self.promises.grant is None:
+            self.settle_directory(create=True)  # it may be named in the grant, so it has its id before that is kept
         with self._keeper.lock:
             self._check_not_let_go()  # who borrowed the directory writes promises there
             kept = self.promises
-            if addressed_as not in {NO_MEMBER, kept.member} and kept.member in offered.indexes:
+            is_live = kept.member in offered.indexes and not self._was_replaced(offered)
+            if addressed_as not in {NO_MEMBER, kept.member} and is_live:
                 raise Refusal(
                     ErrorCode.MEMBER_TWICE,
                     f"this node is member {kept.member} of outbox {self.outbox_id}, and it is addressed as member "
@@ -245,15 +270,34 @@ class KeptOutbox:
             is_named = kept.member == NO_MEMBER and addressed_as != NO_MEMBER
             if outcome is Outcome.NONE and (offered != kept.grant or is_named):
                 found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as
-                member = kept.member if kept.member in offered.indexes else found
+                member = kept.member if is_live else found
                 # Its epoch as well, as who leads keeps it: its first request would be one more write of this file.
                 leader_epoch = max(kept.leader_epoch, offered.epoch)
                 member = kept.member if member == NO_MEMBER else member
-                is_unfilled = kept.is_unfilled or (kept.grant is None and not is_first)
+                is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
+                is_unfilled = kept.is_unfilled or (kept.grant is None and not is_first and not is_named)
                 self._keeper.keep(
                     replace(kept, grant=offered, leader_epoch=leader_epoch, member=member, is_unfilled=is_unfilled)
                 )
+                if is_named and member not in offered.entering:
+                    self._forget_original()
             return outcome
+
+    def _was_replaced(self, offered: Grant) -> bool:
+        """Whether another directory is what counts as this member, and nobody looks for it here any more."""
+        member = self.promises.member
+        listed = next((one for one in (*offered.members, *offered.previous_members) if one.index == member), None)
+        return listed is not None and not listed.address and not offered.is_member(member, self.directory_id)
+
+    def _forget_original(self) -> None:
+        found = self._found_id()
+        if found is not None and found.is_copy:
+            held = self._acquired()
+            try:
+                held.forget_original()
+            finally:
+                held.release()
+            _LOG.info("%s has been given everything: it counts under its own id", self.directory)
 
     def note_filled(self, tp: TopicIdPartition) -> None:
         """Its leader gave `tp` everything; this member counts once that is so of all partitions. Raises OSError."""
@@ -448,6 +492,7 @@ class NodeStore:
         # A simulated clock gets no threads, so that a run can be repeated.
         self._threads = disk_threads(filesystem, data) if clock is SYSTEM_CLOCK else None
         self._lock = threading.Lock()
+        self._proposed: dict[UUID, UUID] = {}
         self._outboxes: dict[UUID, KeptOutbox] = {}
         self._owner_of: dict[TopicIdPartition, KeptOutbox] = {}
 
@@ -471,6 +516,16 @@ class NodeStore:
             else:
                 kept.look_again()
             return kept
+
+    def proposed_id(self, outbox_id: UUID) -> UUID:
+        """The id that the outbox's directory will have: who grants for the first time names it before it is there."""
+        while len(self._proposed) >= _PROPOSED_MAX:
+            self._proposed.pop(next(iter(self._proposed)), None)
+        return self._proposed.setdefault(outbox_id, new_directory_id())
+
+    def forget_proposal(self, outbox_id: UUID) -> None:
+        """Its directory is made: another one gets another id."""
+        self._proposed.pop(outbox_id, None)
 
     def look_up(self, outbox_id: UUID) -> KeptOutbox:
         """The same for who only asks: an outbox that nothing is kept of is not remembered. Raises as `outbox`."""

@@ -5,6 +5,7 @@
                  `watch` looks on in the background until it leads
     while open ─▶ a tick fails what waits for longer than delivery_timeout_ms
                ─▶ change_members: writers stand still, a new grant, a new Leading; who waited goes on waiting
+               ─▶ a member with another directory than the grant's was filled: it comes in by grants that name it
 
 NotLeader at the open: another has the lead. The directory then keeps that grant, and can go under a node as it is.
 """
@@ -13,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from uuid import UUID
 
@@ -45,6 +47,7 @@ from pushrep.seams import Clock
 _LOG = logging.getLogger("pushrep.outbox")
 _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits
 _LOOK_AGAIN_S = 0.5
+_NAME_AGAIN_S = 0.05  # between looks whether a member with a new directory was filled
 _ASK_S = 5.0  # who asks whether this one leads asks again
 _TICKS_PER_TIMEOUT = 4
 _TICK_MAX_S = 1.0
@@ -80,6 +83,9 @@ class Replication:
         self.step_lock = threading.Lock()
         """Held for a step of a change of members (member_changes.py): one that comes second sees what the first did."""
         self._stop = threading.Event()
+        self._naming_lock = threading.Lock()
+        self._is_naming = False
+        self._shown = False  # a replica showed its directory since that was looked at
         self._threads: list[threading.Thread] = []
         self._tick: Tick | None = None
         self.lanes: Mapping[int, LaneReplicas] = {
@@ -222,6 +228,11 @@ class Replication:
         """Whether the change of members that the grant began is done: `change_members` by `Grant.settled` ends it."""
         return self._holds(lambda leader: leader.may_settle)
 
+    def directory_of(self, index: int) -> UUID | None:
+        """What a replica or a node that is to become one showed since this leads; None: nothing, or it can't."""
+        leading = self._leading
+        return None if leading is None else leading.directories.get(index)
+
     def change_members(self, change: Change) -> Grant:
         """Go on under the grant that `change(newest grant, its number)` makes. Appends wait meanwhile, and with ALL
         until enough are in sync again, up to `open_timeout_s`.
@@ -238,7 +249,8 @@ class Replication:
                 raise refusal
             with standing_still(self.lanes.values()), holding_back(self.lanes.values()):
                 granted, started = self._hand_over(change), monotonic()
-                self._wait_for_members(started)
+                if not granted.entering:  # else who changes them has to settle that first
+                    self._wait_for_members(started)
                 return granted
 
     def leads_by_the_newest_grant(self) -> bool:
@@ -333,10 +345,78 @@ class Replication:
             clock=self._clock,
         )
         self._leading = leading
+        leading.on_directory = partial(self._see_directory, grant, leading)
         leading.start()
         for number, lane in self.lanes.items():
             lane.needed, lane.led = grant.min_insync_replicas, leading.partitions[number]
         return leading
+
+    def _see_directory(self, grant: Grant, leading: Leading) -> None:
+        """A replica showed its directory. If one is to come in, a thread sees to it until that is done."""
+        if not (grant.nameless or grant.entering or leading.strangers):
+            return
+        with self._naming_lock:
+            self._shown = True
+            if not self._is_naming and not self._stop.is_set():
+                self._is_naming = True
+                self._thread("pushrep-directories", self._name_on)
+
+    def _name_on(self) -> None:
+        """While it leads: who shows another directory than the grant's comes in once it was filled."""
+        pause_s, told = 0.0, ""
+        while not self._stop.wait(pause_s):
+            with self._naming_lock:
+                self._shown = False
+            try:
+                with self.step_lock:
+                    is_due, pause_s = self._name_directories(), _NAME_AGAIN_S
+            except (OSError, PushrepError) as error:
+                is_due, pause_s = True, _LOOK_AGAIN_S
+                level = logging.INFO if str(error) == told else logging.WARNING
+                told = str(error)
+                _LOG.log(level, "%s: a directory can't come in yet: %s", self._keeper.directory, error)
+            with self._naming_lock:
+                if not is_due and not self._shown:
+                    self._is_naming = False
+                    return
+
+    def _name_directories(self) -> bool:
+        """One step. Whether there is another one to come."""
+        grant, leading = self.grant, self._leading
+        if grant is None or leading is None or self._why_not_leading() is not None:
+            return False
+        if grant.entering:
+            if self.may_settle:
+                self._change_if_still(grant, lambda newest, epoch: newest.settled(epoch))
+            return True
+        strangers = {index: one for index, one in leading.strangers.items() if index in grant.indexes}
+        if not grant.previous_members:
+            for index, directory_id in sorted(strangers.items()):
+                if self._holds(lambda leader, index=index: leader.may_enter(index)):  # type: ignore[misc]
+                    _LOG.info("member %d was filled: it comes in with directory %s", index, directory_id.hex)
+                    self._change_if_still(grant, partial(_with_directory, index, directory_id))
+                    return True
+            names = self._names_missing(grant, leading)
+            if names and all(self.has_caught_up(index) for index in grant.indexes):
+                self._change_if_still(grant, lambda newest, epoch: newest.with_names(epoch, names))
+                return False
+            return bool(strangers or names)
+        return bool(strangers)
+
+    def _names_missing(self, grant: Grant, leading: Leading) -> dict[int, UUID]:
+        """The directories of members that the grant does not name, once each of them has said its own."""
+        shown = {**leading.directories, self._identity.member: self._keeper.directory_id}
+        names = {index: one for index in grant.nameless if (one := shown.get(index)) is not None}
+        return names if names.keys() == grant.nameless and not leading.strangers else {}
+
+    def _change_if_still(self, grant: Grant, change: Change) -> None:
+        """`change_members`, or a renewal if the list is another by then."""
+
+        def changed(newest: Grant, epoch: int) -> Grant:
+            is_still = (newest.members, newest.previous_members) == (grant.members, grant.previous_members)
+            return change(newest, epoch) if is_still else newest.renewed(epoch, self._identity.member)
+
+        self.change_members(changed)
 
     def _look_on(self) -> None:
         """Until enough members answer. What can't be done beside appends is left to the next open."""
@@ -423,3 +503,7 @@ class Replication:
         thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def _with_directory(index: int, directory_id: UUID, newest: Grant, epoch: int) -> Grant:
+    return newest.with_directory(epoch, index, directory_id)

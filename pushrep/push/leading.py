@@ -13,7 +13,7 @@ that ended begins anew after a pause, unless its reason says that it is over for
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from uuid import UUID
 
@@ -53,6 +53,12 @@ _NOBODY_THERE = frozenset(
     }
 )
 """Of a grant that was offered: this node is not the member that it is taken for, and gets nothing."""
+
+
+_STRANGER = (
+    "its directory is not the one that the grant names, its disk is new or a copy: it is filled, and counts for "
+    "nothing before enough others know it"
+)
 
 
 class Leading:
@@ -100,6 +106,12 @@ class Leading:
             self.partitions[number] = LedPartition(tp, log, leader, self.manager, self._session_ended)
         self._by_tp = {led.tp: led for led in self.partitions.values()}
         self.repairs = Repairs(outbox_id, grant, {tp: led.log for tp, led in self._by_tp.items()})
+        self.directories: dict[int, UUID | None] = {}
+        """What replicas showed since it leads, by index; None: one that speaks of none."""
+        self.strangers: dict[int, UUID] = {}
+        """Those of them that are not the members that they stand for, and could come in."""
+        self.on_directory: Callable[[], None] = lambda: None
+        """Called when one showed its directory, in any thread."""
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
         self._tick: Tick | None = None
@@ -149,6 +161,8 @@ class Leading:
             index = driver.replica.index
             if driver.trouble is not None:
                 found[index] = driver.trouble
+            elif index in self.grant.indexes and index in self.strangers.keys() | self.grant.entering:
+                found[index] = _STRANGER
             elif (why := driver.refused or driver.refusal) and not all(
                 index in led.leader.in_sync for led in self.partitions.values()
             ):
@@ -203,6 +217,24 @@ class Leading:
         """Member `leader` has a newer grant."""
         for led in self.partitions.values():
             led.resign(epoch, leader)
+
+    def hear_directory(self, replica: int, directory_id: UUID | None, *, is_unfilled: bool) -> None:
+        """A replica that keeps our grant showed its directory: with another one than the grant's it is filled, and
+        counts for nothing.
+        """
+        named, before = self.grant.directory_of(replica), {one.index for one in self.grant.previous_members}
+        is_new = bool(before) and replica not in before  # empty at first, and counted by who holds what
+        is_members = directory_id == named if named is not None else is_new or directory_id is None or not is_unfilled
+        if is_members or directory_id is None:
+            self.strangers.pop(replica, None)
+        elif self.strangers.get(replica) != directory_id:
+            self.strangers[replica] = directory_id
+            if replica in self.grant.indexes:
+                _LOG.warning("%s: member %d: %s", self.outbox_id, replica, _STRANGER)
+        self.directories[replica] = directory_id
+        for led in self.partitions.values():
+            led.on_directory(replica, is_members=is_members)
+        self.on_directory()
 
     def start_session(
         self,
@@ -382,6 +414,9 @@ class _Driver:
             )
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
             _LOG.warning("%s refuses our grant: %s", self.replica, answer.error_code.meaning)
+            return
+        directory_id = client.directory_in(answer)
+        self._leading.hear_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)
 
     def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
         """Under the name and with the words of who refuses."""

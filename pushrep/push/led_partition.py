@@ -153,6 +153,12 @@ class LedPartition:
         self._apply([effect for effect in effects if not isinstance(effect, Push)])
         return session
 
+    def on_directory(self, replica: int, *, is_members: bool) -> None:
+        """A replica showed a directory. is_members: it is the one that counts as that member."""
+        with self.lock:
+            effects = self.leader.on_directory(replica, is_members=is_members)
+        self._apply(effects)
+
     def on_answer(self, session: PushSession, sequence: int, result: AppendRecordsResult) -> None:
         """A replica answered a request of this session."""
         if result.error is not Outcome.NONE:

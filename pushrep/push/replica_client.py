@@ -4,9 +4,11 @@ import socket
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
+from uuid import UUID
 
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.errors import NoCommonVersion, NotInVersion, ProtocolError
+from pushrep.protocol.push_messages import NO_DIRECTORY, DescribeLogResponse, GrantResponse
 from pushrep.protocol.values import Struct
 from pushrep.push.connecting import OpenConnection, call, connect
 from pushrep.push.errors import ReplicaUnreachable
@@ -14,6 +16,8 @@ from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 
 S = TypeVar("S", bound=Struct)
+_NAMES_DIRECTORIES = 2
+"""From this version of a grant on."""
 
 
 class ReplicaClient:
@@ -38,14 +42,21 @@ class ReplicaClient:
 
     def speaks(self, key: ApiKey) -> bool:
         """Whether the replica knows this call; one from before does not."""
+        return self._version_of(key) is not None
+
+    def directory_in(self, answer: DescribeLogResponse | GrantResponse) -> UUID | None:
+        """The directory that it shows; None if it has none, or would not keep a grant that names it: an older node."""
+        is_kept = (self._version_of(ApiKey.GRANT) or 0) >= _NAMES_DIRECTORIES
+        return answer.directory_id if is_kept and answer.directory_id != NO_DIRECTORY else None
+
+    def _version_of(self, key: ApiKey) -> int | None:
         assert self._opened is not None, "it was not handed over"
         versions = self._opened.protocol.versions
         assert versions is not None, "they were agreed on"
         try:
-            versions.version_of(key)
+            return versions.version_of(key)
         except NoCommonVersion:
-            return False
-        return True
+            return None
 
     def hand_over(self) -> OpenConnection | None:
         """The connection, for another to speak on and to close; None if it has gone that way before."""

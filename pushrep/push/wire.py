@@ -169,11 +169,11 @@ def _members_to_wire(members: tuple[Member, ...]) -> tuple[wire.Member, ...]:
 
 def _members_from_wire(members: tuple[wire.Member, ...]) -> tuple[Member, ...]:
     return tuple(
-        Member(member.index, member.address, directory_from_wire(member.directory_id), member.identity)
+        Member(member.index, member.address, _directory_from_wire(member.directory_id), member.identity)
         for member in members
     )
 
 
-def directory_from_wire(directory_id: UUID) -> UUID | None:
+def _directory_from_wire(directory_id: UUID) -> UUID | None:
     """None where none is said."""
     return None if directory_id == wire.NO_DIRECTORY else directory_id

@@ -10,7 +10,8 @@ with it lately, and those that did not answer are together enough to acknowledge
 no service has the directory: then that one is not alive. A member that can't say counts as one without contact.
 A member that shows no grant counts for nothing, unless nothing was ever acknowledged: it may be one whose disk was
 lost, with what it held and promised. One that got its first grant since says so (`is_unfilled`) until it has been given
-everything.
+everything. A member counts only with the directory that the grant names. The first grant takes them from the look, so
+that one waits for all who are asked; every later one carries them on.
 GRANTING has its number and its grant on its own disk before anybody else sees them. What counts is what members answer
 after they stored this very grant: from then on nothing older can be added to what they showed.
 CATCHING_UP fetches, for every partition, what the member that is ahead has and this one has not, and flushes it. So the
@@ -35,8 +36,10 @@ from pushrep.replication.epochs import (
     without_ungranted,
 )
 from pushrep.replication.errors import (
+    AnotherDirectory,
     LeaderMayBeAlive,
     LogNotFit,
+    MemberTwice,
     NotAhead,
     NotAMember,
     NotLeader,
@@ -267,18 +270,54 @@ class Candidate:
     def _counting(self) -> frozenset[int]:
         """Who answered and is fit; once there is a grant, who stored it."""
         if self.grant is None:
+            if self._is_first_grant():
+                return frozenset(self._answers)
             is_first = self._nothing_was_acknowledged()
             return frozenset(
                 index
                 for index, answer in self._answers.items()
-                if is_first or (answer.counts and (answer.grant is not None or index == self.index))
+                if self.base.is_member(index, answer.directory_id)
+                and (is_first or (answer.counts and (answer.grant is not None or index == self.index)))
             )
         return frozenset(
             index
             for index, answer in self._answers.items()
             if answer.grant == self.grant
+            and self.grant.is_member(index, answer.directory_id)
             and (self.is_first or (answer.counts and (answer.is_unfilled is not None or index in self._kept_a_grant)))
         )
+
+    def _is_first_grant(self) -> bool:
+        """Whether there was none before: nobody shows one, but for an own one that never came to lead."""
+        own = self._own.grant
+        is_shown = any(answer.grant is not None for index, answer in self._answers.items() if index != self.index)
+        if is_shown or own is None:
+            return not is_shown
+        led = any(log.granted.epoch >= own.members_epoch for log in self._own.logs.values())
+        return not led and self._nothing_was_acknowledged()
+
+    def _named(self, grant: Grant, epoch: int) -> Grant:
+        """The first grant, with the directories that all members showed; unless one speaks no such names."""
+        shown = {index: answer.directory_id for index, answer in self._answers.items()}
+        told = {index: one for index, one in shown.items() if one is not None}
+        return grant.with_names(epoch, told) if told.keys() >= grant.indexes else grant
+
+    def _may_name_more(self) -> bool:
+        """Whether somebody can still answer whom the first grant would name, too."""
+        are_all_named = all(answer.directory_id is not None for answer in self._answers.values())
+        return are_all_named and not self._is_over and self._answers.keys() < self.base.indexes
+
+    def _why_no_member(self) -> ReplicationError | None:
+        """It is not in the list, or its directory is another than the grant's, or two addresses lead to one."""
+        if all(member.index != self.index for member in self.base.members):
+            return NotAMember(self.index, self.base.epoch)
+        if not self._is_first_grant() and not self.base.is_member(self.index, self._own.directory_id):
+            return AnotherDirectory(self.index, self.base.members_epoch)
+        seen: dict[UUID, int] = {}
+        for index, answer in sorted(self._answers.items()):
+            if answer.directory_id is not None and seen.setdefault(answer.directory_id, index) != index:
+                return MemberTwice(seen[answer.directory_id], index)
+        return None
 
     def _nothing_was_acknowledged(self) -> bool:
         """Whether no record of this outbox can have been: nobody has a grant, or this member, which had the newest one
@@ -292,9 +331,13 @@ class Candidate:
             log.why_unfit is None and log.granted.end_offset == 0 for log in self._own.logs.values()
         )
 
-    def _on_look(self) -> list[CandidateEffect]:
+    def _newest(self) -> Grant | None:
         shown = [answer.grant for answer in self._answers.values() if answer.grant is not None]
-        newest = max(shown, key=lambda grant: grant.epoch, default=None)
+        return max(shown, key=lambda grant: grant.epoch, default=None)
+
+    def _on_look(self) -> list[CandidateEffect]:
+        newest = self._newest()
+        is_first_grant = self._is_first_grant()
         self._was_led_by_another = newest is not None and newest.leader != self.index
         goes_on = self._goes_on(newest)
         if isinstance(goes_on, ReplicationError):
@@ -304,15 +347,15 @@ class Candidate:
         self.is_first = self._nothing_was_acknowledged()
         self._kept_a_grant |= {index for index, answer in self._answers.items() if answer.grant is not None}
         epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
-        if not shown:
-            grant = replace(self.base, epoch=epoch, members_epoch=epoch, leader=self.index)
+        if is_first_grant:
+            grant = self._named(replace(self.base, epoch=epoch, members_epoch=epoch, leader=self.index), epoch)
         elif self._change is not None:
             grant = self._change(self.base, epoch)
         else:
             grant = self.base.renewed(epoch, self.index)
         self._become(CandidateState.GRANTING)
         self.grant = grant
-        stored = MemberAnswer(index=self.index, grant=grant, highest_epoch=epoch, logs=self._own.logs)
+        stored = replace(self._own, grant=grant, highest_epoch=epoch, is_unfilled=None)
         self._answers = {self.index: stored}
         return [TakeEpoch(epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
@@ -320,9 +363,9 @@ class Candidate:
         """Whether to take a number, by what was answered until now; or why not, whatever the others say."""
         if self.purpose is Purpose.OPEN and newest is not None and self._was_led_by_another:
             return NotLeader(newest.leader, newest.epoch)
-        if all(member.index != self.index for member in self.base.members):
-            return NotAMember(self.index, self.base.epoch)
-        is_enough = self.base.may_lead(self._counting())
+        if (why_not := self._why_no_member()) is not None:
+            return why_not
+        is_enough = self.base.may_lead(self._counting()) and not (self._is_first_grant() and self._may_name_more())
         if newest is None or self.purpose is Purpose.OPEN:
             return is_enough
         silent = self.base.indexes - self._answers.keys()
@@ -407,7 +450,8 @@ def leader_alive(
     """
     leader = newest.leader
     at_home = answers.get(leader)  # its node answers only while no service has its directory
-    if leader == own or not leader_alive_ms or (at_home is not None and at_home.grant == newest):
+    is_at_home = at_home is not None and at_home.grant == newest and newest.is_member(leader, at_home.directory_id)
+    if leader == own or not leader_alive_ms or is_at_home:
         return None
     contacts = {
         index: answer.contact_age_ms

@@ -25,6 +25,30 @@ class NotAMember(ReplicationError):
         self.member, self.epoch = member, epoch
 
 
+class AnotherDirectory(ReplicationError):
+    """This directory is not the one that the grant of epoch `epoch` names as member `member`: its disk is new, or it
+    is a copy. It does not lead; as a node's it is filled by who leads.
+    """
+
+    def __init__(self, member: int, epoch: int) -> None:
+        super().__init__(
+            f"this is not the directory that counts as member {member} since epoch {epoch}: its disk is new, or it is "
+            "a copy. Promote another member; this one is filled by that, below its node"
+        )
+        self.member, self.epoch = member, epoch
+
+
+class MemberTwice(ReplicationError):
+    """The addresses of members `first` and `second` lead to one directory: it would count twice."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(
+            f"MEMBER_TWICE: the addresses of members {first} and {second} lead to one directory, whose disk would "
+            "count twice: give each member an address of its own"
+        )
+        self.first, self.second = first, second
+
+
 class TooFewMembers(ReplicationError):
     """Of the `needed` members that a leader needs, only `answered` answered: bring back one of `silent`."""
 

@@ -11,9 +11,13 @@ A grant that changes the list or m names the one before it, too, and both have t
 `may_settle`; the next grant then names the new list alone. Where the list before is one member, as a forced change
 makes it, that one leads alone until then: the others are empty at first, so they can have no say. Everything that is
 acknowledged meanwhile is on that member, too.
+
+A member is a directory: the grant names its id, and who answers with another counts for nothing. A member whose disk
+is new is filled first; a joint grant then names the new directory beside the old one (`entering`), and acknowledgements
+don't count it before so many stored that grant that nobody can lead by the old directory any more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -116,6 +120,29 @@ class Grant:
         """Every member, of both lists."""
         return frozenset().union(*(quorum.members for quorum in self.quorums))
 
+    @property
+    def entering(self) -> frozenset[int]:
+        """Members that come in with another directory than before: they acknowledge nothing before that is settled."""
+        before = {one.index: one.directory_id for one in self.previous_members}
+        return frozenset(
+            one.index for one in self.members if one.index in before and before[one.index] != one.directory_id
+        )
+
+    @property
+    def nameless(self) -> frozenset[int]:
+        """Members whose directory it does not name: they count by their index alone, as before there were names."""
+        return frozenset(one.index for one in self.members if one.directory_id is None)
+
+    def directory_of(self, index: int) -> UUID | None:
+        """The directory that counts as this member; None where none is named, or there is no such member."""
+        members = (*self.members, *self.previous_members)
+        return next((one.directory_id for one in members if one.index == index), None)
+
+    def is_member(self, index: int, directory_id: UUID | None) -> bool:
+        """Whether who shows this directory counts as that member; None: it shows none."""
+        named = self.directory_of(index)
+        return named is None or named == directory_id
+
     def index_at(self, address: str) -> int:
         """The member that listens at `address`; -1 if none does."""
         members = (*self.members, *self.previous_members)
@@ -143,12 +170,21 @@ class Grant:
         stored: the members that stored it. holding: those that hold everything below the high watermark.
         """
         new, *old = self.quorums
+        if entering := self.entering:
+            return entering <= stored & holding and self.may_enter(stored - entering)
         return (
             bool(old)
             and all(len(quorum.members & stored) >= quorum.to_lead for quorum in self.quorums)
             and all(len(quorum.members & stored) >= quorum.to_change for quorum in old)
             and len(new.members & holding) >= new.min_insync_replicas
         )
+
+    def may_enter(self, others: AbstractSet[int]) -> bool:
+        """Whether so many others are enough for a member to come in with another directory, once they stored that
+        grant: with the old directory nobody can lead any more without one of them.
+        """
+        n, m = len(self.members), self.min_insync_replicas
+        return len(self.quorums[0].members & others) >= min(n - 1, max(m, n - m))
 
     def renewed(self, epoch: int, leader: int) -> "Grant":
         """The same under another number, for the same leader or another. A loss was accepted once, not again."""
@@ -171,6 +207,26 @@ class Grant:
             previous_min_insync_replicas=self.min_insync_replicas,
             accepted_loss="",
         )
+
+    def with_directory(self, epoch: int, index: int, directory_id: UUID) -> "Grant":
+        """The joint grant by which a member that was filled comes in with another directory. BadGrant while another
+        change is not settled.
+        """
+        if self.previous_members and self.entering != {index}:
+            raise BadGrant("the last change of members is not settled yet")
+        return replace(
+            self._naming(epoch, {index: directory_id}),
+            previous_members=self.previous_members or self.members,
+            previous_min_insync_replicas=self.previous_min_insync_replicas or self.min_insync_replicas,
+        )
+
+    def with_names(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
+        """Names directories of members that had none named and were filled by who grants this. They count as before."""
+        return self._naming(epoch, directories)
+
+    def _naming(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
+        members = tuple(replace(one, directory_id=directories.get(one.index, one.directory_id)) for one in self.members)
+        return replace(self, epoch=epoch, members_epoch=epoch, members=members, accepted_loss="")
 
     def settled(self, epoch: int) -> "Grant":
         """The new list alone, once `may_settle`."""
@@ -261,8 +317,11 @@ def _contradiction(grant: Grant) -> str | None:
         indexes = {member.index for member in members}
         if len(indexes) != len(members) or not all(0 <= index < BALLOT_STRIDE for index in indexes):
             return f"member indexes are from 0 to {BALLOT_STRIDE - 1}, each once: {sorted(m.index for m in members)}"
-        if not 1 <= min_insync <= len(members):
-            return f"min_insync_replicas = {min_insync} of {len(members)} members"
+        directories = [member.directory_id for member in members if member.directory_id is not None]
+        if len(set(directories)) != len(directories) or not 1 <= min_insync <= len(members):
+            return (
+                f"min_insync_replicas = {min_insync} of {len(members)} members in {len(set(directories))} directories"
+            )
     if all(member.index != grant.leader for member in grant.members):
         return f"leader {grant.leader} is no member"
     return None

@@ -95,6 +95,10 @@ class PartitionLeader:
         self.in_sync: set[int] = {grant.leader}
         self.stored: set[int] = {grant.leader}
         """Those that have shown this very grant."""
+        self.uncounted: frozenset[int] = grant.entering
+        """Those that show another directory than the grant's, or come in with theirs by it: they are pushed to and
+        acknowledge nothing.
+        """
         self.has_resigned = False
         self._flushed_only, self._lag_max_ms = flushed_only, replica_lag_max_ms
         self._sessions: dict[int, ReplicaProgress] = {}
@@ -118,7 +122,15 @@ class PartitionLeader:
     @property
     def may_settle(self) -> bool:
         """Whether the change of members that this grant began is done for this partition: settle it by the next."""
-        return not self.has_resigned and self.grant.may_settle(self.stored, self.caught_up)
+        stored = self.stored - self.uncounted | self.stored & self.grant.entering
+        return not self.has_resigned and self.grant.may_settle(stored, self.caught_up)
+
+    def may_enter(self, replica: int) -> bool:
+        """Whether a replica that shows another directory than the grant's was filled, and enough others are there to
+        agree to a grant that names it.
+        """
+        others = self.stored & self.in_sync - {replica}
+        return not self.has_resigned and replica in self.caught_up and self.grant.may_enter(others)
 
     def start(self) -> list[LeaderEffect]:
         """Say what holds already: with m = 1 the leader alone is enough."""
@@ -155,6 +167,14 @@ class PartitionLeader:
         ended = self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH) if live else []
         self._sessions[replica] = ReplicaProgress(replica, session, self.log, theirs)
         return [*ended, Push(replica)]
+
+    def on_directory(self, replica: int, *, is_members: bool) -> list[LeaderEffect]:
+        """A replica showed a directory. is_members: it is the one that counts as that member."""
+        if is_members and replica not in self.grant.entering:
+            self.uncounted -= {replica}
+            return [*self._join(replica), *self._moved()]
+        self.uncounted |= {replica}
+        return self._leave(replica, too_slow=False)
 
     def end_session(self, replica: int, reason: PushSessionEndReason) -> list[LeaderEffect]:
         """End it from this side. Unknown or over already: nothing."""
@@ -271,7 +291,9 @@ class PartitionLeader:
         return held is not None and held >= max(self.high_watermark, self.epoch_start_offset)
 
     def _join(self, replica: int) -> list[LeaderEffect]:
-        if replica in self.in_sync or replica not in self.grant.indexes or not self._has_caught_up(replica):
+        if replica in self.in_sync | self.uncounted or replica not in self.grant.indexes:
+            return []
+        if not self._has_caught_up(replica):
             return []
         self.in_sync.add(replica)
         return [Joined(replica)]

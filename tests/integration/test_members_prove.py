@@ -22,7 +22,7 @@ from pushrep.outbox.promotion import promote
 from pushrep.protocol.client import ClientConnection
 from pushrep.protocol.server import ServerConnection
 from pushrep.push.sockets import Address
-from pushrep.replication.errors import NotLeader, TooFewMembers
+from pushrep.replication.errors import MemberTwice, NotLeader, TooFewMembers
 from pushrep.seams import RealFilesystem
 from tests.integration.older_peers import of_version, without_beats
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
@@ -47,7 +47,8 @@ def values(directory):
 def open_listed(world, *, replicas, **settings):
     """With these addresses, whatever the nodes of the world listen at."""
     given = {"log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": 5, **settings}
-    return Outbox.open(world.root / "outbox", "orders", producer="billing", replicas=replicas, **given)
+    directory = given.pop("directory", world.root / "outbox")
+    return Outbox.open(directory, "orders", producer="billing", replicas=replicas, **given)
 
 
 def everywhere(world, index):
@@ -168,7 +169,7 @@ def test_replicas_that_are_first_given_to_an_outbox_with_records_count_from_its_
         wait_for_all(outbox)
 
 
-def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three, caplog):
+def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three):
     three.world.node(2)
     three.world.nodes[2].stop()
     source = three.world.root / "node-2"
@@ -179,10 +180,58 @@ def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three, ca
         three.promote(1)
     with pytest.raises(DirectoryIsCopy, match="pushrep replica moved"):
         three.promote(2)
-    with three.lead() as outbox:  # the leader itself is enough with member 1, which gets everything
-        wait_until(lambda: outbox.lag()[str(three.world.nodes[1].address)].records == 0, "1 is filled")
-        wait_until(lambda: "is a copy of directory" in str(outbox.facts.replication.troubles().get(2)), "2 says why")
-    assert "KAFKA_STORAGE_ERROR" in caplog.text
+    with three.lead() as outbox:  # the leader itself is enough with member 1
+        before = outbox.facts.replication.grant
+        assert kept(three.world, 2).is_unfilled
+        assert kept(three.world, 2).directory_id != before.directory_of(2)
+        wait_for_all(outbox)
+        grant = outbox.facts.replication.grant
+        assert grant.directory_of(2) == kept(three.world, 2).directory_id
+        assert grant.members_epoch > before.members_epoch
+    assert not kept(three.world, 2).is_unfilled, "it is a copy of nothing any more"
+    assert three.promote(2, depose=True).partitions[0].log_end_offset == len(three.values)
+
+
+def test_a_new_disk_acknowledges_nothing_before_enough_others_know_of_it(world):
+    """It may have stored a newer grant on its old disk, by whose leader the others go on."""
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, durability=Durability.FLUSHED) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        world.nodes[1].stop()
+        lose(world, 2)
+        world.node(2)
+        waiting = outbox.append(0, b"b")
+
+        def is_filled():
+            told = outbox.status().members[2]
+            return "counts for nothing" in (told.trouble or "") and (told.lag.records, told.lag.in_sync) == (0, 0)
+
+        wait_until(is_filled, "it holds everything")
+        found = kept(world, 2)
+        wait_until(lambda: not found.promises.is_unfilled, "its node says the same")
+        assert values(found.directory) == [b"a", b"b"]
+        assert not waiting.done()
+        world.node(1)
+        assert waiting.result(WAIT_S) == 1, "its name is in a grant that enough others stored"
+
+
+def test_a_new_disk_comes_in_by_itself_while_a_majority_is_there(world):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, durability=Durability.FLUSHED) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        lose(world, 2)
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
+        world.node(2)
+        wait_for_all(outbox)
+        grant = outbox.facts.replication.grant
+        assert grant.directory_of(2) == kept(world, 2).directory_id
+        assert not grant.entering
+        world.nodes[1].stop()
+        assert outbox.append(0, b"c").result(WAIT_S) == 2, "it counts for ALL"
 
 
 def test_a_member_that_was_moved_whole_goes_on_after_the_operator_said_so(three, pushrep):
@@ -215,16 +264,11 @@ def test_a_node_under_two_names_is_one_member(world):
     world.node(1)
     port = everywhere(world, 1)
     listed = [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
-    with open_listed(world, partitions=1, replicas=listed, min_insync_replicas=3) as outbox:
-
-        def troubled():
-            return [text for text in outbox.facts.replication.troubles().values() if "MEMBER_TWICE" in text]
-
-        wait_until(troubled, "the second is refused by name")
-        (text,) = troubled()
-        assert "this node is member" in text
-        assert "is addressed as member" in text
-        assert sum(one.in_sync for one in outbox.lag().values()) <= 1
+    with pytest.raises(MemberTwice) as refused:
+        open_listed(world, partitions=1, replicas=listed, min_insync_replicas=3)
+    assert (refused.value.first, refused.value.second) == (1, 2)
+    with open_listed(world, partitions=1, replicas=listed[:1], directory=world.root / "other") as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
 
 
 def test_a_second_address_of_a_member_is_not_added(world, pushrep):
@@ -295,6 +339,27 @@ def test_old_and_new_speak_with_each_other(world, older, monkeypatch):
     with world.nodes[1].let_go(outbox_id):
         done = promote(world.root / "node-1" / str(outbox_id), push=QUICK, timeout_s=WAIT_S)
     assert done.partitions[0].log_end_offset == 2
+
+
+def test_members_that_have_no_name_in_the_grant_get_one_once_all_of_them_can_say_it(world, monkeypatch, caplog):
+    monkeypatch.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(1))
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        assert outbox.facts.replication.grant.nameless == {0, 1}
+    assert "members [0, 1] count by their index alone" in caplog.text
+    monkeypatch.undo()
+    world.nodes[1].stop()
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        wait_until(lambda: outbox.status().members_epoch and not nameless(outbox), "all are named")
+        assert outbox.facts.replication.grant.directory_of(1) == kept(world, 1).directory_id
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
+
+
+def nameless(outbox):
+    grant = outbox.facts.replication.grant
+    return grant is None or grant.nameless
 
 
 class FullDisk(RealFilesystem):

@@ -172,7 +172,32 @@ def take_the_silent_for_gone(patch):
     patch(candidate, "leader_alive", leader_alive)
 
 
+def count_whatever_directory_answers(patch):
+    patch(Grant, "is_member", lambda *_: True)
+
+
+def settle_a_directory_at_once(patch):
+    def may_settle(self, stored, holding, original=Grant.may_settle):
+        return bool(self.entering) or original(self, stored, holding)
+
+    patch(Grant, "may_settle", may_settle)
+
+
+def count_a_directory_before_it_is_settled(patch):
+    def with_directory(self, epoch, index, directory_id):
+        return self.with_names(epoch, {index: directory_id})
+
+    patch(Grant, "with_directory", with_directory)
+
+
+def name_a_directory_that_is_not_filled(patch):
+    patch(PartitionLeader, "caught_up", property(lambda self: frozenset(self._sessions) | {self.grant.leader}))
+
+
 LOSSY = Rules(accepts_loss=True)
+WIPED = Rules(wipes=True)
+WIPED_OF_TWO = Rules(members=2, machines=2, wipes=True)
+FIVE = Rules(members=5, min_insync=3, machines=5)
 LIVING = Rules(leader_alive_steps=100)
 LIVING_FIVE = Rules(members=5, min_insync=3, machines=5, leader_alive_steps=150)
 CHANGING = Rules(machines=5, changes_members=True)
@@ -203,5 +228,9 @@ MUTATIONS = (
     Mutation("those that do not answer may be with the leader", take_the_silent_for_gone, LIVING_FIVE),
     Mutation("m members of the old list know the new one", change_members_by_leading_sets_only, EVEN, first_seed=644),
     Mutation("a change of members settles when it may", settle_at_once, CHANGING, first_seed=13),
+    Mutation("a member is the directory that the grant names", count_whatever_directory_answers, WIPED),
+    Mutation("a directory is named once it is filled", name_a_directory_that_is_not_filled, WIPED_OF_TWO),
+    Mutation("a directory comes in by a grant that it stored", settle_a_directory_at_once, WIPED_OF_TWO),
+    Mutation("a directory comes in by two grants", count_a_directory_before_it_is_settled, WIPED_OF_TWO),
     Mutation("two lists have their say while they change", swap_lists_without_a_joint_grant, CHANGING, first_seed=7),
 )

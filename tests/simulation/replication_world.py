@@ -66,6 +66,7 @@ class Disk:
     numbers: int = -1
     ungranted: Ungranted | None = None
     runs: int = 0
+    directory_id: UUID | None = None
 
     @property
     def end(self):
@@ -135,6 +136,7 @@ class Disk:
             highest_epoch=self.highest_epoch,
             logs={0: log},
             contact_age_ms=contact_age_ms,
+            directory_id=self.directory_id,
         )
 
 
@@ -148,6 +150,7 @@ class Owner:
         self.describing = set()
         self.next_session = 1
         self.said = {}
+        self.shown = {}
         self.is_ungranted = False
         self.began_at = 0
 
@@ -196,6 +199,8 @@ class Rules:
     changes_members: bool = False
     accepts_loss: bool = False
     leader_alive_steps: int = 0
+    wipes: bool = False
+    names_directories: bool = True
     fsyncs_epochs: bool = True
     answers_last: bool = True
 
@@ -238,6 +243,9 @@ class World:
             carrier="key",
         )
         self.unsynced = {}
+        self.directories, self.lost, self.aside = 0, set(), {}
+        for machine in self.machines:
+            self.new_directory(machine)
         self.looks = None
         self.slow = set()
         for machine in self.machines[1:]:
@@ -275,7 +283,35 @@ class World:
         elif self.random.random() < 0.3:
             self.rise(machine)
 
+    def new_directory(self, machine):
+        self.directories += 1
+        if self.rules.names_directories:
+            machine.disk.directory_id = UUID(int=self.directories)
+
+    def wipe(self, machine):
+        """A new disk under the old name, which holds nothing and promised nothing; or an older one that is put back. Of
+        m - 1 members at most at a time. Where a member leads alone (m = N), nobody tells it that it was replaced.
+        """
+        grants = [one.disk.grant for one in self.machines if one.disk.grant is not None]
+        are_named = grants and not any(grant.nameless for grant in grants)
+        if not are_named or machine.role != "node" or len(self.lost | {machine.index}) >= self.rules.min_insync:
+            return
+        self.lost.add(machine.index)
+        before = machine.disk
+        returns = self.random.random() < 0.5 and self.rules.members > self.rules.min_insync
+        machine.disk = self.aside.get(machine.index) if returns else None
+        self.note(machine, "put back" if machine.disk is not None else "wipe")
+        if machine.disk is None:
+            machine.disk = Disk()
+            self.new_directory(machine)
+        machine.disk.runs = before.runs
+        self.aside[machine.index] = before
+        self.start_node(machine)
+
     def trouble(self, machine):
+        if self.rules.wipes and self.random.random() < 0.1:
+            self.wipe(machine)
+            return
         (kind,) = self.random.choices(("crash", "cut", "promote", "time", "slow"), self.troubles)
         if kind == "crash":
             self.crash(machine)
@@ -490,6 +526,11 @@ class World:
         if self.random.random() < 0.5:  # the effect says so; the watermark must be safe if a shell forgets
             disk.flushed = disk.end
         self.begin_epoch(disk, grant.epoch, disk.end)
+        self.lost -= {
+            one.index
+            for one in grant.members
+            if one.index not in grant.entering and one.directory_id == self.machines[one.index].disk.directory_id
+        }
         disk.ungranted = None
         machine.owner.leader = PartitionLeader(
             grant,
@@ -535,6 +576,9 @@ class World:
             return
         if owner.leader.has_resigned:
             machine.role, machine.owner, machine.serial = "down", None, machine.serial + 1
+            return
+        if self.rules.wipes and owner.leader.uncounted and self.random.random() < 0.3:
+            self.admit(machine)
             return
         kinds = ("append", "flush", "push", "tick", "start", "checkpoint", "change")
         (kind,) = self.random.choices(
@@ -600,14 +644,18 @@ class World:
         self.send("append", machine.index, target, body, machine.serial)
 
     def on_describe(self, machine, message):
-        self.reply(machine, message, (machine.disk.ends, machine.disk.runs))
+        disk = machine.disk
+        self.reply(machine, message, (disk.ends, disk.runs, disk.directory_id))
 
     def on_describe_answer(self, machine, message):
         owner = machine.owner
         if owner.leader is None or owner.leader.has_resigned or message.source not in owner.describing:
             return
         owner.describing.discard(message.source)
-        theirs, runs = message.body
+        theirs, runs, directory_id = message.body
+        owner.shown[message.source] = directory_id
+        is_members = owner.leader.grant.is_member(message.source, directory_id)
+        self.apply_leader(machine, owner.leader.on_directory(message.source, is_members=is_members))
         session = SessionId(owner.leader.grant.epoch, runs, owner.next_session)
         owner.next_session += 1
         self.apply_leader(machine, owner.leader.start_session(message.source, session, theirs))
@@ -676,6 +724,28 @@ class World:
             if base.members_epoch != grant.members_epoch or base.previous_members:
                 return base.renewed(epoch, machine.index)
             return base.with_members(epoch, members)
+
+        self.reopen(machine, change)
+
+    def admit(self, machine):
+        """A member with a new directory was filled: a grant that names it, and then one that counts it."""
+        leading = machine.owner.leader
+        grant = leading.grant
+        if grant.entering and leading.may_settle:
+            self.note(machine, "admitted")
+            self.reopen(
+                machine,
+                lambda base, epoch: base.settled(epoch) if base.entering else base.renewed(epoch, machine.index),
+            )
+        filled = sorted((leading.uncounted & leading.caught_up & grant.indexes) - grant.entering)
+        if grant.previous_members or not filled:
+            return
+        shown = machine.owner.shown[filled[0]]
+
+        def change(base, epoch):
+            if base.members_epoch != grant.members_epoch:
+                return base.renewed(epoch, machine.index)
+            return base.with_directory(epoch, filled[0], shown)
 
         self.reopen(machine, change)
 
@@ -877,7 +947,7 @@ class World:
                 base = max(
                     (machine.disk.grant for machine in group), key=lambda grant: (grant.members_epoch, grant.epoch)
                 )
-                left = base.indexes & {machine.index for machine in group}
+                left = {one.index for one in group if base.is_member(one.index, one.disk.directory_id)} & base.indexes
                 if base.may_lead(left):
                     self.check_left(left, ends)
 

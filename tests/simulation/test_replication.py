@@ -20,6 +20,9 @@ WORLDS = {
     "five, m = 3": Rules(members=5, min_insync=3, machines=5),
     "a leader that lives is left alone": Rules(leader_alive_steps=100),
     "a leader that lives is left alone by five": Rules(members=5, min_insync=3, machines=5, leader_alive_steps=150),
+    "disks are lost": Rules(wipes=True),
+    "disks are lost, one of two": Rules(members=2, machines=2, wipes=True),
+    "disks are lost, of five": Rules(members=5, min_insync=3, machines=5, wipes=True),
     "page cache, processes die": Rules(flushed_only=False, loses_power=False),
     "members change": Rules(machines=5, changes_members=True),
     "members change from four": Rules(members=4, min_insync=3, machines=5, changes_members=True),
@@ -54,13 +57,13 @@ def test_the_worlds_meet_what_they_are_about(torture):
     """Every effect, every answer of the table, truncation and catching up: by count over some seeds."""
     counts = {}
     for seed in range(torture.count(30, 200)):
-        for rules in (Rules(), WORLDS["members change"]):
+        for rules in (Rules(), WORLDS["members change"], WORLDS["disks are lost, one of two"]):
             for what, count in World(seed, rules).steps(800).counts.items():
                 counts[what] = counts.get(what, 0) + count
     wanted = {
         "TakeEpoch", "StoreGrant", "BeginEpoch", "Truncate", "SetAside", "SetLogStart", "SetUngrantedAside",
         "Fetch", "Lead", "Refused", "Resigned", "Joined", "Left", "HighWatermarkMoved", "SessionEnded",
-        "LOG_DIVERGED", "FENCED_LEADER_EPOCH", "STALE_SESSION", "ungranted", "change_members",
+        "LOG_DIVERGED", "FENCED_LEADER_EPOCH", "STALE_SESSION", "ungranted", "change_members", "wipe", "admitted",
     }  # fmt: skip
     assert wanted <= {what for what, count in counts.items() if count}, f"never met: {wanted - counts.keys()}"
 

@@ -22,7 +22,17 @@ from pushrep.replication.candidate import (
 )
 from pushrep.replication.effects import SetAside, StoreGrant, TakeEpoch
 from pushrep.replication.epochs import EpochEnd, LogEnds, Ungranted
-from pushrep.replication.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotAMember, NotLeader, TooFewMembers
+from pushrep.replication.errors import (
+    AnotherDirectory,
+    BadGrant,
+    LeaderMayBeAlive,
+    LogNotFit,
+    MemberTwice,
+    NotAhead,
+    NotAMember,
+    NotLeader,
+    TooFewMembers,
+)
 from pushrep.replication.grants import Grant, Member
 from pushrep.replication.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, Push, Resigned, SessionEnded
 from pushrep.replication.messages import AppendRecordsResult
@@ -515,3 +525,105 @@ def test_the_first_grant_of_an_outbox():
     opening.on_answer(MemberAnswer(index=1, grant=None, highest_epoch=-1))
     assert (opening.grant.epoch, opening.grant.members_epoch) == (0, 0)
     assert opening.on_answer(MemberAnswer(index=1, grant=opening.grant, highest_epoch=0)) == [Lead(opening.grant)]
+
+
+# ---- whose directory it is
+
+DISKS = tuple(UUID(int=100 + index) for index in range(5))
+
+
+def named(*directories, **changes):
+    made = grant(**changes)
+    return replace(made, members=tuple(map(replace_directory, made.members, directories or DISKS)))
+
+
+def replace_directory(one, directory_id):
+    return replace(one, directory_id=directory_id)
+
+
+def test_the_first_grant_names_the_directories_that_all_showed():
+    log = {0: PartitionLog(log=ends(0), high_watermark=0)}
+    own = MemberAnswer(index=0, grant=None, highest_epoch=-1, logs=log, directory_id=DISKS[0])
+    opening = Candidate(0, Purpose.OPEN, own, first=grant(epoch=0))
+    opening.start()
+    assert opening.on_answer(replace(bare(1), directory_id=DISKS[1])) == [], "another one can be named, too"
+    opening.on_answer(replace(bare(2), directory_id=DISKS[2]))
+    assert [one.directory_id for one in opening.grant.members] == list(DISKS[:3])
+    waits = Candidate(0, Purpose.OPEN, own, first=grant(epoch=0))
+    waits.start()
+    waits.on_answer(replace(bare(1), directory_id=DISKS[1]))
+    waits.on_deadline()
+    assert waits.grant.nameless == {0, 1, 2}, "not everybody could say whether it keeps such a grant"
+
+
+def test_a_later_grant_carries_the_directories_on_and_never_takes_them_from_a_look():
+    opening = candidate(own=replace(member(0, LOG, named()), directory_id=DISKS[0]))
+    other = replace(member(1, LOG, named()), directory_id=DISKS[4], is_unfilled=False)
+    assert opening.on_answer(other) == [], "it shows another directory: its disk is new, or a copy"
+    opening.on_answer(replace(member(2, LOG, named()), directory_id=DISKS[2]))
+    assert opening.grant.members == named().members
+    assert opening.on_answer(replace(other, grant=opening.grant)) == []
+    assert opening.on_answer(replace(member(2, LOG, opening.grant), directory_id=DISKS[2])) == [Lead(opening.grant)]
+
+
+def test_a_member_without_a_name_counts_by_its_index():
+    kept = named(DISKS[0], None, DISKS[2])
+    opening = candidate(own=replace(member(0, LOG, kept), directory_id=DISKS[0]))
+    assert isinstance(opening.on_answer(replace(member(1, LOG, kept), directory_id=DISKS[4]))[-1], SendGrant)
+    assert opening.grant.nameless == {1}
+
+
+def test_another_directory_does_not_lead():
+    promotion = Candidate(1, Purpose.PROMOTE, replace(member(1, LOG, named()), directory_id=DISKS[4]))
+    assert isinstance(refusal(promotion.start()), AnotherDirectory)
+
+
+def test_one_directory_under_two_names_is_refused():
+    opening = candidate(own=replace(member(0, LOG), directory_id=DISKS[0]))
+    error = refusal(opening.on_answer(replace(member(2, LOG), directory_id=DISKS[0])))
+    assert isinstance(error, MemberTwice)
+    assert (error.first, error.second) == (0, 2)
+
+
+def test_a_replica_with_another_directory_is_pushed_to_and_acknowledges_nothing():
+    leader = leading(end=4)
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    leader.on_directory(1, is_members=False)
+    assert leader.on_answer(1, session, sequence, answer(end=4, grant_epoch=256)) == []
+    assert (leader.in_sync, leader.caught_up) == ({0}, {0, 1})
+    assert leader.on_directory(1, is_members=True) == [Joined(1), HighWatermarkMoved(4), Push(1)]
+    assert leader.on_directory(1, is_members=False) == [Left(1, too_slow=False)]
+
+
+@pytest.mark.parametrize(("n", "m", "others"), [(2, 2, 1), (3, 2, 2), (3, 3, 2), (3, 1, 2), (5, 3, 3), (5, 4, 4)])
+def test_a_directory_comes_in_once_enough_others_stored_its_name(n, m, others):
+    """Contract M2: by itself and by min(N - 1, max(m, N - m)) others."""
+    joint = named(members=n, m=m).with_directory(512, 1, UUID(int=7))
+    assert (joint.entering, joint.members_epoch, joint.directory_of(1)) == ({1}, 512, UUID(int=7))
+    everybody = frozenset(range(n))
+    stored = frozenset(sorted(everybody - {1})[:others])
+    assert joint.may_settle(stored | {1}, everybody)
+    assert not joint.may_settle(stored, everybody), "not by itself"
+    assert not joint.may_settle(stored | {1}, everybody - {1}), "it was not filled"
+    assert not joint.may_settle(frozenset(sorted(stored)[1:]) | {1}, everybody)
+    assert joint.settled(768).entering == frozenset()
+
+
+def test_an_entering_directory_joins_no_in_sync_set():
+    joint = named().with_directory(512, 1, UUID(int=7))
+    log = ends(4, (0, 0), (512, 4))
+    leader = PartitionLeader(joint, log, flushed_offset=4, high_watermark=0, flushed_only=False, now_ms=0)
+    leader.on_directory(1, is_members=True)
+    session = SessionId(512, 1, 1)
+    leader.start_session(1, session, ends(4, (0, 0)))
+    sent, _ = leader.request(1, 4, 4)
+    leader.on_answer(1, session, sent.sequence, answer(end=4, grant_epoch=512))
+    assert leader.in_sync == {0}
+    assert not leader.may_settle, "one other is not enough of three"
+    leader.stored.add(2)
+    assert leader.may_settle
+
+
+def test_one_directory_is_not_two_members():
+    with pytest.raises(BadGrant, match="2 directories"):
+        named(DISKS[0], DISKS[1], DISKS[1])
