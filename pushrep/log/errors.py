@@ -277,7 +277,8 @@ class DirectoryIsCopy(PushrepError):
         super().__init__(
             f"{path} is a copy of directory {copy_of.hex} (a restored backup, a clone, or moved to another disk), and "
             "a member that forgot what it promised could lose records. If it was moved, whole, and the original is "
-            f"gone: pushrep replica moved {path}. Else let it be filled anew: stop its node (of a service: promote "
-            f"another member first), remove {path}, and start the node; the leader then sends it all records"
+            f"gone: pushrep replica moved {path}. Else promote another member; below a node (of a service: pushrep "
+            f"replica adopt NODE {path}) it is filled by who leads, and counts again. If all members are copies (a "
+            "site that was restored), each of them has to be said to be moved: what the newest of them lacks is lost"
         )
         self.path, self.copy_of = path, copy_of

@@ -177,7 +177,7 @@ def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three):
     shutil.copytree(three.backup, source)
     three.start()
     with pytest.raises(TooFewMembers):
-        three.promote(1)
+        three.promote(1, depose=True)
     with pytest.raises(DirectoryIsCopy, match="pushrep replica moved"):
         three.promote(2)
     with three.lead() as outbox:  # the leader itself is enough with member 1
@@ -257,6 +257,48 @@ def test_a_services_directory_with_replicas_that_is_a_copy_is_refused(three):
     moved(home)
     with three.lead() as outbox:
         assert outbox.append(0, b"more").result(WAIT_S) == len(three.values)
+
+
+def replace_by_a_copy(directory):
+    aside = directory.with_name(directory.name + "-original")
+    directory.rename(aside)
+    shutil.copytree(aside, directory)
+    shutil.rmtree(aside)
+
+
+def test_a_copy_of_a_services_directory_is_filled_below_a_node(three, pushrep):
+    three.start()
+    home = three.world.root / "outbox"
+    replace_by_a_copy(home)
+    with pytest.raises(DirectoryIsCopy, match="pushrep replica adopt"):
+        three.lead()
+    three.promote(2, depose=True)
+    assert pushrep("replica", "adopt", three.world.root / "node-0", home)[0] == 0
+    three.world.node(0)
+    with open_outbox(three.world, 0, 1, directory=three.directory(2), durability=Durability.FLUSHED) as outbox:
+        assert outbox.append(0, b"more").result(WAIT_S) == len(three.values)
+        wait_for_all(outbox)
+        assert outbox.facts.replication.grant.directory_of(0) == kept(three.world, 0).directory_id
+    assert not kept(three.world, 0).is_unfilled
+    assert values(three.directory(0)) == [*three.values, b"more"]
+
+
+def test_a_whole_site_that_was_restored_goes_on_after_the_operator_said_so(three):
+    directories = [three.world.root / "outbox", three.directory(1), three.directory(2)]
+    for directory in directories:
+        replace_by_a_copy(directory)
+    three.start()
+    for refused in (three.lead, lambda: three.promote(2)):
+        with pytest.raises(DirectoryIsCopy, match="If all members are copies"):
+            refused()
+    for index in (1, 2):
+        three.world.nodes[index].stop()
+    for directory in directories:
+        moved(directory)
+    three.start()
+    with three.lead() as outbox:
+        assert outbox.append(0, b"more").result(WAIT_S) == len(three.values)
+        wait_for_all(outbox)
 
 
 def test_a_node_under_two_names_is_one_member(world):
