@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -14,8 +15,9 @@ from pushrep.log.segment_files import segment_path
 from pushrep.protocol import server
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import ApiVersionsResponse
+from pushrep.protocol.push_messages import ApiVersionsResponse, RepairRecordsRequest, RepairRecordsResponse
 from pushrep.protocol.versions import versions_answer
+from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
 from pushrep.records.header import HEADER_BYTES
 from tests.integration.conftest import WAIT_S
@@ -126,6 +128,28 @@ def test_o8_what_nobody_holds_is_said_by_name(world):
     assert "CRC-32C" in service.leading.troubles()[1]
     assert service.leading.partitions[0].leader.in_sync == {0, 1}
     assert len(log.damaged_segments) == len(ours.damaged_segments) == 1
+
+
+def test_o8_who_leads_no_more_repairs_nothing(world):
+    service = led(world, 1)
+    log, tp = replica_of(world, 1).log, service.leading.partitions[0].tp
+    service.close()
+    base = sealed(log)[0]
+    flip(log, base)
+    log.scrub.run_pass()
+    rotten = bytes_of(log)
+    request = RepairRecordsRequest(
+        outbox_id=world.outbox_id, tp=tp, grant_epoch=service.grant.epoch - 256, base_offset=base
+    )
+    with ReplicaClient(world.nodes[1].address) as client:
+        assert client.ask(request, RepairRecordsResponse).error_code is ErrorCode.FENCED_LEADER_EPOCH
+        foreign = replace(request, outbox_id=UUID(int=9), grant_epoch=service.grant.epoch)
+        assert client.ask(foreign, RepairRecordsResponse).error_code is ErrorCode.UNKNOWN_TOPIC_ID
+        mine = replace(request, grant_epoch=service.grant.epoch)
+        assert client.ask(mine, RepairRecordsResponse).wanted_offset == base
+        refused = client.ask(replace(mine, records=(b"no batch at all",)), RepairRecordsResponse)
+        assert refused.error_code is ErrorCode.CORRUPT_MESSAGE
+    assert bytes_of(log) == rotten
 
 
 @pytest.fixture

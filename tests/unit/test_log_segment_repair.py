@@ -243,6 +243,18 @@ def test_o8_readers_beside_a_repair_see_no_wrong_record(leader, copy):
         assert [record.value for record in before] == values[1:]
 
 
+def test_o8_a_segment_that_is_repaired_while_the_scrub_reads_it_is_no_finding_any_more(leader, copy):
+    base = bases(copy)[0]
+    flip(copy, base, starts(copy, base)[1] + RECORDS_AT)
+    assert found(copy) == [base]
+    walk = copy.scrub._pass()
+    next(walk)  # it has the old file open
+    heal(copy, leader, base)
+    for _ in walk:
+        pass
+    assert copy.scrub.status.findings == ()
+
+
 class BadSector(RealFile):
     """Bytes of it can't be read."""
 
