@@ -249,7 +249,7 @@ class Replication:
                 raise refusal
             with standing_still(self.lanes.values()), holding_back(self.lanes.values()):
                 granted, started = self._hand_over(change), monotonic()
-                if not granted.entering:  # else who changes them has to settle that first
+                if granted.may_acknowledge(granted.indexes - granted.entering):  # else only once that is settled
                     self._wait_for_members(started)
                 return granted
 

@@ -110,8 +110,10 @@ class Leading:
         """What replicas showed since it leads, by index; None: one that speaks of none."""
         self.strangers: dict[int, UUID] = {}
         """Those of them that are not the members that they stand for, and could come in."""
-        self.on_directory: Callable[[], None] = lambda: None
-        """Called when one showed its directory, in any thread."""
+        self.on_directory: Callable[[], None] | None = None
+        """Called when one showed its directory, in any thread, of who lets it in once it was filled. None: nobody does,
+        and one that the grant does not name counts by its index.
+        """
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
         self._tick: Tick | None = None
@@ -224,7 +226,8 @@ class Leading:
         """
         named, before = self.grant.directory_of(replica), {one.index for one in self.grant.previous_members}
         is_new = bool(before) and replica not in before  # empty at first, and counted by who holds what
-        is_members = directory_id == named if named is not None else is_new or directory_id is None or not is_unfilled
+        is_counted = is_new or directory_id is None or not is_unfilled or self.on_directory is None
+        is_members = directory_id == named if named is not None else is_counted
         if is_members or directory_id is None:
             self.strangers.pop(replica, None)
         elif self.strangers.get(replica) != directory_id:
@@ -234,7 +237,8 @@ class Leading:
         self.directories[replica] = directory_id
         for led in self.partitions.values():
             led.on_directory(replica, is_members=is_members)
-        self.on_directory()
+        if self.on_directory is not None:
+            self.on_directory()
 
     def start_session(
         self,
