@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import IntEnum
-from importlib.abc import Traversable
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 from uuid import UUID
 

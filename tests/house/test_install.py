@@ -181,7 +181,11 @@ def test_the_licence_is_there_in_full_and_named(wheel, sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "NOTICE", "README.md", "pyproject.toml", "pushrep/__init__.py"} <= names
-    assert not [name for name in names if name.startswith(("tests/", ".venv", ".cache"))]
+    own = {"LICENSE", "NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    strangers = {name for name in names if name.partition("/")[0] not in {*PACKAGES, *own}}
+    assert not strangers, "nothing of tests, docs and demos' data"
+    assert names >= {str(path.relative_to(ROOT)) for path in ROOT.glob("pushrep/protocol/schemas/*")}
+    assert names >= {f"{package}/py.typed" for package in PACKAGES}
 
 
 FIRST_HOUR = """
@@ -207,7 +211,7 @@ def test_a_clean_environment_keeps_a_record_through_a_kill(version, kind, reques
     alone = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JAVA"))}
     alone["PATH"] = f"{python.parent}:/usr/bin:/bin"
     done = subprocess.run(
-        [python, "-c", FIRST_HOUR], cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120
+        [python, "-W", "error", "-c", FIRST_HOUR], cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (-9, "0\n"), done.stderr
     read = [python.with_name("pushrep"), "read", "orders-outbox", "orders", "--format", "raw"]
