@@ -184,6 +184,8 @@ class ScriptedReplica:
         self._connections.start()
 
     def _call(self, request, _sender):
+        if isinstance(request, wire.BeatRequest):
+            return wire.BeatResponse()
         if isinstance(request, wire.DescribeLogRequest):
             logs = tuple(wire.LogDescription(tp=tp) for tp in request.partitions)
             return wire.DescribeLogResponse(replica_epoch=self.replica_epoch, logs=logs)

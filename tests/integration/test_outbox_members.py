@@ -234,7 +234,7 @@ def test_what_can_not_be_changed_is_refused_by_name(world, tmp_path, pushrep):
     with Outbox.open(tmp_path / "alone", "orders", 1, "billing") as alone:
         code, _, errors = pushrep("replica", "add", alone.directory, "127.0.0.1:1")
         assert code == 1
-        assert "replicas=[...]" in errors
+        assert "open it with replicas=['HOST:PORT']" in errors
 
 
 def test_a_change_that_was_interrupted_goes_on_after_the_next_open(world):
