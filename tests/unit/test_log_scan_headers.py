@@ -140,6 +140,17 @@ def test_an_index_is_believed_if_the_batch_that_it_names_stands_there(tmp_path, 
     assert (near.position, near.first_offset) == (names.get(position, position), 11 if position else 10)
 
 
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 129, 1000])
+def test_an_entry_is_found_among_few_and_among_many(tmp_path, count):
+    index = IndexFile(REAL_FILESYSTEM, tmp_path / "0.index", OFFSET_ENTRY)
+    for number in range(count):
+        index.append(3 * number + 1, 100 * number)
+    index.write()
+    for key in range(3 * count + 3):
+        number = (key - 1) // 3 if key < 3 * count else count - 1
+        assert index.floor(key) == ((3 * number + 1, 100 * number) if number >= 0 else None), key
+
+
 @pytest.mark.parametrize(("end_offset", "count"), [(None, 3), (6, 3), (5, 2), (3, 2), (1, 1), (0, 0)])
 def test_no_batch_reaches_into_the_next_segment(end_offset, count):
     data = Bytes(batches([3, 5, 7]))  # offsets 0, 1-2, 3-5
