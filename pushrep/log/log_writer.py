@@ -485,7 +485,9 @@ class LogWriter:
         return handed.error is not None
 
     def _keep_promise(self, unflushed_bytes: int = 0) -> None:
-        self._do(self._promise.made(unflushed_bytes))
+        due = self._promise.made(unflushed_bytes)
+        if due is not Due.NOTHING:
+            self._do(due)
 
     def _do(self, due: Due) -> None:
         if due is Due.NOTHING:

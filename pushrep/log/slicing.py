@@ -10,11 +10,9 @@ hold there is no slice, and `SegmentLog.read` says what is the matter.
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pushrep.log.checkpoints import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.seal_check import hold_against_seal
 from pushrep.log.segment import begin_near
@@ -29,6 +27,10 @@ class Sliceable(Protocol):
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
         """Base offsets of the segments, ascending."""
+        ...
+
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have taken offsets."""
         ...
 
     @property
@@ -104,17 +106,14 @@ class LogSlices:
         except FileNotFoundError:  # retention was here
             return None
         file = SlicedFile(opened)
-        cleaned_offset = partial(read_cleaned_offset, self._directory, self._filesystem)
-        try:
-            hold_against_seal(self._filesystem, self._directory, segment, opened, cleaned_offset)
-        except CorruptBatch:
-            return None
-        what = ScanRange(
-            base_offset=segment,
-            end_offset=bases[at + 1] if at + 1 < len(bases) else None,
-            cleaned_offset=cleaned_offset,
-        )
-        batches = scan_headers(file, self._begun(file, what, offset))
+        cleaned_to = self._log.cleaned_offset()
+        if segment < cleaned_to:  # asked here, too: it is in memory, and for a seal's file the system has to look
+            try:
+                hold_against_seal(self._filesystem, self._directory, segment, opened, self._log.cleaned_offset)
+            except CorruptBatch:
+                return None
+        end_offset = bases[at + 1] if at + 1 < len(bases) else None
+        batches = scan_headers(file, self._begun(file, segment, end_offset, cleaned_to, offset))
         found = _slice(batches, self._log.leader_epochs, file, offset, limit, max_bytes)
         if found is None:
             return None
@@ -122,16 +121,24 @@ class LogSlices:
         self._next = _Place(piece.end_offset, segment, piece.position + piece.size_bytes, epoch)
         return piece
 
-    def _begun(self, file: SlicedFile, what: ScanRange, offset: int) -> ScanRange:
-        """Where a scan begins that meets `offset`."""
+    def _begun(
+        self, file: SlicedFile, segment: int, end_offset: int | None, cleaned_offset: int, offset: int
+    ) -> ScanRange:
+        """Where a scan of the segment begins that meets `offset`."""
+        position, epoch, is_next = 0, -1, segment == offset
         if self._next is not None and self._next.offset == offset:
-            _, segment, position, epoch = self._next
-            if segment == what.base_offset:
-                return what._replace(position=position, next_offset=offset, leader_epoch=epoch)
-            what = what._replace(leader_epoch=epoch)
-        if what.base_offset == offset:
-            return what
-        return begin_near(self._filesystem, self._directory, file, what, offset)
+            _, before, behind, epoch = self._next
+            if before == segment:
+                position, is_next = behind, True
+        what = ScanRange(
+            base_offset=segment,
+            position=position,
+            next_offset=offset if is_next else None,
+            end_offset=end_offset,
+            leader_epoch=epoch,
+            cleaned_offset=cleaned_offset,
+        )
+        return what if is_next else begin_near(self._filesystem, self._directory, file, what, offset)
 
 
 def _slice(  # noqa: PLR0913, PLR0917 - where to look, and for how much

@@ -228,7 +228,7 @@ class RealFilesystem:
 
     def exists(self, path: Path) -> bool:
         try:
-            path.lstat()
+            os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True

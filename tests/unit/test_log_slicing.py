@@ -139,7 +139,10 @@ def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_ends_the_slices(
         with segment_path(log.path, second).open("r+b") as file:
             file.seek(15)
             file.write(b"\x02")
-        without_list = SimpleNamespace(bases=log._writer.bases, leader_epochs=LeaderEpochs())
+        writer = log._writer
+        without_list = SimpleNamespace(
+            bases=writer.bases, cleaned_offset=writer.cleaned_offset, leader_epochs=LeaderEpochs()
+        )
         slices = LogSlices(REAL_FILESYSTEM, log.path, without_list)
         assert slices.read(first, second, 1 << 20).end_offset == second
         assert slices.read(second, log.log_end_offset, 1 << 20) is None
