@@ -91,6 +91,8 @@ class BatchReader:
         """Base offsets of the segments whose indexes held them."""
         self.on_suspect: Callable[[int], None] | None = None
         """Told of each of these once."""
+        self.on_damage: Callable[[int], None] | None = None
+        """Told of a segment, by its base offset, whose batches are not what they should be."""
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, in one piece, of one segment.
@@ -223,7 +225,7 @@ class BatchReader:
             if isinstance(following, _Place):
                 place = following._replace(leader_epoch=epoch)
             elif self._settled(looks, revision):
-                raise following
+                raise self._told(following, place.base)
             else:
                 looks, revision = looks + 1, self._log.revision()
                 # From the batch before, which is the witness of the epoch: it may be another one by now.
@@ -246,7 +248,10 @@ class BatchReader:
         except FileNotFoundError:
             return
         try:
-            hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)
+            try:
+                hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)
+            except CorruptBatch as error:
+                raise self._told(error, place.base) from None
             what = self._range(place.base)._replace(
                 position=place.position,
                 next_offset=place.next_offset,
@@ -255,6 +260,12 @@ class BatchReader:
             yield from scan(file, what, window_bytes=window_bytes)
         finally:
             file.close()
+
+    def _told(self, error: OffsetOutOfRange | CorruptBatch, base: int) -> OffsetOutOfRange | CorruptBatch:
+        """`error`, of which `on_damage` has heard."""
+        if isinstance(error, CorruptBatch) and self.on_damage is not None:
+            self.on_damage(base)
+        return error
 
     def _range(self, base: int) -> ScanRange:
         return ScanRange(base_offset=base, cleaned_offset=self._log.cleaned_offset)

@@ -14,7 +14,6 @@ was cut, removed, repaired or taken up again meanwhile is passed over.
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -96,7 +95,7 @@ class Scrub:
         self._walked: Scrubbed | None = None
         self._paused = False
         self._replaced: set[tuple[Path, int]] = set()  # segments that are another file since their walk began
-        self._urgent: deque[tuple[Scrubbed, int, Callable[[], None]]] = deque()
+        self._urgent: dict[tuple[Scrubbed, int], Callable[[], None]] = {}
         if scrubber is not None:
             scrubber.attach(self)
 
@@ -144,12 +143,14 @@ class Scrub:
             self._end_walk()
 
     def soon(self, log: Scrubbed, base: int, when_whole: Callable[[], None] = lambda: None) -> None:
-        """Read this segment next: a roll could not seal it, or its index leads astray. From any thread; never waits.
+        """Read this segment next: a roll could not seal it, its index leads astray, or a reader met damage there.
 
-        when_whole: called in the scrub's thread, if it is. Nothing happens without a scrub in the background.
+        From any thread; never waits. when_whole: called in the scrub's thread, if it is. Nothing happens without a
+        scrub in the background, or if it is known to be damaged: who tries to read again would delay a pass for ever.
         """
-        if self._scrubber is not None and self.bytes_per_s:
-            self._urgent.append((log, base, when_whole))
+        known = any(one.base_offset == base and one.log == log.path.name for one in self._status.findings)
+        if self._scrubber is not None and self.bytes_per_s and not known:
+            self._urgent.setdefault((log, base), when_whole)
             self._come_again(0)
 
     def seal_cleaned(self, log: Scrubbed) -> None:
@@ -211,7 +212,7 @@ class Scrub:
     def _urgent_ones(self) -> Iterator[int]:
         """What `soon` was told."""
         while self._urgent:
-            log, base, when_whole = self._urgent.popleft()
+            (log, base), when_whole = self._urgent.popitem()
             following = dict(log.sealed()).get(base)
             if log not in self._logs or following is None:
                 continue  # it was closed, or cut

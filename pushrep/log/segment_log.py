@@ -70,6 +70,7 @@ class SegmentLog:
         scrub.add(self._writer, config.scrub_bytes_per_s, config.scrub_pause_s)
         self._writer.on_unsealed = partial(scrub.soon, self._writer)
         self._reader.on_suspect = self._suspect_index
+        self._reader.on_damage = partial(scrub.soon, self._writer)
         if around.view.cleaned_offset:
             scrub.seal_cleaned(self._writer)
         self._closing = threading.Lock()

@@ -116,6 +116,20 @@ def test_o8_a_leader_fetches_what_rotted_from_the_member_that_holds_it(world):
     assert service.leading.repairs.own_trouble == {}
 
 
+def test_o8_damage_that_a_reader_meets_is_looked_at_and_repaired_at_once(world):
+    """It waits for no pass of the scrub: a new replica can't be filled from there, and ends its sessions."""
+    service = led(world, 1)
+    ours, whole = service.logs[0], bytes_of(service.logs[0])
+    first = sealed(ours)[0]
+    flip(ours, first)
+    with pytest.raises(CorruptBatch):
+        list(ours.records(0))
+    wait_until(lambda: ours.scrub.status.repaired == 1, "it was fetched")
+    assert bytes_of(ours) == whole
+    assert ours.scrub.status.passes == 0
+    assert len(list(ours.records(0))) == ours.log_end_offset
+
+
 def test_o8_what_nobody_holds_is_said_by_name(world):
     service = led(world, 1)
     ours, log = service.logs[0], replica_of(world, 1).log
