@@ -177,14 +177,14 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
               help="A new file for the last batch's marks, written before one changes.")  # fmt: skip
 @_JSON
 def set_(store: str, pair: "Pair", offset: int, export_to: Path, as_json: bool) -> None:  # noqa: FBT001
-    r"""Set the mark of one pair, or forget it, in the last batch of a directory or topic; the others stay.
+    """Set the mark of one pair, or forget it, in the last batch of a directory or topic; the others stay.
 
     The pair goes on in whatever partition of the topic it is met next: so a pair that has moved for good (PairSplit)
     keeps what it has seen, when it is set to its own mark.
 
     \b
     pushrep marks set orders-checkpoint-marks --pid 4711 --partition 0 --offset 16999 --export before.marks
-    """
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, None) as found:
         query_id = _owner(found)
         last = _read(found, query_id, _last(found, query_id))

@@ -227,7 +227,7 @@ class _Walk:
 
     def _judge_seal(self) -> None:
         task = self._task
-        if task.seal is None or self._findings:
+        if task.seal is None or self._findings or self._torn is not None:
             return
         if task.seal.fits(self.position):
             self._is_sealed = True

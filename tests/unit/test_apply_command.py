@@ -286,6 +286,7 @@ def test_events_in_a_file_are_added_to(tmp_path):
         "dropped": 2,
         "late": 0,
         "jumped": 0,
+        "unlikely_pairs": 0,
         "all_dropped": [],
         "skipped": False,
         "seconds": 0,

@@ -8,6 +8,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import (
     AppendRecordsPartition,
     AppendRecordsResult,
+    DescribeLogResponse,
     EpochEnd,
     Grant,
     GrantResponse,
@@ -36,7 +37,18 @@ def names(struct):
         (RulesGrant, Grant, {}),
         (RulesMember, Member, {}),
         (RulesEpochEnd, EpochEnd, {}),
-        (MemberAnswer, GrantResponse, {"index": "member", "grant": "grants", "is_unfilled": "unfilled"}),
+        (MemberAnswer, DescribeLogResponse, {"index": "member", "grant": "grants", "is_unfilled": "unfilled"}),
+        # How long ago the leader was heard is asked before a number is taken, never with a grant.
+        (
+            MemberAnswer,
+            GrantResponse,
+            {
+                "index": "member",
+                "grant": "grants",
+                "is_unfilled": "unfilled",
+                "contact_age_ms": "member",
+            },
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
