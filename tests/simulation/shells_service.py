@@ -88,7 +88,8 @@ class Service:
         first = world.first if machine.index == 0 else None
         if first is None and keeper.kept.grant is None:
             return
-        candidacy = Candidacy(keeper, self.logs, self.settings, clock=world.clock)
+        # An operator who deposes: else most promotions would leave a leader alone, and the worlds would be quiet ones.
+        candidacy = Candidacy(keeper, self.logs, self.settings, clock=world.clock, leader_alive_ms=0)
         grant = self._grant(candidacy, first)
         candidacy.begin(grant)
         self.grant = grant
