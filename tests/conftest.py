@@ -77,16 +77,17 @@ _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/test_startpoints_kill.py",
     "tests/spark/replay/test_apply_process.py",
 }
-# In which order they begin: the long ones first, so that none is left alone at the end, but for enough that one process
-# is free for the unit tests, whose faults are told early. What is not named here is short and fills up at the end.
+# In which order they begin: the long ones first, so that none is left alone at the end; between those that start JVMs
+# the unit tests, whose faults are told early and which leave Spark's workers the time they have to connect.
+# What is not named here is short and fills up at the end.
 _ORDER = (
     "tests/spark/replay",
     "tests/kafka/test_demo_kafka.py",
+    "tests/unit/",
     "tests/spark",
+    "tests/house/",
     "a Spark driver",
     "three brokers",
-    "tests/house/",
-    "tests/unit/",
     "tests/kafka/",
     "tests/crash/",
     "tests/simulation/",

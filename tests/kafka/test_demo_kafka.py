@@ -10,10 +10,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tests.kafka.cluster import missing
 
 pytest.importorskip("pyspark")
+KafkaException = pytest.importorskip("confluent_kafka").KafkaException
 
 from pushrep.demo.topics import Ends, TopicsNotMade, make_topics
 from spark_jobs.demo.kafka.preflight import require_tools
@@ -113,7 +115,12 @@ def test_topics_are_made_once_and_their_ends_told(broker):
     names = [f"demo-{os.getpid()}-{n}" for n in range(2)]
     make_topics(broker.bootstrap_servers, names, 3)
     ends = Ends(broker.bootstrap_servers, dict.fromkeys(names, 3))
-    assert ends.ask() == {name: [0, 0, 0] for name in names}
+    # A broker names a partition a moment before it leads it.
+    for attempt in Retrying(
+        stop=stop_after_delay(60), wait=wait_fixed(0.1), retry=retry_if_exception_type(KafkaException)
+    ):
+        with attempt:
+            assert ends.ask() == {name: [0, 0, 0] for name in names}
     ends.close()
     with pytest.raises(TopicsNotMade, match="already exists"):
         make_topics(broker.bootstrap_servers, names[:1], 3)
