@@ -15,7 +15,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from tests.kafka.cluster import missing
 
 pytest.importorskip("pyspark")
-KafkaException = pytest.importorskip("confluent_kafka").KafkaException
+
+from confluent_kafka import KafkaException
 
 from pushrep.demo.topics import Ends, TopicsNotMade, make_topics
 from spark_jobs.demo.kafka.preflight import require_tools
