@@ -290,24 +290,29 @@ class LogWriter:
         """(base, base of the next one) of every segment but the newest."""
         return list(pairwise(self._bases))
 
+    def _kept(self) -> dict[int, int]:
+        """Of `sealed`, those that stay: the files of those below the log start go without the lock."""
+        return {base: following for base, following in self.sealed() if following > self.log_start_offset}
+
     def keep_seal(self, seal: Seal) -> bool:
         """Write what the scrub has made, unless the segment was cut or taken up again meanwhile. Raises OSError."""
         around = self._around
         with self._lock:
-            if not self.is_writable or seal.base_offset not in self._bases[:-1]:
+            if not self.is_writable or seal.base_offset not in self._kept():
                 return False
             write_seal(around.filesystem, around.view.path, seal)
             around.filesystem.sync_directory(around.view.path)
             return True
 
     def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
-        """Call `put`, which renames another file over a sealed segment's, unless the log was cut since `cuts`.
+        """Call `put`, which renames another file over a sealed segment's, unless the log was cut since `cuts`, or the
+        segment is about to be removed.
 
         Whether it was called. Raises LogClosed, LogPoisoned, LogDamaged, OSError.
         """
         with self._lock:
             self._check_writable()
-            if cuts != self.cuts or (base, following) not in self.sealed():
+            if cuts != self.cuts or self._kept().get(base) != following:
                 return False
             put()
             self._publish(self.flushed_offset)

@@ -271,7 +271,7 @@ class SegmentRepair:
         try:
             put = partial(self._put, seal, is_proved=is_proved)
             if not self._log.replace_sealed(self.base_offset, self.end_offset, self._cuts, put):
-                raise RepairRefused("the log was cut meanwhile")
+                raise RepairRefused("the log was cut meanwhile, or starts behind it")
         finally:
             self._forget_temp()
         self.is_done = True

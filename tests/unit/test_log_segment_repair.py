@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
+from pushrep.log.cutting import remove_segments
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
 from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log
@@ -226,6 +227,23 @@ def test_o8_a_log_that_was_cut_meanwhile_is_left_alone(leader, copy):
             repair.add(leader.read(repair.wanted, 1 << 20))
     assert not list(copy.path.glob("*.repair"))
     assert found(copy) == []
+
+
+def test_o8_a_segment_that_retention_removes_meanwhile_does_not_come_back(leader, copy, monkeypatch):
+    base, _, kept = bases(copy)[:3]
+    flip(copy, base, RECORDS_AT)
+    assert found(copy) == [base]
+    with closing(copy.repair_segment(base)) as repair:
+
+        def remove_and_repair(*args):
+            remove_segments(*args)
+            with pytest.raises(RepairRefused, match="meanwhile"):
+                repair.add(leader.read(repair.wanted, 1 << 20))
+
+        monkeypatch.setattr("pushrep.log.log_cuts.remove_segments", remove_and_repair)
+        copy.delete_records(kept)
+    assert bases(copy)[0] == kept
+    assert verify_log(copy.path).is_whole
 
 
 def test_o8_readers_beside_a_repair_see_no_wrong_record(leader, copy):
