@@ -204,6 +204,8 @@ class Scrub:
             self._walked = log
             for base, following in log.sealed():
                 yield from self._urgent_ones()
+                if log not in self._logs:
+                    break  # it was closed while another's was read
                 self._walked = log
                 yield from self._look_at(log, base, following)
         self._walked = None

@@ -252,6 +252,23 @@ def test_a_segment_that_is_cut_while_it_is_read_is_no_finding(tmp_path):
         assert log.scrub.status.findings == ()
 
 
+def test_o8_a_log_that_is_closed_while_another_is_read_before_its_turn_is_read_no_more(tmp_path):
+    path = made(tmp_path / "orders-0", 400)
+    urgent = SegmentLog.open(made(tmp_path / "urgent-0", 400), SMALL)
+    with urgent, SegmentLog.open(path, SMALL) as log:
+        scrub, log_writer = log.scrub, log._writer
+        scrub.remove(urgent._writer)
+        walk = scrub._pass()
+        next(walk)
+        scrub._logs[urgent._writer] = None
+        scrub._urgent.append((urgent._writer, 0, lambda: None))
+        while scrub._walked is log_writer:
+            next(walk)
+        log.close()
+        for _ in walk:
+            assert scrub._walked is not log_writer
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not holds():
