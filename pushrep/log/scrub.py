@@ -5,7 +5,8 @@
       the whole segment             held against its seal                             seals.py
       no seal                       made, where all of that holds; reported
       a seal of another size        made anew where no offset is missing, an older version wrote there; else damage
-      whatever is wrong             reported: logged as an error, kept in `findings` until a later pass finds it whole
+      whatever is wrong             reported: logged as an error, kept in `findings` until a later pass finds it whole,
+                                    or the segment is gone
 
 It changes nothing but seals; a damaged segment is another member's to repair (segment_repair.py). One thread serves all
 directories of a process, on the machine's clock; it reads a piece, then waits as long as the rate wants. A segment that
@@ -101,8 +102,17 @@ class Scrub:
 
     @property
     def status(self) -> ScrubStatus:
-        """What it has found so far."""
-        return self._status
+        """What it has found so far. Findings of segments that were cut or removed since are none any more."""
+        status = self._status
+        if not status.findings:
+            return status
+        sealed = {log.path.name: log.sealed() for log in list(self._logs)}
+        gone = [
+            one
+            for one in status.findings
+            if one.log in sealed and (one.base_offset, one.end_offset) not in sealed[one.log]
+        ]
+        return replace(status, findings=tuple(one for one in status.findings if one not in gone)) if gone else status
 
     def add(self, log: Scrubbed, bytes_per_s: int, pause_s: int) -> None:
         """`log` is open; the settings are those of the log that came last. 0 bytes a second: nothing is read."""
@@ -168,7 +178,7 @@ class Scrub:
             for _ in self._pass():
                 if gave_up():
                     break
-            return self._status
+            return self.status
 
     def flush_in_background(self) -> None:
         """The scrub thread's call: one piece."""

@@ -229,6 +229,19 @@ def test_o8_a_log_that_was_cut_meanwhile_is_left_alone(leader, copy):
     assert found(copy) == []
 
 
+@pytest.mark.parametrize(
+    "cut", [lambda log: log.delete_records(bases(log)[2]), lambda log: log.truncate_to(bases(log)[0], force=True)]
+)
+def test_o8_what_was_cut_or_removed_is_no_finding_any_more(leader, copy, cut):
+    """Its leader would try to repair it for ever, and say that it can't."""
+    base = bases(copy)[1]
+    flip(copy, base, RECORDS_AT)
+    assert found(copy) == [base]
+    cut(copy)
+    assert (copy.damaged_segments, copy.scrub.status.findings) == ((), ())
+    assert copy.repair_segment(base) is None
+
+
 def test_o8_a_segment_that_retention_removes_meanwhile_does_not_come_back(leader, copy, monkeypatch):
     base, _, kept = bases(copy)[:3]
     flip(copy, base, RECORDS_AT)
