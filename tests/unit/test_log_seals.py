@@ -261,7 +261,7 @@ def test_o8_a_log_that_is_closed_while_another_is_read_before_its_turn_is_read_n
         walk = scrub._pass()
         next(walk)
         scrub._logs[urgent._writer] = None
-        scrub._urgent.append((urgent._writer, 0, lambda: None))
+        scrub._urgent[urgent._writer, 0] = lambda: None
         while scrub._walked is log_writer:
             next(walk)
         log.close()
