@@ -304,6 +304,19 @@ class LogWriter:
             around.filesystem.sync_directory(around.view.path)
             return True
 
+    def roll_cleaned(self) -> None:
+        """Begin a segment if offsets may be missing inside of the newest: only a seal witnesses those behind them.
+
+        Raises LogClosed, LogPoisoned, OSError.
+        """
+        with self._lock:
+            active = self._active
+            if not self.is_writable or not active.size_bytes or active.base_offset >= self.cleaned_offset():
+                return
+            self.used = self._changed = True
+            self._roll()
+        self._around.view.open_files.opened(self)
+
     def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
         """Call `put`, which renames another file over a sealed segment's, unless the log was cut since `cuts`, or the
         segment is about to be removed.

@@ -186,8 +186,14 @@ class Recovery:
             file.close()
 
     def _without_empty_newest(self, bases: list[int], plan: RecoveryPlan) -> list[int]:
-        """A newest file without a byte was made by a roll that got no further."""
+        """A newest file without a byte was made by a roll that got no further.
+
+        It stays behind a seal that witnesses what lies behind holes: who takes a segment up again removes its seal.
+        """
         if len(bases) > 1 and plan.first < len(bases) - 1 and self._size(bases[-1]) == 0:
+            before = bases[-2]
+            if before < self._cleaned_offset and read_seal(self._filesystem, self._directory, before) is not None:
+                return bases
             move_aside(self._filesystem, self._directory, bases[-1:])
             return bases[:-1]
         return bases

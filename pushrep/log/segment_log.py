@@ -71,8 +71,7 @@ class SegmentLog:
         self._writer.on_unsealed = partial(scrub.soon, self._writer)
         self._reader.on_suspect = self._suspect_index
         self._reader.on_damage = partial(scrub.soon, self._writer)
-        if around.view.cleaned_offset:
-            scrub.seal_cleaned(self._writer)
+        self._seal_cleaned()
         self._closing = threading.Lock()
         self._closed = False
 
@@ -205,6 +204,14 @@ class SegmentLog:
             return None
         done = partial(self._repaired, base_offset)
         return SegmentRepair(self._around.filesystem, writer, base_offset, found.end_offset, done)
+
+    def _seal_cleaned(self) -> None:
+        """What lies behind a hole is shown under a seal: of the newest segment, too, after a kill or a cut."""
+        if not self._around.view.cleaned_offset:
+            return
+        with suppress(OSError):  # without room: what the newest holds is read as it is, until it rolls
+            self._writer.roll_cleaned()
+        self.scrub.seal_cleaned(self._writer)
 
     def _suspect_index(self, base_offset: int) -> None:
         self.scrub.soon(self._writer, base_offset, partial(self._rebuild_index, base_offset))
@@ -366,6 +373,7 @@ class SegmentLog:
             raise BelowHighWatermark(offset, writer.high_watermark)
         with self._housekeeping.keeper.paused():
             end = writer.truncate_to(offset, keep=keep)
+        self._seal_cleaned()
         self._reader.forget()
         return end
 
@@ -378,6 +386,7 @@ class SegmentLog:
         writer = self._checked_writer()
         with self._housekeeping.keeper.paused():
             kept = writer.quarantine()
+        self._seal_cleaned()
         self._reader.forget()
         return kept
 

@@ -1,5 +1,6 @@
 """The first read of a sealed segment below the cleaner's offset: identity O2, O4, O6."""
 
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -14,7 +15,7 @@ from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path
 from pushrep.log.segment_look import Kind
 from pushrep.log.verify import verify_log
-from pushrep.records import encode_batch
+from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay.slices import OpenSegments, SliceReader
 from pushrep.seams import REAL_FILESYSTEM
 
@@ -224,3 +225,55 @@ def test_o6_the_first_opening_seals_what_a_cleaner_went_over(log_path, caplog):
         assert not read_seal(REAL_FILESYSTEM, log_path, 0).is_witnessed
     with SegmentLog.open(log_path) as log:
         assert log.scrub.status.bytes_read == 0, "only the first"
+
+
+HOLED = [0, 3, 12, 23, 30]
+
+
+@pytest.fixture
+def holed(tmp_path):
+    """A replica that was sent announced holes, open; those are in the segment 12."""
+    with SegmentLog.open(tmp_path / "replica" / NAME, has_replicas=True) as log:
+        log.append_as_is([RecordBatch(batch(first)) for first in HOLED], cleaned_offset=CLEANED_OFFSET)
+        yield log
+
+
+def killed(log: SegmentLog, tmp_path: Path, *, in_roll: bool = False) -> Path:
+    """What a kill leaves; `in_roll`: before the segment with the holes was sealed."""
+    path = shutil.copytree(log.path.parent, tmp_path / "killed") / NAME
+    if in_roll:
+        segment_path(path, 33).unlink()
+        segment_path(path, 12, ".seal").unlink()
+    return path
+
+
+def assert_rot_is_found(log: SegmentLog) -> None:
+    rot(log.path, 12, 1, 22)
+    with pytest.raises(CorruptBatch, match="sealed"):
+        list(log.records(12))
+
+
+@pytest.mark.parametrize("in_roll", [False, True])
+def test_o6_what_lies_behind_announced_holes_is_sealed_again_after_a_kill(holed, tmp_path, in_roll):
+    """The newest segment, where nothing else witnesses an offset: it is not taken up again."""
+    path = killed(holed, tmp_path, in_roll=in_roll)
+    with SegmentLog.open(path, has_replicas=True) as log:
+        assert [one.header.base_offset for one in log.batches(0)] == HOLED
+        assert read_seal(REAL_FILESYSTEM, path, 12).is_witnessed is not in_roll
+        assert_rot_is_found(log)
+    with SegmentLog.open_reader(path, isolation="written") as reader, pytest.raises(CorruptBatch, match="sealed"):
+        list(reader.records(12))
+
+
+def test_o6_what_rotted_behind_announced_holes_before_the_opening_after_a_kill_is_found(holed, tmp_path):
+    path = killed(holed, tmp_path)
+    rot(path, 12, 1, 22)
+    with SegmentLog.open(path, has_replicas=True) as log:
+        assert log.damaged_from == 12
+
+
+def test_o6_a_cut_behind_announced_holes_leaves_a_seal_for_what_stays(holed):
+    assert holed.truncate_to(30, force=True) == 26
+    assert [one.header.base_offset for one in holed.batches(0)] == HOLED[:-1]
+    holed.append_as_is([RecordBatch(batch(26))])
+    assert_rot_is_found(holed)
