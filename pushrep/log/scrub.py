@@ -90,7 +90,7 @@ class Scrub:
         self.bytes_per_s, self.pause_s = 0, 0
         self._filesystem, self._scrubber = filesystem, scrubber
         self._turn = threading.RLock()  # held while a piece is read
-        self._logs: dict[Scrubbed, None] = {}
+        self._logs: dict[str, Scrubbed] = {}  # by the names of their directories
         self._status = ScrubStatus()
         self._walk: Iterator[int] | None = None
         self._walked: Scrubbed | None = None
@@ -104,27 +104,21 @@ class Scrub:
     def status(self) -> ScrubStatus:
         """What it has found so far. Findings of segments that were cut or removed since are none any more."""
         status = self._status
-        if not status.findings:
-            return status
-        sealed = {log.path.name: log.sealed() for log in list(self._logs)}
-        gone = [
-            one
-            for one in status.findings
-            if one.log in sealed and (one.base_offset, one.end_offset) not in sealed[one.log]
-        ]
-        return replace(status, findings=tuple(one for one in status.findings if one not in gone)) if gone else status
+        there = tuple(one for one in status.findings if not self._is_gone(one))
+        return status if there == status.findings else replace(status, findings=there)
 
     def add(self, log: Scrubbed, bytes_per_s: int, pause_s: int) -> None:
         """`log` is open; the settings are those of the log that came last. 0 bytes a second: nothing is read."""
         with self._turn:
             self.bytes_per_s, self.pause_s = bytes_per_s, pause_s
-            self._logs[log] = None
+            self._logs[log.path.name] = log
         self._come_again(FIRST_MS)
 
     def remove(self, log: Scrubbed) -> None:
         """`log` is about to be closed, or cut: nothing of it is read when this returns."""
         with self._turn:
-            self._logs.pop(log, None)
+            if self._is_open(log):
+                del self._logs[log.path.name]
             if self._walked is log:
                 self._end_walk()
 
@@ -199,6 +193,13 @@ class Scrub:
         else:
             self._come_again(1000 * self.pause_s if self._status.passes else FIRST_MS)
 
+    def _is_open(self, log: Scrubbed) -> bool:
+        return self._logs.get(log.path.name) is log
+
+    def _is_gone(self, found: ScrubFinding) -> bool:
+        log = self._logs.get(found.log)
+        return log is not None and (found.base_offset, found.end_offset) not in log.sealed()
+
     def _come_again(self, delay_ms: int) -> None:
         if self._scrubber is not None and self.bytes_per_s:
             self._scrubber.soon(self, delay_ms)
@@ -208,13 +209,13 @@ class Scrub:
 
     def _pass(self) -> Iterator[int]:
         """Every sealed segment of every log; yields how many bytes were read."""
-        for log in list(self._logs):
-            if log not in self._logs:
+        for log in list(self._logs.values()):
+            if not self._is_open(log):
                 continue  # it was closed
             self._walked = log
             for base, following in log.sealed():
                 yield from self._urgent_ones()
-                if log not in self._logs:
+                if not self._is_open(log):
                     break  # it was closed while another's was read
                 self._walked = log
                 yield from self._look_at(log, base, following)
@@ -226,7 +227,7 @@ class Scrub:
         while self._urgent:
             (log, base), when_whole = self._urgent.popitem()
             following = dict(log.sealed()).get(base)
-            if log not in self._logs or following is None:
+            if not self._is_open(log) or following is None:
                 continue  # it was closed, or cut
             self._walked = log
             yield from self._look_at(log, base, following)

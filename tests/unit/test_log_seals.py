@@ -260,7 +260,7 @@ def test_o8_a_log_that_is_closed_while_another_is_read_before_its_turn_is_read_n
         scrub.remove(urgent._writer)
         walk = scrub._pass()
         next(walk)
-        scrub._logs[urgent._writer] = None
+        scrub.add(urgent._writer, scrub.bytes_per_s, scrub.pause_s)
         scrub._urgent[urgent._writer, 0] = lambda: None
         while scrub._walked is log_writer:
             next(walk)
