@@ -189,12 +189,19 @@ class SegmentRepair:
         assert near is not None, "there is one to compare with"
         if header.next_offset <= near.base_offset:
             return
+        if header != near and self._trusts_own and self._is_sealed_with_holes():
+            self._begin(trusts_own=False)  # an offset of ours may be the wrong one, which the seal alone can tell
+            return
         if header != near:
             raise RepairRefused(
                 f"it does not join: its batch at offset {header.base_offset} is not ours at {near.base_offset}, the "
                 "last whole one before the damage"
             )
         self._near = None
+
+    def _is_sealed_with_holes(self) -> bool:
+        is_cleaned = self.base_offset < self._cleaned_offset
+        return is_cleaned and read_seal(self._filesystem, self._log.path, self.base_offset) is not None
 
     def _take(self, header: BatchHeader, piece: memoryview) -> None:
         """The next batch of theirs; from here on ours again, if it is what stands in our file, too."""

@@ -154,14 +154,14 @@ class Repairs:
         if repair is None:
             return
         with closing(repair):
-            last = -1
+            last = (-1, 0)
             while not repair.is_done:
-                wanted = repair.wanted
-                if wanted == last:
+                wanted, taken = repair.wanted, repair.taken_bytes  # it may begin again at the same offset
+                if (wanted, taken) == last:
                     raise RepairRefused(f"it gave nothing that helps at offset {wanted}")
                 if gave_up():
                     raise RepairRefused("it goes on later")
-                last = wanted
+                last = (wanted, taken)
                 answer = self._fetched(client, tp, wanted)
                 if answer.error_code is not ErrorCode.NONE or not answer.records:
                     why = answer.error_message or answer.error_code.meaning

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -15,9 +16,12 @@ from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path
 from pushrep.log.segment_look import Kind
 from pushrep.log.verify import verify_log
+from pushrep.protocol.push_messages import DescribeLogResponse, FetchRecordsResponse
+from pushrep.push.repairing import Repairs
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay.slices import OpenSegments, SliceReader
 from pushrep.seams import REAL_FILESYSTEM
+from pushrep.topic_id_partition import TopicIdPartition
 
 NAME = "compact-0"
 CLEANED = {0: [2, 6, 12], 20: [23, 30], 40: [40, 43]}
@@ -277,3 +281,33 @@ def test_o6_a_cut_behind_announced_holes_leaves_a_seal_for_what_stays(holed):
     assert [one.header.base_offset for one in holed.batches(0)] == HOLED[:-1]
     holed.append_as_is([RecordBatch(batch(26))])
     assert_rot_is_found(holed)
+
+
+class Member:
+    """Another one, that gives what `log` has."""
+
+    def __init__(self, log: SegmentLog) -> None:
+        self.log = log
+
+    def ask(self, request, answer):
+        if answer is FetchRecordsResponse:
+            return FetchRecordsResponse(records=(self.log.read(request.offset, request.max_bytes),))
+        return DescribeLogResponse()
+
+
+@pytest.mark.parametrize("rotten", [None, 0, 1])
+def test_o8_a_wrong_offset_behind_a_hole_is_repaired_though_all_of_it_seems_whole(holed, tmp_path, rotten):
+    """It is the last whole batch before what is missing; `rotten`: a batch before it whose records rotted, too."""
+    tp = TopicIdPartition(UUID(int=3), "compact", 0)
+    with SegmentLog.open(killed(holed, tmp_path), has_replicas=True) as log:
+        rot(log.path, 12, 2, 29)
+        if rotten is not None:
+            segment = segment_path(log.path, 12)
+            data, at = bytearray(segment.read_bytes()), (rotten + 1) * len(batch(0)) - 1
+            data[at] ^= 1
+            segment.write_bytes(data)
+        (damaged,) = log.scrub.run_pass().findings
+        grant = SimpleNamespace(leader=0, epoch=1, generation=0)
+        Repairs(UUID(int=9), grant, {tp: log})._fetch(Member(holed), tp, damaged, lambda: False)
+        assert log.scrub.run_pass().findings == ()
+        assert list(log.records(0)) == list(holed.records(0))
