@@ -138,18 +138,19 @@ def test_a_copy_stops_nobody_until_it_is_said_that_the_original_is_gone(broker, 
     gone, so that a test restore stops nobody".
     """
     topic = new_topic(broker)
+    copy = tmp_path / "restored" / "outbox"  # beside each other, an original that stands would be seen
     with open_outbox(tmp_path / "outbox", broker, topic) as outbox:
         append(outbox)
         outbox.wait_shipped(WAIT_S)
-        shutil.copytree(tmp_path / "outbox", tmp_path / "copy", ignore=shutil.ignore_patterns("*.sock", "*.tmp"))
-        with open_outbox(tmp_path / "copy", broker, topic) as restored:
+        shutil.copytree(tmp_path / "outbox", copy, ignore=shutil.ignore_patterns("*.sock", "*.tmp"))
+        with open_outbox(copy, broker, topic) as restored:
             append(restored)
             restored.wait_shipped(WAIT_S)
             assert fence_of(restored).producer.id != fence_of(outbox).producer.id
         append(outbox)
         outbox.wait_shipped(WAIT_S)
-        moved(tmp_path / "copy")
-        with open_outbox(tmp_path / "copy", broker, topic) as restored:
+        moved(copy)
+        with open_outbox(copy, broker, topic) as restored:
             assert fence_of(restored).producer.id == fence_of(outbox).producer.id
             append(outbox)
             with pytest.raises(OutboxTakenOver):
