@@ -20,7 +20,7 @@ from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog
 from pushrep.records import RecordBatch
 from pushrep.records.batch_run import checked_run
-from pushrep.seams import write_atomic
+from pushrep.seams import write_atomic, write_whole
 from tests.simulation.mutations import Mutation, mutated
 from tests.simulation.power_cuts import (
     World,
@@ -44,7 +44,7 @@ BROKEN = {
     ),
     "a roll that leaves the old segment unsynced": Mutation(LogWriter._roll, "old.sync()", "pass"),
     "a new segment whose name is not synced": Mutation(Segment.create, "filesystem.sync_directory(directory)", "pass"),
-    "a small file renamed before its bytes are synced": Mutation(write_atomic, "file.sync()", "pass"),
+    "a small file renamed before its bytes are synced": Mutation(write_whole, "file.sync()", "pass"),
     "a small file whose new name is not synced": Mutation(
         write_atomic, "filesystem.sync_directory(path.parent)", "pass"
     ),
