@@ -134,8 +134,9 @@ def test_o8_what_nobody_holds_is_said_by_name(world):
     service = led(world, 1)
     ours, log = service.logs[0], replica_of(world, 1).log
     base = sealed(ours)[0]
-    for each in (ours, log):
+    for each in (ours, log):  # both, before one is found and fetched from the other
         flip(each, base)
+    for each in (ours, log):
         each.scrub.run_pass()
     wait_until(lambda: service.leading.troubles().keys() == {0, 1}, "both are shown")
     assert f"{base:020d}.log" in service.leading.troubles()[0]
