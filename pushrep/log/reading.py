@@ -193,6 +193,7 @@ class BatchReader:
         for _, batch in self._walk(start, end, WINDOW_BYTES):
             if not batch.header.is_control:
                 yield batch.rows().between(start, end)
+            start = batch.header.next_offset  # behind a cut the next batch may begin below what was given
 
     def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
         """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes.

@@ -373,3 +373,16 @@ def test_a_base_offset_that_lies_hides_no_records_behind_it(tmp_path):
             got.extend(record.offset for record in records)
         assert got == list(range(30))
         assert (damage.value.segment, damage.value.offset) == (path, 30)
+
+
+def test_what_was_given_does_not_come_again_behind_a_cut(tmp_path):
+    """The batch that holds the next offset now may begin below it."""
+    config = LogConfig(segment_bytes=1000, flush_ms=600_000)
+    with SegmentLog.open(tmp_path / "orders-0", config) as log:
+        for _ in range(3):
+            log.append([b"old" * 100] * 5)
+        read = log.records(0)
+        assert [next(read).offset for _ in range(10)] == list(range(10))
+        log.truncate_to(8, force=True)
+        log.append([b"new"] * 20)
+        assert [(record.offset, record.value) for record in read] == [(n, b"new") for n in range(10, 15)]
