@@ -11,6 +11,7 @@ A disk that hangs holds up its own file system's threads only, and never who cal
 threads end with the last user.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +24,7 @@ from typing import Generic, TypeVar
 from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem, shared_by_process
 
 _T = TypeVar("_T")
+_LOG = logging.getLogger("pushrep.log")
 
 SYNCS_AT_ONCE = 16
 """A disk that takes 10 ms a sync brings 1,000 files to disk in 0.6 s then; more threads gain little on a fast one."""
@@ -83,7 +85,10 @@ class DiskThreads:
         while (call := self._calls.get()) is not None:
             if not self._calls.empty():
                 self._grow()
-            call()
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - a fault of ours: others wait behind it
+                _LOG.exception("a thread of the disk goes on behind a fault")
             del call  # it may hold what nobody else does
 
 

@@ -372,7 +372,7 @@ class Lane:
             done, failed, waiting = round_[: len(bases)], round_[len(bases) :], []
             for batch, base in zip(done, bases, strict=True):
                 self._note_positions(batch, base, epoch)
-            if self._replicas is not None and self._replicas.needs_all:
+            if done and self._replicas is not None and self._replicas.needs_all:
                 waiting, done = self._replicas.hold(done, bases), []
             for batch, base in zip(done, bases, strict=False):
                 batch.base_offset = base

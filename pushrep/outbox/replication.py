@@ -47,6 +47,7 @@ from pushrep.seams import Clock
 _LOG = logging.getLogger("pushrep.outbox")
 _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits
 _LOOK_AGAIN_S = 0.5
+_UNASKED_WAIT_S = 2.0  # appends do not stand still for longer by a change that nobody asked for: then they are refused
 _NAME_AGAIN_S = 0.05  # between looks whether a member with a new directory was filled
 _ASK_S = 5.0  # who asks whether this one leads asks again
 _TICKS_PER_TIMEOUT = 4
@@ -130,7 +131,7 @@ class Replication:
                 self._candidacy.begin_ungranted()
             return
         self._lead(self._grant)
-        self._wait_for_members(started)
+        self._wait_for_members(started, self._settings.open_timeout_s)
 
     def watch(self, lanes: Sequence[Lane]) -> None:
         """From now on fail what waits in them for longer than `delivery_timeout_ms`; lead, if it could not yet."""
@@ -233,9 +234,9 @@ class Replication:
         leading = self._leading
         return None if leading is None else leading.directories.get(index)
 
-    def change_members(self, change: Change) -> Grant:
+    def change_members(self, change: Change, *, wait_s: float | None = None) -> Grant:
         """Go on under the grant that `change(newest grant, its number)` makes. Appends wait meanwhile, and with ALL
-        until enough are in sync again, up to `open_timeout_s`.
+        until enough are in sync again, up to `wait_s` (None: `open_timeout_s`).
 
         Raises TooFewMembers, BadGrant, NotEnoughReplicas or NotLeader if it does not lead now. If it stops half-way,
         it goes on as an open that found too few.
@@ -250,7 +251,7 @@ class Replication:
             with standing_still(self.lanes.values()), holding_back(self.lanes.values()):
                 granted, started = self._hand_over(change), monotonic()
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else only once that is settled
-                    self._wait_for_members(started)
+                    self._wait_for_members(started, self._settings.open_timeout_s if wait_s is None else wait_s)
                 return granted
 
     def leads_by_the_newest_grant(self) -> bool:
@@ -416,7 +417,7 @@ class Replication:
             is_still = (newest.members, newest.previous_members) == (grant.members, grant.previous_members)
             return change(newest, epoch) if is_still else newest.renewed(epoch, self._identity.member)
 
-        self.change_members(changed)
+        self.change_members(changed, wait_s=_UNASKED_WAIT_S)
 
     def _look_on(self) -> None:
         """Until enough members answer. What can't be done beside appends is left to the next open."""
@@ -467,9 +468,9 @@ class Replication:
             return False
         return True
 
-    def _wait_for_members(self, started_s: float) -> None:
+    def _wait_for_members(self, started_s: float, wait_s: float) -> None:
         """Until enough are in sync to take records with ALL, or it took too long."""
-        while self.needs_all and monotonic() - started_s < self._settings.open_timeout_s:
+        while self.needs_all and monotonic() - started_s < wait_s:
             led = [lane.led for lane in self.lanes.values()]
             if all(one is not None and one.takes_all for one in led) or self._stop.wait(_PAUSE_S):
                 return
