@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
@@ -22,7 +23,7 @@ from pushrep.outbox.promotion import promote
 from pushrep.protocol.client import ClientConnection
 from pushrep.protocol.server import ServerConnection
 from pushrep.push.sockets import Address
-from pushrep.replication.errors import MemberTwice, NotLeader, TooFewMembers
+from pushrep.replication.errors import LeaderMayBeAlive, MemberTwice, NotLeader, TooFewMembers
 from pushrep.seams import RealFilesystem
 from tests.integration.older_peers import of_version, without_beats
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
@@ -519,8 +520,11 @@ def test_there_is_a_way_back_from_every_loss(world, pushrep, lost):
     for index in coming:
         found, member = kept(world, index).directory, kept(world, index).promises.member
         assert values(found) == [b"a", b"b"]
-        with world.nodes[index].let_go(outbox_id) as last_contact:
-            done = promote(found, catch_up=True, push=QUICK, timeout_s=WAIT_S, last_contact=last_contact)
+        # The service has just ended. Where its last beat was lost, the refusal says "try again some seconds later".
+        again = retry_if_exception_type(LeaderMayBeAlive)
+        for attempt in Retrying(retry=again, wait=wait_fixed(0.1), stop=stop_after_delay(WAIT_S), reraise=True):
+            with attempt, world.nodes[index].let_go(outbox_id) as last_contact:
+                done = promote(found, catch_up=True, push=QUICK, timeout_s=WAIT_S, last_contact=last_contact)
         assert done.grant.leader == member
 
 

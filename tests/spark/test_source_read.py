@@ -121,6 +121,8 @@ def test_a_writer_beside_it_is_neither_waited_for_nor_read_ahead_of(read, tmp_pa
     config = LogConfig(flush_ms=3_600_000, flush_bytes=1 << 40)
     with SegmentLog.open(tmp_path / "orders-0", config=config) as log:
         log.append([b"on disk"] * 3, durability=Durability.FLUSHED)
+    # Opened again: a second after an acknowledgement the flusher syncs, with the buffered records behind it.
+    with SegmentLog.open(tmp_path / "orders-0", config=config) as log:
         log.append([b"only in memory"] * 4, durability=Durability.BUFFERED)
         assert (log.stable_offset, log.log_end_offset) == (3, 7)
         frame = read(path=str(tmp_path))
