@@ -1,0 +1,161 @@
+"""The size and shape of the product as a table: `python -m tests.house.figures`.
+
+Imports are those that the text shows, inside functions too; a package's own `__init__` counts as a module. A floor is
+one step of the longest chain of imports inside a room, an import circle is a group of modules that reach each other.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("filtering", "partitioner", "pushrep", "spark_jobs")
+ROOMS = ("pushrep.log", "pushrep.outbox", "pushrep.kafka", "spark_jobs")
+SMALL_LINES = 60
+
+
+def dotted(path: Path) -> str:
+    """The module's name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """{module's name: its file} of the product, empty files left out."""
+    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {dotted(path): path for path in sorted(paths) if path.stat().st_size}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """The parsed file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def is_demo(module: str) -> bool:
+    """Whether the module is of a demo, which no service needs."""
+    return "demo" in module.split(".")
+
+
+def public_classes() -> dict[str, list[str]]:
+    """{class name: the modules that define it} of classes at a module's top without a leading underscore."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, path in sources().items():
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(module)
+    return dict(found)
+
+
+def double_names() -> dict[str, list[str]]:
+    """The public class names that more than one module defines."""
+    return {name: modules for name, modules in sorted(public_classes().items()) if len(modules) > 1}
+
+
+def imports() -> dict[str, set[str]]:
+    """{module: the modules of the product that it names in imports}."""
+    known = sources().keys()
+    edges: dict[str, set[str]] = {}
+    for module, path in sources().items():
+        found: set[str] = set()
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= inner & known or {node.module}
+        edges[module] = (found & known) - {module}
+    return edges
+
+
+def groups(edges: Mapping[str, set[str]]) -> Iterator[list[str]]:
+    """Tarjan's strongly connected components; each comes after those that it reaches."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(node: str) -> Iterator[list[str]]:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(edges[node]):
+            if other not in index:
+                yield from visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            yield stack[at:]
+            del stack[at:]
+
+    for node in sorted(edges):
+        if node not in index:
+            yield from visit(node)
+
+
+def circles() -> list[list[str]]:
+    """Groups of modules that import each other."""
+    return [group for group in groups(imports()) if len(group) > 1]
+
+
+def floors(room: str) -> int:
+    """The length of the longest chain of imports inside the room; a circle is one floor."""
+    inside = {module for module in sources() if module == room or module.startswith(f"{room}.")} - {room}
+    edges = {module: reached & inside for module, reached in imports().items() if module in inside}
+    height: dict[str, int] = {}
+    for group in groups(edges):
+        below = {other for module in group for other in edges[module]} - set(group)
+        height |= dict.fromkeys(group, 1 + max((height[other] for other in below), default=0))
+    return max(height.values(), default=0)
+
+
+def private_accesses() -> int:
+    """How often a test names a member with one leading underscore of something that is not itself."""
+    return sum(
+        isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(tree(path))
+    )
+
+
+def lines(path: Path) -> int:
+    """Lines of the file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def figures() -> dict[str, int]:
+    """What the table shows, by its label."""
+    product = {module: path for module, path in sources().items() if not is_demo(module)}
+    classes = [node for path in product.values() for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+    return {
+        "lines without the demos": sum(map(lines, product.values())),
+        "lines of the demos": sum(lines(path) for module, path in sources().items() if is_demo(module)),
+        "modules without the demos": len(product),
+        **{f"  of `{room}`": sum(m == room or m.startswith(f"{room}.") for m in product) for room in ROOMS},
+        f"modules of at most {SMALL_LINES} lines": sum(lines(path) <= SMALL_LINES for path in product.values()),
+        "classes": len(classes),
+        "public class names with two meanings": len(double_names()),
+        "import circles": len(circles()),
+        **{f"floors of `{room}`": floors(room) for room in ROOMS},
+        "private members that tests name": private_accesses(),
+    }
+
+
+def main() -> None:
+    """Print the table; with --names what to rename and to untie."""
+    rows = [f"{label:42}{figure:8,}" for label, figure in figures().items()]
+    if "--names" in sys.argv:
+        rows += [" ".join((name, *modules)) for name, modules in double_names().items()]
+        rows += [" ".join(("circle:", *circle)) for circle in circles()]
+    sys.stdout.write("\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()
