@@ -32,8 +32,7 @@ from benchmarks.spark_filter import size_of
 from filtering.stream_metadata import KEY_BYTES, pack_keys
 from spark_jobs.jobs.options import ApplyOptions, JobOptions
 from spark_jobs.jobs.pipeline import DecodedBatches, apply_in
-from spark_jobs.jobs.relay_options import RelayOptions
-from spark_jobs.jobs.relaying import RelayedBatches, pinned, relay_in
+from spark_jobs.jobs.relaying import RelayedBatches, RelayOptions, pinned, relay_in
 from spark_jobs.jobs.reporting import Reporter
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.spark_driver import LIBS, missing_jars

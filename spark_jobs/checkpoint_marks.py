@@ -14,9 +14,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from filtering.highwater import HighwaterMarks
-from spark_jobs.batch_errors import MarksMissing
 from spark_jobs.batch_marks import BatchMarks, MarksKey
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import MarksMissing, SparkJobError
 from spark_jobs.marks import MarksStore
 from spark_jobs.marks_stores import Brokers, NoSuchMarks, opened
 

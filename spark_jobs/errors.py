@@ -1,9 +1,93 @@
-"""The root of every error that spark_jobs raises; each room names its own below it, for what the caller does next.
+"""The root of every error that spark_jobs raises, and why the filter refuses a query or a frame.
 
-Raised inside Spark's planner or workers they reach the driver as text in Spark's own exception; so the message names
-the option, field or file, and what to do.
+Each error is named for what the caller does next. Raised inside Spark's planner or workers it reaches the driver as
+text in Spark's own exception; so the message names the option, field or file, and what to do.
 """
 
 
 class SparkJobError(Exception):
     """Anything a job, source or column expression of spark_jobs refuses or fails at."""
+
+
+class NotInForeachBatch(SparkJobError):
+    """There is no streaming query to keep marks for: use `filter_frame` on a batch frame."""
+
+    def __init__(self) -> None:
+        super().__init__("not inside foreachBatch: a batch frame is filtered by .filter_frame(df, marks)")
+
+
+class MarksMissing(SparkJobError):
+    """The store lacks the marks of the batch before; going on with empty ones would let every replay through."""
+
+    def __init__(self, location: str, query_id: str, batch_id: int, kept: list[int]) -> None:
+        have = f"it has batches {kept[0]} to {kept[-1]}" if kept else "it has none of this query"
+        super().__init__(
+            f"marks at {location} lack batch {batch_id} of query {query_id}: {have}. Give the store that belongs to "
+            "this checkpoint, or begin a fresh checkpoint with adopt=(query, batch), --adopt QUERY:BATCH"
+        )
+        self.location, self.query_id, self.batch_id, self.kept = location, query_id, batch_id, kept
+
+
+class MarksOfAnotherQuery(SparkJobError):
+    """The store belongs to another query: adopt its marks, or give this query a store of its own."""
+
+    def __init__(self, location: str, owner: str, last: int, query_id: str) -> None:
+        super().__init__(
+            f"marks at {location} belong to query {owner} (last batch {last}), this is query {query_id}. To go on "
+            f"where that one ended begin a fresh checkpoint with adopt=({owner!r}, {last}), --adopt {owner}:{last}; "
+            "otherwise choose another place for the marks"
+        )
+        self.location, self.owner, self.last, self.query_id = location, owner, last, query_id
+
+
+class CheckpointWentBack(SparkJobError):
+    """Spark planned a batch anew that had been stored with other records, and the handler can't take them back."""
+
+    def __init__(self, batch_id: int) -> None:
+        super().__init__(
+            f"batch {batch_id} was stored with other log ranges: its checkpoint was rolled back. The handler must "
+            "remove what it wrote for this batch and later ones: give it a method drop_from(batch_id)"
+        )
+        self.batch_id = batch_id
+
+
+class LogOrderBroken(SparkJobError):
+    """Rows of one log partition came out of their log order inside one Spark partition: filter with `sort=True`.
+
+    Usual causes: a shuffle or a sort before the filter, or rows that were multiplied before it.
+    """
+
+    def __init__(self, topic: str | None, partition: int, before: int, after: int) -> None:
+        super().__init__(
+            f"LogOrderBroken: log offset {after} comes after {before} in partition {partition} of "
+            f"{topic if topic is not None else 'the topic'}; filter before anything that shuffles or multiplies rows, "
+            "or pass sort=True"
+        )
+        self.topic, self.partition, self.before, self.after = topic, partition, before, after
+
+
+class LogRowTwice(SparkJobError):
+    """One record of the log stands twice in the frame, which then is not the log: nobody can say which row is meant.
+
+    Usual causes: dumps of a log that overlap, or rows that were multiplied before the filter.
+    """
+
+    def __init__(self, topic: str | None, partition: int, offset: int) -> None:
+        super().__init__(
+            f"LogRowTwice: log offset {offset} of partition {partition} of "
+            f"{topic if topic is not None else 'the topic'} stands twice in the frame; where dumps overlap, filter "
+            'frame.dropDuplicates(["topic", "partition", "offset"]), and make several rows of one behind the filter'
+        )
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+
+class FrameChanged(SparkJobError):
+    """The frame gave other rows when it was read again: make it repeatable, or cache it first."""
+
+    def __init__(self, partition: int, start: int, end: int, expected: int, got: int) -> None:
+        super().__init__(
+            f"partition {partition}, log offsets [{start}, {end}): {expected} rows in the first pass, {got} when "
+            "read again. The frame must give the same rows in the same Spark partitions each time: persist() it first, "
+            "or read without ignoreMissingFiles and failOnDataLoss=false, which pass over what is gone in between"
+        )
+        self.partition, self.start, self.end, self.expected, self.got = partition, start, end, expected, got

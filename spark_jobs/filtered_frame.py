@@ -16,14 +16,13 @@ from filtering.highwater import HighwaterMarks
 from filtering.pair_table import PAIR_BYTES
 from filtering.stream_metadata import pack_keys
 from pushrep.seams import SYSTEM_CLOCK
-from spark_jobs.batch_counts import BatchCounts, warn_of_chance_keys
 from spark_jobs.batch_marks import LogRange, MarksKey
-from spark_jobs.releases import decisions_by
+from spark_jobs.filter_rule import BatchCounts, FilterRule, check_ttl, warn_of_chance_keys
 from spark_jobs.runs import Stretch
-from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, FilterRule, check_ttl, decider
+from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, decider
 from spark_jobs.slice_scan import KEY, governed, in_log_order, keyed_frame, scan_slices
 from spark_jobs.slices import BatchPlan, BatchVerdict, Slice, plan_batch
-from spark_jobs.spark_internals import is_local, is_observed
+from spark_jobs.spark_internals import decisions_by, is_local, is_observed
 
 STRETCHES_MAX = 64
 """With more stretches than this the rows are decided one by one: each is a comparison for every row."""

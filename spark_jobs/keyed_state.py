@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, GroupedData
 from filtering.highwater import HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
+from spark_jobs.filter_rule import FilterRule, TtlTooShort, check_ttl
 from spark_jobs.operator_counts import (
     DECIDED,
     DECIDED_ARROW,
@@ -33,12 +34,10 @@ from spark_jobs.operator_counts import (
     observed_before,
 )
 from spark_jobs.pair_decision import PairMarks, PairName
-from spark_jobs.pair_frames import decided_frames
-from spark_jobs.pair_state import STATE, PairProcessor, deciding_with_state
-from spark_jobs.releases import SparkTooOld, release
+from spark_jobs.pair_state import STATE, PairProcessor, decided_frames, deciding_with_state
 from spark_jobs.row_chunks import PACKED, Packing, pack_rows, unpack_rows
-from spark_jobs.slice_filter import FilterRule, TtlTooShort, check_ttl
 from spark_jobs.slice_scan import KEY, keyed_frame
+from spark_jobs.spark_internals import SparkTooOld, release
 
 __all__ = ["StateStoreUnfit", "TtlTooShort", "filter_replays"]
 

@@ -11,7 +11,7 @@ that line that let the marks begin anew, so an epoch without a row in between is
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from filtering.highwater import HighwaterMarks
 from filtering.mark_columns import UNKNOWN
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
-
-if TYPE_CHECKING:
-    from spark_jobs.slices import Slice
 
 STARTPOINT_EPOCH, MARKS_EPOCH = "startpoint_epoch", "marks_epoch"
 EPOCH_COLUMNS = (STARTPOINT_EPOCH, MARKS_EPOCH)
@@ -48,16 +45,6 @@ class Epoch(NamedTuple):
 
     startpoint: int = 0
     marks: int = 0
-
-
-def epochs_of(own: Iterable["Slice"]) -> dict[int, Epoch]:
-    """The epoch of each log partition of one topic. Raises EpochsMixed."""
-    epochs: dict[int, Epoch] = {}
-    for one in own:
-        epoch = Epoch(one.startpoint_epoch, one.marks_epoch)
-        if epochs.setdefault(one.partition, epoch) != epoch:
-            raise EpochsMixed(one.topic, one.partition, (epochs[one.partition].startpoint, epoch.startpoint))
-    return epochs
 
 
 def carried(

@@ -1,11 +1,14 @@
-"""A micro batch read with the columns that are asked for, not with all of them.
+"""What the running query tells about a micro batch: its plan, read with fewer columns, and how many rows were read.
 
 foreachBatch hands over an RDD of whole rows: whatever a job asks of it, every column is read and every row put
-together. The plan that this RDD was made of stands in the running query, whose inner names Spark does not promise. So
-it is used only where it is what is known here: files, filters and projections, nothing that remembers or draws lots,
-and the very RDD that was handed over. Anything else, and any name that changed, leaves the frame as it is.
+together. The plan that this RDD was made of is part of the running query, whose inner names Spark does not promise. So
+the plan is used only where all of it is known here: files, filters and projections, no state, nothing random, and the
+same RDD that was handed over. Otherwise the frame stays as it is.
+
+Spark counts each operator's rows for its own display. Reading that count takes some milliseconds and nothing a row.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -111,3 +114,51 @@ def _reads_by_column(relation: Any) -> bool:
         and class_name(relation.fileFormat()) in _COLUMNAR
         and _LENIENT.lower() not in relation.options().mkString(",").lower()
     )
+
+
+_LOG = logging.getLogger(__name__)
+_AS_MANY_ROWS: Final = frozenset(
+    {
+        "WholeStageCodegenExec",
+        "InputAdapter",
+        "ProjectExec",
+        "ArrowEvalPythonExec",
+        "BatchEvalPythonExec",
+        "EventTimeWatermarkExec",
+    }
+)
+"""Operators that hand out as many rows as they take, without a count of their own."""
+
+
+class RowsRead:
+    """The rows that were read of a foreachBatch frame so far, by whatever was done with it."""
+
+    def __init__(self, df: DataFrame) -> None:
+        self._metric: Any = None
+        # What lies in memory or on disk is not read of its plan again.
+        if not (df.storageLevel.useMemory or df.storageLevel.useDisk):
+            self._metric = asked(lambda: _counter(df))
+
+    def count(self) -> int | None:
+        """All rows that the batch's plan has handed out, each time it was read; None where nobody knows."""
+        return None if self._metric is None else asked(lambda: int(self._metric.value()))
+
+    def fewer_than(self, rows: int, *, since: int | None) -> bool:
+        """Whether it is known that fewer rows were read since the count was `since`."""
+        now = self.count()
+        if now is None or since is None or now - since >= rows:
+            return False
+        _LOG.info("%d rows of a batch of %d were read", now - since, rows)
+        return True
+
+
+def _counter(df: DataFrame) -> Any:
+    query = running_query(df.sparkSession)
+    if query is None:
+        return None
+    node = query.lastExecution().executedPlan()
+    while not node.metrics().contains(OUTPUT_ROWS):
+        if node.getClass().getSimpleName() not in _AS_MANY_ROWS:
+            return None
+        node = node.children().head()
+    return node.metrics().apply(OUTPUT_ROWS)

@@ -19,10 +19,10 @@ import pyarrow as pa
 from filtering.highwater import HighwaterMarks
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import Keys
-from spark_jobs.frame_errors import LogRowTwice
+from spark_jobs.errors import LogRowTwice
+from spark_jobs.filter_rule import FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.row_chunks import closed, opened, places_of
-from spark_jobs.slice_filter import FilterRule
 
 
 class PairName(NamedTuple):

@@ -22,18 +22,22 @@ from pyspark.sql import DataFrame
 
 from filtering.highwater import HighwaterMarks
 from pushrep.seams import SYSTEM_CLOCK, Clock
-from spark_jobs.batch_counts import BatchCounts, warn_of_chance_keys, warn_of_no_metadata, warn_of_silent_pairs
-from spark_jobs.batch_errors import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
-from spark_jobs.batch_reads import RowsRead, check_unchanged
+from spark_jobs.errors import CheckpointWentBack, LogOrderBroken, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
+from spark_jobs.filter_rule import (
+    BatchCounts,
+    FilterRule,
+    check_ttl,
+    warn_of_chance_keys,
+    warn_of_no_metadata,
+    warn_of_silent_pairs,
+)
 from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs, filter_frame, plan_frame
-from spark_jobs.frame_errors import LogOrderBroken
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
-from spark_jobs.micro_batch import column_pruned, input_counter
-from spark_jobs.slice_filter import FilterRule, check_ttl
+from spark_jobs.micro_batch import RowsRead, column_pruned, input_counter
 from spark_jobs.slice_scan import keyed_frame, scan_slices
-from spark_jobs.slices import Slice, ranges_of
+from spark_jobs.slices import Slice, check_unchanged, ranges_of
 
 __all__ = [
     "BatchCounts",

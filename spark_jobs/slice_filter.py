@@ -17,22 +17,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from filtering.highwater import HighwaterMarks
-from filtering.mark_columns import check_window
 from filtering.replay_filter import ReplayFilter
-from spark_jobs.columns import CARRIERS, CarrierUnusable
-from spark_jobs.errors import SparkJobError
-from spark_jobs.frame_errors import FrameChanged, LogOrderBroken, LogRowTwice
+from spark_jobs.errors import FrameChanged, LogOrderBroken, LogRowTwice, SparkJobError
+from spark_jobs.filter_rule import FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
-
-if TYPE_CHECKING:
-    from spark_jobs.slices import SliceStart
+from spark_jobs.slices import SliceStart
 
 PASSES, LATE, JUMPED, KIND_MASK, COUNT_SHIFT = 1, 2, 4, 6, 3
 _COUNT_MAX = 2**59
@@ -40,53 +36,7 @@ _COUNT_MAX = 2**59
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilterRule:
-    """How to filter. `carrier` key or header; `window` in offsets; `only_pids`: other PIDs pass; `ttl_s`: see the rule.
-
-    Raises CarrierUnusable, BadFilterSetting.
-    """
-
-    carrier: str = "key"
-    window: int = 0
-    only_pids: frozenset[int] | None = None
-    ttl_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.carrier not in CARRIERS:
-            raise CarrierUnusable(self.carrier, "", f"there is no such carrier; use one of {', '.join(CARRIERS)}")
-        check_window(self.window)
-        if self.only_pids is not None:
-            object.__setattr__(self, "only_pids", frozenset(self.only_pids))
-        self.new_filter(HighwaterMarks())  # refuses the rest
-
-    def new_filter(self, marks: HighwaterMarks) -> ReplayFilter:
-        """A filter over these marks."""
-        return ReplayFilter(marks, window=self.window, only_pids=self.only_pids, ttl_s=self.ttl_s)
-
-
-class TtlTooShort(SparkJobError):
-    """Marks would be forgotten while the topic still holds records of theirs: raise `ttl_s`, or force it."""
-
-    def __init__(self, ttl_s: float, retention_ms: int | None) -> None:
-        kept = "for nobody said how long" if retention_ms is None else f"for retention.ms={retention_ms}"
-        super().__init__(
-            f"ttl_s={ttl_s} forgets marks whose records the topic keeps {kept}: what is read again after that passes "
-            "twice. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below it; "
-            "retention_ms=0 takes any ttl_s"
-        )
-        self.ttl_s, self.retention_ms = ttl_s, retention_ms
-
-
-def check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
-    """Raises TtlTooShort unless the marks outlive the records; `retention_ms` 0 takes any `ttl_s`."""
-    if ttl_s is None:
-        return
-    if retention_ms is None or retention_ms < 0 or ttl_s * 1000 < retention_ms:
-        raise TtlTooShort(ttl_s, retention_ms)
-
-
-def decider(starts: "Iterable[SliceStart]", rule: FilterRule, *, by_topic: bool) -> Callable[[Any], Any]:
+def decider(starts: Iterable[SliceStart], rule: FilterRule, *, by_topic: bool) -> Callable[[Any], Any]:
     """A function for an iterator Arrow UDF over (key, partition, offset[, topic]) that yields decisions.
 
     `by_topic`: the frame has more than one topic, and the UDF gets it as its fourth column.
@@ -106,7 +56,7 @@ def decider(starts: "Iterable[SliceStart]", rule: FilterRule, *, by_topic: bool)
 class SliceFilters:
     """The filters of the slices that one worker meets."""
 
-    def __init__(self, starts: "tuple[SliceStart, ...]", rule: FilterRule) -> None:
+    def __init__(self, starts: tuple[SliceStart, ...], rule: FilterRule) -> None:
         quiet_filter()
         self._only_topic = starts[0].topic if starts else None
         self._slices: dict[tuple[str | None, int], list[SliceStart]] = {}

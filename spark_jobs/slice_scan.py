@@ -20,15 +20,14 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.highwater import HighwaterMarks
 from filtering.stream_metadata import KEY_BYTES
-from spark_jobs.columns import carrier_key, is_stream_metadata
+from spark_jobs.columns import carrier_key, is_stream_metadata, key_numbers
 from spark_jobs.errors import SparkJobError
-from spark_jobs.key_numbers import key_numbers
+from spark_jobs.filter_rule import FilterRule
 from spark_jobs.mark_epochs import EPOCH_COLUMNS
-from spark_jobs.releases import to_arrow
 from spark_jobs.runs import Runs
-from spark_jobs.settings import setting, use_driver_python
-from spark_jobs.slice_filter import FilterRule, log_partitions, scan_batches
+from spark_jobs.slice_filter import log_partitions, scan_batches
 from spark_jobs.slices import Slice
+from spark_jobs.spark_internals import setting, to_arrow, use_driver_python
 
 KEY = "_pushrep_key"
 """The bytes that may be metadata, whatever carrier they came in, while a frame is inside the filter."""

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering.highwater import HighwaterMarks
-from spark_jobs.batch_counts import OFFSETS_LIKELY, PARTITIONS_LIKELY
 from spark_jobs.batch_marks import LogRange, MarksKey
-from spark_jobs.mark_epochs import by_epoch, carried, epochs_of
+from spark_jobs.errors import FrameChanged
+from spark_jobs.filter_rule import OFFSETS_LIKELY, PARTITIONS_LIKELY, FilterRule
+from spark_jobs.mark_epochs import Epoch, EpochsMixed, by_epoch, carried
 from spark_jobs.runs import Runs, Stretch, decide, hold_each_row_once
-from spark_jobs.slice_filter import FilterRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +237,32 @@ def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -
         same &= (before.bitmaps[rows_old[known]] == after.bitmaps[rows_new[known]]).all(axis=1)
     for row in known[same]:
         yield int(columns.pids[row]), int(columns.partitions[row])
+
+
+def epochs_of(own: Iterable[Slice]) -> dict[int, Epoch]:
+    """The epoch of each log partition of one topic. Raises EpochsMixed."""
+    epochs: dict[int, Epoch] = {}
+    for one in own:
+        epoch = Epoch(one.startpoint_epoch, one.marks_epoch)
+        if epochs.setdefault(one.partition, epoch) != epoch:
+            raise EpochsMixed(one.topic, one.partition, (epochs[one.partition].startpoint, epoch.startpoint))
+    return epochs
+
+
+def check_unchanged(first: Iterable[Slice], again: Iterable[Slice]) -> None:
+    """Two first passes over one frame must have found the same rows. Raises FrameChanged."""
+    expected, found = _by_partition(first), _by_partition(again)
+    for where in sorted(expected.keys() | found.keys()):
+        one, other = expected.get(where), found.get(where)
+        if one != other:
+            start, end, *_ = one or other or (0, 0)
+            raise FrameChanged(where[1], start, end, one[2] if one else 0, other[2] if other else 0)
+
+
+def _by_partition(slices: Iterable[Slice]) -> dict[tuple[str, int], tuple[int, int, int, int]]:
+    """(topic, partition) → first log offset, the one behind the last, rows, rows without metadata."""
+    found: dict[tuple[str, int], tuple[int, int, int, int]] = {}
+    for s in slices:
+        start, end, rows, unkeyed = found.get((s.topic, s.partition), (s.start, s.end, 0, 0))
+        found[s.topic, s.partition] = min(start, s.start), max(end, s.end), rows + s.rows, unkeyed + s.unkeyed
+    return found

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql import types as T  # noqa: N812 - Spark's own habit
 
 from spark_jobs.errors import SparkJobError
-from spark_jobs.releases import arrow_schema
+from spark_jobs.spark_internals import arrow_schema
 
 FORMATS = ("binary", "string", "json", "avro")
 DEFAULT_KEEP = ("topic", "partition", "offset", "timestamp")

@@ -18,21 +18,19 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pushrep.errors import PushrepError
-from spark_jobs.batch_errors import MarksMissing, MarksOfAnotherQuery
 from spark_jobs.checkpoint_files import LoggedOffsets
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import MarksMissing, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.java import require_java
-from spark_jobs.jobs.marks_place import topic_marks_of
-from spark_jobs.jobs.options import ApplyOptions, BadOption, JobOptions, local_path, named_by_option
+from spark_jobs.jobs.options import ApplyOptions, BadOption, JobOptions, local_path, named_by_option, topic_marks_of
 from spark_jobs.jobs.reporting import one_line
 from spark_jobs.marks import LocalMarks, MarksStore
-from spark_jobs.releases import STREAMS_SINCE, SparkTooOld, release
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import FRESH_QUERY, BadSink, IdempotentSink
 from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions
 from spark_jobs.sources.planning import resolve_starts
+from spark_jobs.spark_internals import STREAMS_SINCE, SparkTooOld, release
 from spark_jobs.sql import SqlTable
 from spark_jobs.values import BadValueFormat
 

@@ -9,16 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
 
 from filtering.extras import install_command
+from pushrep.errors import BadArgument
+from pushrep.kafka.properties import read_properties
+from pushrep.startpoints import StorePlace, StoreUnavailable
+from pushrep.startpoints.places import BOOTSTRAP_SERVERS, kind_of
+from pushrep.startpoints.places import KAFKA as KAFKA_KIND
 from spark_jobs.errors import SparkJobError
-from spark_jobs.jobs.store_place import BadStore, store_words
-from spark_jobs.marks_stores import KAFKA
+from spark_jobs.file_marks import FileMarks
+from spark_jobs.filter_rule import TtlTooShort, check_ttl
+from spark_jobs.marks import LocalMarks
+from spark_jobs.marks_stores import KAFKA, Brokers, topic_marks
 from spark_jobs.sinks.table import BadSink, IdempotentSink, idempotent_table
-from spark_jobs.slice_filter import TtlTooShort, check_ttl
 from spark_jobs.sql import BadSqlTable, SqlTable
 from spark_jobs.values import BadValueFormat, ValueDecoder
+
+if TYPE_CHECKING:
+    from spark_jobs.topic_marks import TopicMarks
 
 AVAILABLE_NOW = "available-now"
 
@@ -57,6 +68,29 @@ class BadOption(SparkJobError):
     def __init__(self, option: str, value: object, why: str) -> None:
         super().__init__(f"{option}: {why}" if value is None else f"{option}={value!r}: {why}")
         self.option, self.value, self.why = option, value, why
+
+
+def store_words(store: str | None, servers: str | None, config: Path | None) -> dict[str, str]:
+    """Where a job's startpoints are, as options of the source; none without --store. Raises BadOption.
+
+    --store out/startpoints                          startpoints=out/startpoints
+    --store kafka:TOPIC --store-servers HOST:PORT    startpoints=kafka:TOPIC, startpoints.bootstrap.servers=HOST:PORT
+    --store-config FILE                              startpoints.NAME=VALUE for each line of it
+    """
+    for option, given in (("--store-servers", servers), ("--store-config", config)):
+        if given is not None and kind_of(store or "") != KAFKA_KIND:
+            raise BadOption(option, str(given), "belongs to startpoints in a topic: --store kafka:TOPIC")
+    if store is None:
+        return {}
+    try:
+        settings = read_properties(config) | ({} if servers is None else {BOOTSTRAP_SERVERS: servers})
+        StorePlace.parse(store, settings)
+    except BadArgument as error:
+        option = "--store-servers" if error.argument == BOOTSTRAP_SERVERS else "--store-config"
+        raise BadOption("--store" if error.argument == "store" else option, None, error.why) from error
+    except (StoreUnavailable, OSError) as error:
+        raise BadOption("--store", store, str(error)) from error
+    return {"startpoints": store} | {f"startpoints.{name}": value for name, value in settings.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,10 +211,7 @@ class JobOptions:
         return options | self.source_options
 
     def _check_store(self) -> None:
-        try:
-            store_words(self.store, self.store_servers, self.store_config)
-        except BadStore as error:
-            raise BadOption(error.option, error.value, error.why) from error
+        store_words(self.store, self.store_servers, self.store_config)
         if self.store is not None and self.consumer is None:
             raise BadOption("--store", self.store, "whose startpoints are to be followed says --consumer")
 
@@ -308,3 +339,21 @@ def outbox_carrier(directory: str, topic: str) -> str | None:
         return str(told["carrier"]) if told["topic"] == topic else None
     except (OSError, ValueError, TypeError, KeyError):  # a log without an outbox; who opens the outbox judges its file
         return None
+
+
+def marks_of(options: JobOptions, spark: SparkSession) -> "LocalMarks | FileMarks | TopicMarks":
+    """The marks store that the options name, opened at its first use. Raises what `topic_marks_of` raises.
+
+    A directory of this machine or file:... is LocalMarks, kafka:TOPIC is TopicMarks; hdfs://... and any other scheme is
+    FileMarks, on Spark's own file system.
+    """
+    if options.marks_in_topic():
+        return topic_marks_of(options)
+    place = local_path(options.marks)
+    return FileMarks(options.marks, spark) if place is None else LocalMarks(place)
+
+
+def topic_marks_of(options: JobOptions) -> "TopicMarks":
+    """The store of kafka:TOPIC. Raises NoSuchMarks, BadArgument, OSError for settings that reach no broker."""
+    brokers = Brokers(options.marks_brokers(), options.marks_config, "--marks-servers", "--marks-config")
+    return topic_marks(options.marks, brokers)

@@ -21,8 +21,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, with_spark
-from spark_jobs.jobs.marks_place import marks_of
-from spark_jobs.jobs.options import ApplyOptions, JobOptions
+from spark_jobs.jobs.options import ApplyOptions, JobOptions, marks_of
 from spark_jobs.jobs.reporting import Reporter
 from spark_jobs.marks import MarksStore
 from spark_jobs.replay_filter import ReplayFilteredBatches

@@ -19,8 +19,7 @@ try:
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
     from spark_jobs.jobs.command import Pair, given_as_options, run_job, run_options, source_options
-    from spark_jobs.jobs.relay_options import RelayOptions
-    from spark_jobs.jobs.relaying import relay
+    from spark_jobs.jobs.relaying import RelayOptions, relay
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise

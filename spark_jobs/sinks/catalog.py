@@ -14,7 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
 
-from spark_jobs.settings import setting
 from spark_jobs.sinks.owners import Owners, TableNotOurs
 from spark_jobs.sinks.table import (
     BATCH_COLUMN,
@@ -26,6 +25,7 @@ from spark_jobs.sinks.table import (
     settle,
     with_batch_id,
 )
+from spark_jobs.spark_internals import setting
 
 _PROPERTY = "pushrep.queries"
 

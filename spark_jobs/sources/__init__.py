@@ -2,8 +2,7 @@
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.releases import SparkTooOld, release
-from spark_jobs.settings import use_driver_python
+from spark_jobs.spark_internals import SparkTooOld, release, use_driver_python
 
 __all__ = ["register_sources"]
 

@@ -18,7 +18,6 @@ from pyspark.sql.types import StructType
 
 from pushrep.log.slots import shown_partition
 from spark_jobs.errors import SparkJobError
-from spark_jobs.releases import STREAMS_SINCE, SparkTooOld, release
 from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
@@ -36,6 +35,7 @@ from spark_jobs.sources.progress import (
 )
 from spark_jobs.sources.startpoints import StreamStartpoints
 from spark_jobs.sources.tasks import LogRange, plan_tasks, read_range
+from spark_jobs.spark_internals import STREAMS_SINCE, SparkTooOld, release
 
 try:
     from pyspark.sql.streaming.datasource import (

@@ -11,12 +11,12 @@ from pyspark.sql.types import StructType
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.slots import log_at
 from pushrep.records import RecordBatch
-from spark_jobs.releases import arrow_schema as to_arrow_types
 from spark_jobs.sources.arrow import ArrowWriter
 from spark_jobs.sources.logs import PLANNED, EndUnknown, TopicLogs, written_end
 from spark_jobs.sources.options import SourceOptions
 from spark_jobs.sources.planning import DataLoss, Range
 from spark_jobs.sources.progress import report
+from spark_jobs.spark_internals import arrow_schema as to_arrow_types
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from spark_jobs.batch_marks import ADOPTED, BatchMarks
 from spark_jobs.sinks.table import query_of
-from spark_jobs.sql.dialects import Dialect, column_type, dialect_of, quoted
-from spark_jobs.sql.errors import BadSqlTable, BatchNotStaged, MarksTaken
+from spark_jobs.sql.dialects import BadSqlTable, BatchNotStaged, Dialect, MarksTaken, column_type, dialect_of, quoted
 
 _KEY = ("topic", "partition", "offset")
 _QUERY, _BATCH, _ATTEMPT = "pushrep_query", "pushrep_batch", "pushrep_attempt"

@@ -20,7 +20,7 @@ from spark_jobs.checkpoint_files import LastBatchUncommitted, QueryRunning, Quer
 from spark_jobs.checkpoint_marks import MarksPlace
 from spark_jobs.checkpoint_pair import NOTES_NAME
 from spark_jobs.file_marks import FileMarks
-from spark_jobs.settings import setting
+from spark_jobs.spark_internals import setting
 from spark_jobs.sql import SqlTable
 from tests.postgresql import new_database
 from tests.unit.test_checkpoint_apply import stop_after

@@ -15,9 +15,8 @@ import spark_jobs.jobs.apply as apply_module
 from pushrep import Outbox
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.jobs.apply import main
-from spark_jobs.jobs.options import ApplyOptions, BadOption
+from spark_jobs.jobs.options import ApplyOptions, BadOption, store_words
 from spark_jobs.jobs.reporting import Reporter, one_line
-from spark_jobs.jobs.store_place import store_words
 from spark_jobs.marks import LocalMarks
 from spark_jobs.replay_filter import BatchCounts
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from spark_jobs.jobs.options import BadOption
 from spark_jobs.jobs.relay import main
-from spark_jobs.jobs.relay_options import RelayOptions
+from spark_jobs.jobs.relaying import RelayOptions
 
 KAFKA = {"kafka.bootstrap.servers": "a:1"}
 

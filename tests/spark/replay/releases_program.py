@@ -13,7 +13,7 @@ COLUMNS = "key binary, value string, topic string, partition int, offset bigint"
 def main(place):
     from pyspark.sql import SparkSession
 
-    from spark_jobs.releases import release
+    from spark_jobs.spark_internals import release
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.shuffle.partitions", "2")
@@ -129,7 +129,7 @@ def source(spark, place):
     from filtering import StreamMetadata
     from pushrep.log import SegmentLog
     from spark_jobs import filter_frame, register_sources
-    from spark_jobs.releases import SparkTooOld
+    from spark_jobs.spark_internals import SparkTooOld
 
     with SegmentLog.open(Path(place) / "logs" / "orders-0") as made:
         made.append([b"a", b"b", b"a"], keys=[StreamMetadata(1, 0, n).pack() for n in (0, 1, 0)])

@@ -10,8 +10,7 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
-from spark_jobs.batch_errors import MarksOfAnotherQuery
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import MarksOfAnotherQuery, SparkJobError
 from spark_jobs.jobs.options import ApplyOptions, BadOption
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line

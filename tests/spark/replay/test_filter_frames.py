@@ -7,8 +7,8 @@ from filtering import HighwaterMarks, PairSplit, StreamMetadata
 from spark_jobs import filter_frame, filter_replays, slice_scan
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import CarrierUnusable
-from spark_jobs.settings import setting
 from spark_jobs.slice_scan import FrameUnusable
+from spark_jobs.spark_internals import setting
 
 pytestmark = pytest.mark.spark
 

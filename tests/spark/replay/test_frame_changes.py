@@ -7,9 +7,9 @@ from pyspark.errors import StreamingQueryException
 
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches
-from spark_jobs.batch_reads import RowsRead, check_unchanged
-from spark_jobs.frame_errors import FrameChanged
-from spark_jobs.slices import Slice
+from spark_jobs.errors import FrameChanged
+from spark_jobs.micro_batch import RowsRead
+from spark_jobs.slices import Slice, check_unchanged
 
 pytestmark = pytest.mark.spark
 

@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
-from spark_jobs import LocalMarks, ReplayFilteredBatches, filtered_frame, key_numbers, replay_filter
+from spark_jobs import LocalMarks, ReplayFilteredBatches, columns, filtered_frame, replay_filter
+from spark_jobs.filter_rule import FilterRule
 from spark_jobs.micro_batch import column_pruned
-from spark_jobs.slice_filter import FilterRule
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 
 pytestmark = pytest.mark.spark
@@ -177,20 +177,20 @@ def test_outside_of_a_query_and_with_other_names_inside_of_spark_the_frame_stays
 
 def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
     """The fast way is there with this version of Spark, and the first pass finds the same slices by either."""
-    assert key_numbers.by_prefix(spark) is not None
+    assert columns.by_prefix(spark) is not None
     topics = [row for seed in range(20) for row in logs.random_topic(seed)]
     edges = [StreamMetadata(pid, 2**31 - 1, offset) for pid in (-(2**63), -1, 2**63 - 1) for offset in (0, 2**63 - 1)]
     topics += [logs.Row("edges", 0, n, metadata, None, f"e{n}") for n, metadata in enumerate(edges)]
     keyed = keyed_frame(frames.split(topics, 3), FilterRule())
     for rule, runs in ((FilterRule(), True), (FilterRule(only_pids=frozenset([5, -(2**63)])), False)):
-        monkeypatch.setattr(key_numbers, "_found", {})
+        monkeypatch.setattr(columns, "_found", {})
         fast = scan_slices(keyed, rule, runs=runs)
-        monkeypatch.setitem(key_numbers._found, spark.sparkContext.applicationId, key_numbers.by_digits)
+        monkeypatch.setitem(columns._found, spark.sparkContext.applicationId, columns.by_digits)
         assert scan_slices(keyed, rule, runs=runs) == fast
         assert (sum(s.rows for s in fast), any(len(s.marks) for s in fast)) == (len(topics), True)
 
 
 def test_without_the_inner_function_the_digits_are_taken(spark, monkeypatch):
-    monkeypatch.setattr(key_numbers, "_found", {})
-    monkeypatch.setattr(key_numbers, "_prefix_of", lambda _: lambda eight: F.lit(7))
-    assert key_numbers.key_numbers(spark) is key_numbers.by_digits, "it gives other numbers than it should"
+    monkeypatch.setattr(columns, "_found", {})
+    monkeypatch.setattr(columns, "_prefix_of", lambda _: lambda eight: F.lit(7))
+    assert columns.key_numbers(spark) is columns.by_digits, "it gives other numbers than it should"

@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
+from spark_jobs.filter_rule import FilterRule
 from spark_jobs.micro_batch import column_pruned
-from spark_jobs.slice_filter import FilterRule
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 
 pytestmark = pytest.mark.spark

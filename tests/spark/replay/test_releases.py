@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import functions
 
 from filtering.stream_metadata import StreamMetadata
-from spark_jobs import filter_frame, releases, spark_internals
-from spark_jobs.releases import SparkTooOld
+from spark_jobs import filter_frame, spark_internals
+from spark_jobs.spark_internals import SparkTooOld
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +44,7 @@ def test_without_arrow_udf_to_arrow_and_inner_names_rows_are_judged_the_same(fra
     rows = [*logs.random_topic(5, rows=60), logs.Row("t", 0, 0, StreamMetadata(1, 0, 9), None, "a")]
     frame = frames.split(rows, 2)
     monkeypatch.delattr(functions, "arrow_udf")
-    monkeypatch.setattr(releases, "has_to_arrow", lambda _: False)
+    monkeypatch.setattr(spark_internals, "has_to_arrow", lambda _: False)
     monkeypatch.setattr(spark_internals, "asked", lambda _: None)
     result = filter_frame(frame)
     assert result.plan.must_sort, "where nobody knows whether rows are part of the plan, they are sorted"

@@ -10,7 +10,7 @@ import pytest
 from spark_jobs import ReplayFilteredBatches
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.sql import BadSqlTable, MarksTaken, SqlTable
-from spark_jobs.sql.errors import BatchNotStaged
+from spark_jobs.sql.dialects import BatchNotStaged
 from spark_jobs.sql.table import _stage
 from tests.postgresql import new_database
 
