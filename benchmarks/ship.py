@@ -24,7 +24,7 @@ from benchmarks.harness import Timed, compare, random_values, scratch
 from benchmarks.push_sides import brokers, processor_s, produce, topic
 from benchmarks.ready_made import ReadyMade
 from pushrep.kafka import KafkaDestination
-from pushrep.kafka.resume import Origin
+from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.shipper import Shipped, Shipper
 from pushrep.kafka.source import ShippedLog
 from pushrep.log import SegmentLog
@@ -145,7 +145,7 @@ def shipping(root: Path, cluster: KafkaCluster, outbox: Outbox, records: int) ->
         outbox_id=name,
         topic=topic(cluster, name, 1),
         logs=logs,
-        origin=Origin(carrier="key", pids={0: outbox.pid}, pid_epoch=0),
+        origin=RecordOrigin(carrier="key", pids={0: outbox.pid}, pid_epoch=0),
         batch_bytes=BATCH_BYTES,
         filesystem=REAL_FILESYSTEM,
         clock=SYSTEM_CLOCK,

@@ -25,7 +25,7 @@ from filtering.highwater import HighwaterMarks
 from filtering.mark_columns import UNKNOWN, check_window
 from filtering.pair_groups import PairGroups, group_pairs
 from filtering.pair_table import PairTable
-from filtering.rule import NO_MARK, Verdict, judge, judge_rows
+from filtering.rule import NO_MARK, RuleVerdict, judge, judge_rows
 from filtering.stream_metadata import Keys, StreamMetadata, parse_keys
 
 _LOG = logging.getLogger(__name__)
@@ -128,19 +128,19 @@ class ReplayFilter:
             table.destinations[slot] = destination
         mark, bits = table.marks[slot], table.bits_of(slot)
         verdict = judge(offset, mark, bits, self._window)
-        if verdict is Verdict.NEW:
+        if verdict is RuleVerdict.NEW:
             table.marks[slot] = offset
             if mark != NO_MARK:
                 table.jumped[slot] += offset - mark - 1
             if self._window:
                 rise = offset - mark
                 table.set_bits(slot, 0 if mark == NO_MARK or rise > self._window else bits << rise | 1 << rise - 1)
-        elif verdict is Verdict.FILLS:
+        elif verdict is RuleVerdict.FILLS:
             table.set_bits(slot, bits | 1 << mark - offset - 1)
-        keep = verdict in (Verdict.NEW, Verdict.FILLS)
+        keep = verdict in (RuleVerdict.NEW, RuleVerdict.FILLS)
         self._kept += keep
         self._dropped += not keep
-        self._late += verdict is Verdict.LATE
+        self._late += verdict is RuleVerdict.LATE
         return keep
 
     def admit_batch(self, keys: Any, destination_partition: Any = None) -> npt.NDArray[np.bool_]:

@@ -25,7 +25,7 @@ NO_MARK = -1
 _SAFE_MAX = 2**62  # room below int64's end for one more addition
 
 
-class Verdict(Enum):
+class RuleVerdict(Enum):
     """What the rule says of one record."""
 
     NEW = auto()
@@ -34,16 +34,16 @@ class Verdict(Enum):
     LATE = auto()
 
 
-def judge(offset: int, mark: int, bits: int, window: int) -> Verdict:
+def judge(offset: int, mark: int, bits: int, window: int) -> RuleVerdict:
     """One record against its pair's mark; bit i of `bits` says whether mark - 1 - i was seen."""
     if offset > mark:
-        return Verdict.NEW
+        return RuleVerdict.NEW
     behind = mark - offset
     if window == 0 or behind == 0:
-        return Verdict.REPLAY
+        return RuleVerdict.REPLAY
     if behind > window:
-        return Verdict.LATE
-    return Verdict.REPLAY if bits >> (behind - 1) & 1 else Verdict.FILLS
+        return RuleVerdict.LATE
+    return RuleVerdict.REPLAY if bits >> (behind - 1) & 1 else RuleVerdict.FILLS
 
 
 class Verdicts(NamedTuple):

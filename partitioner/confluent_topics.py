@@ -17,7 +17,7 @@ from partitioner.errors import NoSuchTopic
 _MASK = 2**64 - 1
 
 
-class TopicFacts(NamedTuple):
+class DestinationTopic(NamedTuple):
     """`incarnation`: cluster id / topic id; `retention_ms`: None where nothing is deleted by age."""
 
     incarnation: str
@@ -25,7 +25,7 @@ class TopicFacts(NamedTuple):
     retention_ms: int | None
 
 
-def topic_facts(config: Mapping[str, Any], topic: str) -> TopicFacts:
+def topic_facts(config: Mapping[str, Any], topic: str) -> DestinationTopic:
     """Ask the brokers; config: librdkafka's settings for servers and security. Raises NoSuchTopic, KafkaException."""
     admin = AdminClient(dict(config))  # held until it has answered
     resource = ConfigResource(ResourceType.TOPIC, topic)
@@ -46,4 +46,4 @@ def topic_facts(config: Mapping[str, Any], topic: str) -> TopicFacts:
     topic_id = UUID(int=(high & _MASK) << 64 | (low & _MASK))
     retention_ms = int(settings["retention.ms"].value)
     incarnation = f"{cluster.cluster_id}/{topic_id}"
-    return TopicFacts(incarnation, len(found.partitions), None if retention_ms < 0 else retention_ms)
+    return DestinationTopic(incarnation, len(found.partitions), None if retention_ms < 0 else retention_ms)

@@ -17,16 +17,31 @@ from pathlib import Path
 from types import ModuleType
 
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
-from spark_jobs.checkpoint_files import Checkpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
+from spark_jobs.checkpoint_files import QueryCheckpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
 from spark_jobs.checkpoint_marks import MarksPlace, check_marks
-from spark_jobs.checkpoint_pair import Move, Pair, append, free_backup, is_purged, newest_pair, note
+from spark_jobs.checkpoint_pair import BatchPair, Move, append, free_backup, is_purged, newest_pair, note
 from spark_jobs.checkpoint_sources import MovableSource, SourceNotMovable, movable_source
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks_stores import Brokers
 
 __all__ = [
-    "WATCH_S", "Brokers", "MarksPlace", "Move", "NothingPending", "Pair", "Place", "PlanChanged", "Request",
-    "SparkJobError", "apply", "did", "finish", "is_interrupted", "preview", "query_id_of", "source_at",
+    "WATCH_S",
+    "BatchPair",
+    "Brokers",
+    "CheckpointPlace",
+    "MarksPlace",
+    "Move",
+    "NothingPending",
+    "PlanChanged",
+    "Request",
+    "SparkJobError",
+    "apply",
+    "did",
+    "finish",
+    "is_interrupted",
+    "preview",
+    "query_id_of",
+    "source_at",
 ]  # fmt: skip
 
 WATCH_S = 30.0
@@ -65,7 +80,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CheckpointPlace:
     """Which checkpoint, which source in it, whose startpoints, and what lies beside.
 
     `source`: its name in the checkpoint, where there are several; `topic`, where it reads several; `logs`: the
@@ -85,12 +100,12 @@ def tool() -> ModuleType:
     return sys.modules[__name__]
 
 
-def is_interrupted(place: Place, store: StartpointStore) -> bool:
+def is_interrupted(place: CheckpointPlace, store: StartpointStore) -> bool:
     """Whether an `apply` before this one was killed between its notes and the end: the next one finishes that."""
     return _unfinished(place, store) is not None
 
 
-def did(store: StartpointStore, pair: Pair, request: Request) -> bool:
+def did(store: StartpointStore, pair: BatchPair, request: Request) -> bool:
     """Whether the pair was made by a call that asked for the same: who calls it again gets what it asked for."""
     move = pair.moves[0]
     standing = store.standing(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
@@ -100,7 +115,7 @@ def did(store: StartpointStore, pair: Pair, request: Request) -> bool:
     return written.startpoint == request.startpoint and written.target.partition == request.partition
 
 
-def source_at(place: Place) -> tuple[Checkpoint, str, MovableSource]:
+def source_at(place: CheckpointPlace) -> tuple[QueryCheckpoint, str, MovableSource]:
     """The checkpoint, the name of the one source that is meant, and that.
 
     Raises CheckpointUnreadable, QueryStateful, LastBatchUncommitted, SourceNotMovable.
@@ -115,7 +130,7 @@ def source_at(place: Place) -> tuple[Checkpoint, str, MovableSource]:
     return found, name, movable_source(place.checkpoint, name, offsets[name], topic=place.topic, logs=place.logs)
 
 
-def preview(place: Place, store: StartpointStore, *, request: Request | None, now_ms: int) -> list[Move]:
+def preview(place: CheckpointPlace, store: StartpointStore, *, request: Request | None, now_ms: int) -> list[Move]:
     """What `apply` would move now: by the request if there is one, and nothing else; without it, what is pending.
 
     Writes nothing. Raises as `source_at` does, NothingPending, MarksMissing and MarksUnreachable.
@@ -151,8 +166,12 @@ def preview(place: Place, store: StartpointStore, *, request: Request | None, no
 
 
 def finish(
-    place: Place, store: StartpointStore, *, watch_s: float = WATCH_S, sleep: Callable[[float], None] = time.sleep
-) -> Pair | None:
+    place: CheckpointPlace,
+    store: StartpointStore,
+    *,
+    watch_s: float = WATCH_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> BatchPair | None:
     """Complete what a killed `apply` left half done; None if there is nothing.
 
     Raises QueryRunning, MarksMissing, MarksUnreachable.
@@ -168,7 +187,7 @@ def finish(
 
 
 def apply(  # noqa: PLR0913 - what to move, and how to watch
-    place: Place,
+    place: CheckpointPlace,
     store: StartpointStore,
     *,
     request: Request | None = None,
@@ -176,7 +195,7 @@ def apply(  # noqa: PLR0913 - what to move, and how to watch
     now_ms: int = 0,
     watch_s: float = WATCH_S,
     sleep: Callable[[float], None] = time.sleep,
-) -> Pair:
+) -> BatchPair:
     """Append the request, or what is pending, to the checkpoint of a stopped, stateless query, and record its use.
 
     `shown`: the answer of `preview` that the operator saw, at `now_ms`; no other partition moves. `watch_s`: longer
@@ -229,7 +248,7 @@ def _partitions(moves: Sequence[Move]) -> str:
     return f"partitions {named}" if named else "no partition"
 
 
-def _resolved_pair(place: Place, store: StartpointStore, sequences: Mapping[int, int]) -> Pair:
+def _resolved_pair(place: CheckpointPlace, store: StartpointStore, sequences: Mapping[int, int]) -> BatchPair:
     """Apply, in the store, the startpoint of this sequence for each of these partitions; the pair that moves them."""
     found, name, source = source_at(place)
     moves = []
@@ -246,7 +265,7 @@ def _resolved_pair(place: Place, store: StartpointStore, sequences: Mapping[int,
     if not moves:
         raise NothingPending(place.consumer, source.topic)
     offset = source.moved({move.partition: move.after for move in moves if move.after is not None})
-    return Pair(
+    return BatchPair(
         query_id=found.query_id,
         consumer=place.consumer,
         topic=source.topic,
@@ -261,13 +280,13 @@ def _resolved_pair(place: Place, store: StartpointStore, sequences: Mapping[int,
     )
 
 
-def _unfinished(place: Place, store: StartpointStore) -> Pair | None:
+def _unfinished(place: CheckpointPlace, store: StartpointStore) -> BatchPair | None:
     """The pair that was noted last, while the store does not say that it is used (else the copy was put back)."""
     noted = newest_pair(place.checkpoint)
     return noted if noted is not None and _waiting(store, noted) else None
 
 
-def _waiting(store: StartpointStore, pair: Pair) -> list[Move]:
+def _waiting(store: StartpointStore, pair: BatchPair) -> list[Move]:
     found = []
     for move in pair.moves:
         standing = store.standing(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
@@ -276,7 +295,7 @@ def _waiting(store: StartpointStore, pair: Pair) -> list[Move]:
     return found
 
 
-def _record(store: StartpointStore, pair: Pair) -> None:
+def _record(store: StartpointStore, pair: BatchPair) -> None:
     """Say that the pair's are used: those, whatever was written since."""
     for move in _waiting(store, pair):
         claim = store.claim(pair.consumer, pair.topic, move.partition)

@@ -102,7 +102,7 @@ class LoggedOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class QueryCheckpoint:
     """What a checkpoint that rests says: the query, its last batch, where that ended, and its commit's text."""
 
     path: Path
@@ -112,7 +112,7 @@ class Checkpoint:
     commit: str
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> QueryCheckpoint:
     """Raises CheckpointUnreadable, QueryStateful, LastBatchUncommitted."""
     query_id = query_id_of(path)
     planned, committed = _numbers(path / "offsets"), _numbers(path / "commits")
@@ -125,7 +125,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise QueryStateful(path)
     file = path / "offsets" / str(planned[-1])
     offsets = LoggedOffsets.parse(file, file.read_text(encoding="utf-8"))
-    return Checkpoint(path, query_id, planned[-1], offsets, commit)
+    return QueryCheckpoint(path, query_id, planned[-1], offsets, commit)
 
 
 def snapshot(path: Path) -> dict[str, tuple[int, int]]:

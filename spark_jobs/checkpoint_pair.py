@@ -33,7 +33,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class BatchPair:
     """Batches [first, first + count), each with the texts of its two files.
 
     `marks`: where they lie, if the query has any. `all_marks`: where the source tells no partitions apart, a reset is
@@ -61,7 +61,7 @@ class Pair:
         return json.dumps({"version": VERSION, **fields, "moves": moves}, indent=1)
 
     @classmethod
-    def from_json(cls, path: Path, text: str) -> "Pair":
+    def from_json(cls, path: Path, text: str) -> "BatchPair":
         """Raises CheckpointUnreadable."""
         try:
             fields = json.loads(text)
@@ -73,14 +73,14 @@ class Pair:
             raise CheckpointUnreadable(path, f"no notes of an apply-checkpoint ({error})") from error
 
 
-def newest_pair(checkpoint: Path) -> Pair | None:
+def newest_pair(checkpoint: Path) -> BatchPair | None:
     """The pair that was noted last, if it is in the checkpoint, in part or whole, or still can be; else None."""
     prefix = f"{checkpoint.name}-before-"
     found = [place for place in checkpoint.parent.glob(f"{prefix}*") if place.name[len(prefix) :].isdigit()]
     for place in sorted(found, key=lambda place: -int(place.name[len(prefix) :]))[:1]:
         notes = place / NOTES_NAME
         if notes.is_file():
-            pair = Pair.from_json(notes, notes.read_text(encoding="utf-8"))
+            pair = BatchPair.from_json(notes, notes.read_text(encoding="utf-8"))
             return pair if _is_ours(checkpoint, pair) else None
     return None
 
@@ -94,7 +94,7 @@ def free_backup(checkpoint: Path, first: int) -> Path:
     return backup
 
 
-def note(checkpoint: Path, pair: Pair) -> Path:
+def note(checkpoint: Path, pair: BatchPair) -> Path:
     """Copy the checkpoint and note the pair; the copy's place."""
     backup = free_backup(checkpoint, pair.first)
     making = backup.with_name(f"{backup.name}.tmp")
@@ -106,7 +106,7 @@ def note(checkpoint: Path, pair: Pair) -> Path:
     return backup
 
 
-def append(checkpoint: Path, pair: Pair, marks: MarksPlace | None) -> None:
+def append(checkpoint: Path, pair: BatchPair, marks: MarksPlace | None) -> None:
     """Write what the pair lacks. Raises QueryRunning, MarksMissing, MarksUnreachable."""
     if not (checkpoint / "offsets" / str(pair.first)).exists():
         move_marks(marks, pair.marks, _marks_move(pair))
@@ -121,19 +121,19 @@ def append(checkpoint: Path, pair: Pair, marks: MarksPlace | None) -> None:
                     raise QueryRunning(checkpoint, f"{kind}/{batch} was written") from None
 
 
-def is_purged(checkpoint: Path, pair: Pair) -> bool:
+def is_purged(checkpoint: Path, pair: BatchPair) -> bool:
     """Whether the query has gone on so far behind a pair of `newest_pair` that Spark has let its batches go."""
     planned = _planned(checkpoint)
     return bool(planned) and min(planned) > pair.first
 
 
-def _marks_move(pair: Pair) -> MarksMove:
+def _marks_move(pair: BatchPair) -> MarksMove:
     reset = [move.partition for move in pair.moves if move.reset_marks]
     resets = None if reset and pair.all_marks else reset
     return MarksMove(query_id=pair.query_id, topic=pair.topic, first=pair.first, count=pair.count, resets=resets)
 
 
-def _is_ours(checkpoint: Path, pair: Pair) -> bool:
+def _is_ours(checkpoint: Path, pair: BatchPair) -> bool:
     """False if the query planned this batch by itself; what Spark has purged since was ours."""
     file = checkpoint / "offsets" / str(pair.first)
     if file.exists():

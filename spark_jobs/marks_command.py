@@ -53,7 +53,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 _KEEP_ALL = 1 << 30
 
 
-class Pair(NamedTuple):
+class PairKey(NamedTuple):
     """One pair, as the command line names it."""
 
     pid: int
@@ -69,7 +69,7 @@ def _pair(*, required: bool) -> Callable[[_Command], _Command]:
         def given(*args: Any, pid: int | None, partition: int | None, topic: str | None, **rest: Any) -> Any:
             if (pid is None) != (partition is None) or (topic is not None and pid is None):
                 raise click.UsageError("a pair is named by --pid and --partition together")
-            pair = None if pid is None or partition is None else Pair(pid, partition, topic)
+            pair = None if pid is None or partition is None else PairKey(pid, partition, topic)
             return command(*args, pair=pair, **rest)
 
         number = click.IntRange(-(2**63), 2**63 - 1)
@@ -100,7 +100,7 @@ def marks() -> None:
 @_TABLE
 @_pair(required=False)
 @_JSON
-def show(store: str, table: str | None, pair: "Pair | None", as_json: bool) -> None:  # noqa: FBT001 - click's form
+def show(store: str, table: str | None, pair: "PairKey | None", as_json: bool) -> None:  # noqa: FBT001 - click's form
     """Whose the marks are, which batches there are, and what the last one holds.
 
     \b
@@ -176,7 +176,7 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
 @click.option("--export", "export_to", required=True, type=click.Path(dir_okay=False, path_type=Path),
               help="A new file for the last batch's marks, written before one changes.")  # fmt: skip
 @_JSON
-def set_(store: str, pair: "Pair", offset: int, export_to: Path, as_json: bool) -> None:  # noqa: FBT001
+def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: bool) -> None:  # noqa: FBT001
     """Set the mark of one pair, or forget it, in the last batch of a directory or topic; the others stay.
 
     The pair goes on in whatever partition of the topic it is met next: so a pair that has moved for good (PairSplit)
@@ -276,7 +276,7 @@ def _read(store: MarksStore, query_id: str, batch_id: int) -> BatchMarks:
     return found
 
 
-def _with(marks_: HighwaterMarks, pair: Pair, offset: int) -> HighwaterMarks:
+def _with(marks_: HighwaterMarks, pair: PairKey, offset: int) -> HighwaterMarks:
     """With this mark of the pair, in a partition that is not known yet; without the pair, where `offset` is below 0."""
     row = marks_.find(np.array([pair.pid]), np.array([pair.partition]))
     left = marks_.without_rows(row[row >= 0])

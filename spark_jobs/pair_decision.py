@@ -33,7 +33,7 @@ class PairName(NamedTuple):
     source_partition: int
 
 
-class Chunk(NamedTuple):
+class PairChunk(NamedTuple):
     """Some rows of one pair, in log order (row_chunks.py)."""
 
     partition: int
@@ -59,7 +59,7 @@ class PairAnswer(NamedTuple):
 
 
 def decide_pair(
-    name: PairName, chunks: Iterable[Chunk], known: PairMarks, rule: FilterRule, *, now_ms: int | None
+    name: PairName, chunks: Iterable[PairChunk], known: PairMarks, rule: FilterRule, *, now_ms: int | None
 ) -> PairAnswer:
     """Which rows of one pair's chunks pass, and its marks after them; `known` are those before.
 
@@ -100,7 +100,7 @@ def _check_once(name: PairName, partition: int, log_offsets: npt.NDArray[np.int6
         raise LogRowTwice(name.topic, partition, int(log_offsets[twice[0]]))
 
 
-def _epoch_of(name: PairName, chunks: list[Chunk]) -> Epoch:
+def _epoch_of(name: PairName, chunks: list[PairChunk]) -> Epoch:
     """The epoch of the first log partition; another one makes the pair split, which is told first."""
     partition, epoch = chunks[0].partition, chunks[0].epoch
     epochs = {chunk.epoch for chunk in chunks if chunk.partition == partition}
@@ -109,7 +109,7 @@ def _epoch_of(name: PairName, chunks: list[Chunk]) -> Epoch:
     return epoch
 
 
-def _kept(chunks: list[Chunk], sizes: list[int], passes: npt.NDArray[np.bool_]) -> Iterator[bytes]:
+def _kept(chunks: list[PairChunk], sizes: list[int], passes: npt.NDArray[np.bool_]) -> Iterator[bytes]:
     low = 0
     for chunk, size in zip(chunks, sizes, strict=True):
         own = passes[low : low + size]

@@ -14,7 +14,7 @@ from filtering.mark_columns import UNKNOWN
 from spark_jobs.filter_rule import FilterRule
 from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import Reports, handed_on
-from spark_jobs.pair_decision import Chunk, PairMarks, PairName, decide_pair
+from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import CHUNK_BYTES, is_outside
 from spark_jobs.slice_filter import quiet_filter
 
@@ -49,13 +49,13 @@ def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     return (handed_on(frame["data"].tolist()) for frame in frames)
 
 
-def _chunks(frames: Iterable[pd.DataFrame]) -> Iterator[Chunk]:
+def _chunks(frames: Iterable[pd.DataFrame]) -> Iterator[PairChunk]:
     for frame in frames:
         columns = (frame[name] for name in ("partition", "startpoint_epoch", "marks_epoch", "first_offset"))
         for partition, startpoint, marks, first, places, data in zip(
             *columns, frame["places"], frame["data"], strict=True
         ):
-            yield Chunk(int(partition), Epoch(int(startpoint), int(marks)), int(first), places, data)
+            yield PairChunk(int(partition), Epoch(int(startpoint), int(marks)), int(first), places, data)
 
 
 def _frames(kept: Iterator[bytes], report: str) -> Iterator[pd.DataFrame]:

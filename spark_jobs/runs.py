@@ -56,7 +56,7 @@ class Stretch(NamedTuple):
     end: int
 
 
-class Verdict(NamedTuple):
+class RunsVerdict(NamedTuple):
     """What becomes of every row of the runs: those in `dropped` go, all others stay.
 
     `dropped_rows`: how many go. `jumped`: source offsets that the marks pass over.
@@ -67,10 +67,10 @@ class Verdict(NamedTuple):
     jumped: int
 
 
-def decide(runs: Runs, marks: HighwaterMarks) -> Verdict | None:
+def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
     """The rule over whole runs, beginning with `marks`; None where their bounds alone don't decide."""
     if not len(runs.rows):
-        return Verdict((), 0, 0)
+        return RunsVerdict((), 0, 0)
     in_order, first = _by_pair(runs)
     if not _one_behind_another(in_order, first):
         return None
@@ -87,7 +87,7 @@ def decide(runs: Runs, marks: HighwaterMarks) -> Verdict | None:
     begins = np.where(known < 0, in_order.lows[first] - 1, known)
     kept_rows, rows = int(kept.sum()), int(in_order.rows.sum())
     stretches = tuple(_stretches(in_order, first, replayed, spans))
-    return Verdict(stretches, rows - kept_rows, int((final - begins).sum()) - kept_rows)
+    return RunsVerdict(stretches, rows - kept_rows, int((final - begins).sum()) - kept_rows)
 
 
 def hold_each_row_once(runs: Runs) -> bool:

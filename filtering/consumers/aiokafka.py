@@ -27,11 +27,11 @@ from aiokafka.errors import CommitFailedError, IllegalStateError
 from aiokafka.structs import ConsumerRecord
 
 from filtering.consumers.aiokafka_asking import failure_of, naming_rights
-from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
+from filtering.consumers.aiokafka_starts import AiokafkaMember, AiokafkaStarts
 from filtering.consumers.asking import Failure
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, PositionUnknown, SettingOverwritesMarks
 from filtering.consumers.following import Following
-from filtering.consumers.positions import END, METADATA_CHARACTERS_MAX, Position, encode
+from filtering.consumers.positions import END, METADATA_CHARACTERS_MAX, CommittedPosition, encode
 from filtering.consumers.reading import FilterSettings, Reading
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting
@@ -114,7 +114,7 @@ class ReplayFilteredConsumer:
         await self._admin.start()
         self._client = AIOKafkaConsumer(**self._settings, group_id=self._group, enable_auto_commit=False)
         to_earliest = self._settings.get("auto_offset_reset", "latest") == "earliest"
-        member = Member(self._client, self._admin, self._group, to_earliest)
+        member = AiokafkaMember(self._client, self._admin, self._group, to_earliest)
         self._starts = AiokafkaStarts(member, self._reading, self._following, self._startpoints, self._paused)
         self._client.subscribe(list(self._topics), listener=_Listener(self))
         try:
@@ -175,7 +175,7 @@ class ReplayFilteredConsumer:
             due = self._reading.due(time.time_ns() // 1_000_000)
             offsets = {}
             for one in due:
-                metadata = encode(Position(one.marks, None, one.startpoint))
+                metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
                 if len(metadata) > METADATA_CHARACTERS_MAX:
                     allowed = METADATA_CHARACTERS_MAX
                     raise MarksTooLarge(one.topic, one.partition, len(metadata), allowed, len(one.marks))

@@ -20,16 +20,16 @@ from filtering.consumers.aiokafka_asking import ask_committed, ask_held, failure
 from filtering.consumers.asking import ask_async
 from filtering.consumers.following import Following
 from filtering.consumers.holding import Held, Holding
-from filtering.consumers.positions import Position, decode
-from filtering.consumers.reading import NO_MARKS, Due, Reading
-from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, Wish
+from filtering.consumers.positions import CommittedPosition, decode
+from filtering.consumers.reading import NO_MARKS, PendingCommit, Reading
+from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartTarget
 from filtering.errors import BadFilterSetting
 
 _LOG = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 
-class Member(NamedTuple):
+class AiokafkaMember(NamedTuple):
     """A member of a group: its client, and the admin client, which alone tells a commit's metadata."""
 
     client: AIOKafkaConsumer
@@ -43,7 +43,7 @@ class AiokafkaStarts:
 
     def __init__(
         self,
-        member: Member,
+        member: AiokafkaMember,
         reading: Reading,
         following: Following,
         startpoints: Startpoints | None,
@@ -75,7 +75,7 @@ class AiokafkaStarts:
         for partition, offset, position, answer in found:
             name = (partition.topic, partition.partition)
             begins = self._following.begin(name, offset, position.marks or NO_MARKS, position.startpoint, answer)
-            if isinstance(answer, Wish):
+            if isinstance(answer, StartTarget):
                 self._client.seek(partition, answer.offset)
                 self.note(name)  # the client may have handed over what lies at the committed position
             if name not in self._reading:
@@ -105,14 +105,14 @@ class AiokafkaStarts:
         """Whether the partition was sent elsewhere since `moves` was that: what was read before is not of its run."""
         return self._moved.get(name, 0) > since
 
-    async def consumed(self, due: Sequence[Due]) -> None:
+    async def consumed(self, due: Sequence[PendingCommit]) -> None:
         """A commit of these is stored."""
         for one in due:
             if one.has_new_startpoint and self._startpoints is not None:
                 names = (self._group, one.topic, one.partition, one.startpoint)
                 await asyncio.to_thread(self._startpoints.consumed, *names)
 
-    async def _pending(self, name: tuple[str, int], offset: int | None, position: Position) -> Answer:
+    async def _pending(self, name: tuple[str, int], offset: int | None, position: CommittedPosition) -> Answer:
         if self._startpoints is None:
             return None
         facts = self._facts(name, offset)
@@ -122,7 +122,7 @@ class AiokafkaStarts:
         facts = self._facts(name, self._reading.position(name))
         answer = await asyncio.to_thread(startpoints.moved, self._group, facts, self._reading.startpoint(name))
         partition = TopicPartition(*name)
-        if isinstance(answer, Wish):
+        if isinstance(answer, StartTarget):
             self._client.seek(partition, answer.offset)
             _LOG.info("%s-%d goes on at %d, by startpoint %d", *name, answer.offset, answer.sequence)
         self._following.move(name, answer)

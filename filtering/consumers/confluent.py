@@ -32,13 +32,13 @@ from filtering.consumers.confluent_asking import (
 )
 from filtering.consumers.confluent_batches import carried_in_header, columns_of, passing
 from filtering.consumers.confluent_marks import ConfluentMarksTopic
-from filtering.consumers.confluent_member import Member
+from filtering.consumers.confluent_member import ConfluentMember
 from filtering.consumers.confluent_starts import ConfluentStarts
 from filtering.consumers.confluent_unloaded import Unloaded
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, PositionUnknown, SettingOverwritesMarks
 from filtering.consumers.pauses import Pauses, Reason
-from filtering.consumers.positions import METADATA_CHARACTERS_MAX, Position, Stored, encode
-from filtering.consumers.reading import Due, FilterSettings, Reading
+from filtering.consumers.positions import METADATA_CHARACTERS_MAX, CommittedPosition, Stored, encode
+from filtering.consumers.reading import FilterSettings, PendingCommit, Reading
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting, MissingRight
 from filtering.highwater import HighwaterMarks
@@ -55,7 +55,7 @@ OnCommit = Callable[[Exception | None], None]
 class _Commit(NamedTuple):
     """What is being committed in another thread."""
 
-    due: Sequence[Due]
+    due: Sequence[PendingCommit]
     written: Mapping[tuple[str, int], Stored]
     on_commit: OnCommit | None
     answer: "Future[object]"
@@ -93,7 +93,7 @@ class ReplayFilteredConsumer:
         self._failure: Exception | None = None
         self._missing: MissingRight | None = None
         self._client = Consumer(self._config)
-        member = Member(self._client, config, self._group)
+        member = ConfluentMember(self._client, config, self._group)
         self._pauses = Pauses(
             lambda names: self._client.pause([TopicPartition(*one) for one in names]),
             lambda names: self._client.resume([TopicPartition(*one) for one in names]),
@@ -346,7 +346,7 @@ class ReplayFilteredConsumer:
     ) -> None:
         self.close()
 
-    _in_transaction: tuple[Sequence[Due], Mapping[tuple[str, int], Stored]] = ((), {})
+    _in_transaction: tuple[Sequence[PendingCommit], Mapping[tuple[str, int], Stored]] = ((), {})
 
     def _check(self) -> None:
         """After a refused batch its records are gone from the client: going on would lose them."""
@@ -465,7 +465,7 @@ class ReplayFilteredConsumer:
             self._config.get("partition.assignment.strategy", "")
         )
 
-    def _marks_at(self, partition: tuple[str, int], position: Position) -> HighwaterMarks | None:
+    def _marks_at(self, partition: tuple[str, int], position: CommittedPosition) -> HighwaterMarks | None:
         """The marks of a committed position; None if it has none."""
         stored = position.stored
         if stored is None:
@@ -477,17 +477,17 @@ class ReplayFilteredConsumer:
             )
         return self._marks_topic.read(partition, stored)
 
-    def _positions(self, due: Sequence[Due]) -> tuple[list[TopicPartition], dict[tuple[str, int], Stored]]:
+    def _positions(self, due: Sequence[PendingCommit]) -> tuple[list[TopicPartition], dict[tuple[str, int], Stored]]:
         positions, written = [], {}
         for one in due:
             partition = (one.topic, one.partition)
-            metadata = encode(Position(one.marks, None, one.startpoint))
+            metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
             if len(metadata) > METADATA_CHARACTERS_MAX:
                 if self._marks_topic is None:
                     allowed = METADATA_CHARACTERS_MAX
                     raise MarksTooLarge(*partition, len(metadata), allowed, len(one.marks))
                 written[partition] = self._marks_topic.write(self._group, partition, one.marks)
-                metadata = encode(Position(None, written[partition], one.startpoint))
+                metadata = encode(CommittedPosition(None, written[partition], one.startpoint))
             positions.append(TopicPartition(*partition, one.offset, metadata))
         return positions, written
 
@@ -524,7 +524,7 @@ class ReplayFilteredConsumer:
                 raise PositionUnknown(*name)
         return names
 
-    def _settle(self, due: Sequence[Due], written: Mapping[tuple[str, int], Stored]) -> None:
+    def _settle(self, due: Sequence[PendingCommit], written: Mapping[tuple[str, int], Stored]) -> None:
         """The commit is stored: what it replaced goes, and startpoints are consumed."""
         self._reading.committed(due)
         for one in due:

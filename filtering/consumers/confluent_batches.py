@@ -18,7 +18,7 @@ from filtering.consumers.reading import Spans
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER
 
 
-class Columns(NamedTuple):
+class MessageColumns(NamedTuple):
     """A batch of one topic, without events. `partitions`: one number where all are of it."""
 
     topic: str
@@ -29,7 +29,7 @@ class Columns(NamedTuple):
 
 def columns_of(
     messages: Sequence[Message], topics: Collection[str], key_of: Callable[[Message], bytes | None]
-) -> Columns | None:
+) -> MessageColumns | None:
     """The batch in columns; None for one that holds events of the client, or records of several topics.
 
     topics: all that these messages can be of.
@@ -50,7 +50,7 @@ def columns_of(
     [topic] = found
     numbers: list[Any] = list(map(Message.partition, messages))
     where, spans = _spans(messages, numbers)
-    return Columns(str(topic), column, where, spans)
+    return MessageColumns(str(topic), column, where, spans)
 
 
 def carried_in_header(message: Message) -> bytes | None:

@@ -12,7 +12,7 @@ from filtering.consumers.confluent_asking import connection_of
 from filtering.consumers.holding import ASK_WITHIN_S, Held, Holding
 
 
-class Member:
+class ConfluentMember:
     """config: the consumer's, of which connection and security are used. For one thread at a time."""
 
     def __init__(self, client: Consumer, config: Mapping[str, Any], group: str) -> None:

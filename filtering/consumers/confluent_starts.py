@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from filtering.consumers.confluent_asking import ask_bounds, ask_partitions, naming_rights
-from filtering.consumers.confluent_member import Member
+from filtering.consumers.confluent_member import ConfluentMember
 from filtering.consumers.following import Following
 from filtering.consumers.pauses import Pauses, Reason
-from filtering.consumers.positions import Position, decode
-from filtering.consumers.reading import NO_MARKS, Due, Reading
-from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, Wish
+from filtering.consumers.positions import CommittedPosition, decode
+from filtering.consumers.reading import NO_MARKS, PendingCommit, Reading
+from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartTarget
 from filtering.highwater import HighwaterMarks
 
 _LOG = logging.getLogger(__name__)
 
-MarksOf = Callable[[tuple[str, int], Position], HighwaterMarks | None]
+MarksOf = Callable[[tuple[str, int], CommittedPosition], HighwaterMarks | None]
 
 
 def metadata_of(committed: TopicPartition) -> str | None:
@@ -43,7 +43,7 @@ class ConfluentStarts:
 
     def __init__(
         self,
-        member: Member,
+        member: ConfluentMember,
         reading: Reading,
         startpoints: Startpoints | None,
         marks_of: MarksOf,
@@ -97,7 +97,7 @@ class ConfluentStarts:
         """These are going."""
         self.following.forget({(one.topic, one.partition) for one in partitions})
 
-    def consumed(self, due: Sequence[Due]) -> None:
+    def consumed(self, due: Sequence[PendingCommit]) -> None:
         """A commit of these is stored."""
         for one in due:
             if one.has_new_startpoint and self._startpoints is not None:
@@ -119,7 +119,7 @@ class ConfluentStarts:
             self.pause_stopped()
         return True
 
-    def _pending(self, partition: tuple[str, int], offset: int | None, position: Position) -> Answer:
+    def _pending(self, partition: tuple[str, int], offset: int | None, position: CommittedPosition) -> Answer:
         if self._startpoints is None:
             return None
         facts = self._facts(partition, offset)
@@ -128,7 +128,7 @@ class ConfluentStarts:
     def _move(self, partition: tuple[str, int], startpoints: Startpoints) -> None:
         facts = self._facts(partition, self._reading.position(partition))
         answer = startpoints.moved(self._group, facts, self._reading.startpoint(partition))
-        if isinstance(answer, Wish):
+        if isinstance(answer, StartTarget):
             # First: if the client can't, all is as it was, and the next look gets the same answer again.
             self._client.seek(TopicPartition(*partition, answer.offset))
             _LOG.info("%s-%d goes on at %d, by startpoint %d", *partition, answer.offset, answer.sequence)

@@ -10,7 +10,7 @@ Pure: the shells ask the store, and move their client.
 from collections.abc import Iterable, Mapping
 
 from filtering.consumers.reading import NO_MARKS, Reading, TopicPartition
-from filtering.consumers.startpoints import Answer, Refusal
+from filtering.consumers.startpoints import Answer, RefusedStartpoint
 from filtering.highwater import HighwaterMarks
 
 
@@ -20,7 +20,7 @@ class Following:
     def __init__(self, reading: Reading, look_every_s: float | None) -> None:
         """look_every_s: None if there are no startpoints to follow."""
         self._reading, self._look_every_s = reading, look_every_s
-        self._stopped: dict[TopicPartition, Refusal] = {}
+        self._stopped: dict[TopicPartition, RefusedStartpoint] = {}
         self._began: dict[TopicPartition, int] = {}
         self._untold: list[Exception] = []
         self._next_look_s = 0.0
@@ -39,7 +39,7 @@ class Following:
         None: by its reset policy. A run that was stopped before it committed anything begins anew where it began.
         """
         offset = self._began.get(partition) if offset is None else offset
-        if isinstance(answer, Refusal):
+        if isinstance(answer, RefusedStartpoint):
             self._stop(partition, answer)
             return offset
         self._let_go(partition)
@@ -54,7 +54,7 @@ class Following:
         """What `moved` said of a running partition. Where the client is to seek; None: nowhere."""
         if answer is None:
             return None
-        if isinstance(answer, Refusal):
+        if isinstance(answer, RefusedStartpoint):
             self._stop(partition, answer)
             return None
         self._reading.move(partition, answer.offset, answer.sequence, reset_marks=answer.reset_marks)
@@ -91,7 +91,7 @@ class Following:
         if self._untold:
             raise self._untold.pop(0)
 
-    def _stop(self, partition: TopicPartition, refusal: Refusal) -> None:
+    def _stop(self, partition: TopicPartition, refusal: RefusedStartpoint) -> None:
         known = self._stopped.get(partition)
         if known is None or known.sequence != refusal.sequence:
             self._untold.append(refusal.error)

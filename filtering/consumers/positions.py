@@ -33,7 +33,7 @@ class Stored(NamedTuple):
     version: str
 
 
-class Position(NamedTuple):
+class CommittedPosition(NamedTuple):
     """What a commit says beside its offset. `marks` None: they are `stored`, or there are none."""
 
     marks: HighwaterMarks | None
@@ -41,10 +41,10 @@ class Position(NamedTuple):
     startpoint: int = 0
 
 
-NOTHING = Position(None)
+NOTHING = CommittedPosition(None)
 
 
-def encode(position: Position) -> str:
+def encode(position: CommittedPosition) -> str:
     """The metadata of a commit, without its END; it may be longer than Kafka allows."""
     fields: dict[str, object] = {"pushrep": FORMAT_VERSION}
     if position.stored is not None:
@@ -56,7 +56,7 @@ def encode(position: Position) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
-def decode(metadata: str | None) -> Position:
+def decode(metadata: str | None) -> CommittedPosition:
     """What `encode` wrote, whatever a client put behind it; NOTHING for metadata of others. Raises CorruptPosition."""
     try:
         fields, _ = json.JSONDecoder().raw_decode(metadata or "")
@@ -70,14 +70,14 @@ def decode(metadata: str | None) -> Position:
     if not isinstance(startpoint, int) or startpoint < 0:
         raise CorruptPosition(f"startpoint {startpoint!r}")
     if stored is not None:
-        return Position(None, _stored(stored), startpoint)
+        return CommittedPosition(None, _stored(stored), startpoint)
     if marks is None:
-        return Position(None, None, startpoint)
+        return CommittedPosition(None, None, startpoint)
     try:
         packed = base64.b64decode(marks, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
         raise CorruptPosition("its marks are no base64") from error
-    return Position(unpack_marks(packed), None, startpoint)
+    return CommittedPosition(unpack_marks(packed), None, startpoint)
 
 
 def pack_marks(marks: HighwaterMarks) -> bytes:

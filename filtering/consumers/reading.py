@@ -33,7 +33,7 @@ class FilterSettings:
     ttl_s: float | None = None
 
 
-class Due(NamedTuple):
+class PendingCommit(NamedTuple):
     """One partition that moved since it was committed: the next offset to read, and the marks as of it."""
 
     topic: str
@@ -167,7 +167,7 @@ class Reading:
         """The sequence of the startpoint that this run descends from; 0 for none. Raises PositionUnknown."""
         return self._of(partition).startpoint
 
-    def due(self, now_ms: int) -> list[Due]:
+    def due(self, now_ms: int) -> list[PendingCommit]:
         """What a commit would say now, of each partition that moved since the last one.
 
         A start alone uses no startpoint up: it is due once something behind it was read.
@@ -180,12 +180,12 @@ class Reading:
         ]
         marks = {topic: self._filters[topic].marks(now_ms) for topic in {partition[0] for partition, _, _ in moved}}
         return [
-            Due(*partition, offset, _only(marks[partition[0]], {partition[1]}), state.startpoint,
+            PendingCommit(*partition, offset, _only(marks[partition[0]], {partition[1]}), state.startpoint,
                 state.has_new_startpoint)
             for partition, state, offset in moved
         ]  # fmt: skip
 
-    def committed(self, done: Iterable[Due]) -> None:
+    def committed(self, done: Iterable[PendingCommit]) -> None:
         """These are stored; what was sent elsewhere meanwhile has committed nothing there yet."""
         for one in done:
             state = self._partitions.get((one.topic, one.partition))

@@ -1,8 +1,8 @@
 """What a consumer asks of startpoints: a Protocol, so that consumers depend on nobody who keeps them.
 
-a partition comes   pending ─▶ Wish: begin there │ Refusal: do not begin │ None: at the committed position
-it runs             version changed? moved ─▶ Wish: go there, between two reads │ Refusal: stop │ None: go on
-it was committed    consumed
+assigned    pending ─▶ StartTarget: begin there │ RefusedStartpoint: do not begin │ None: at the committed position
+running     version changed? moved ─▶ StartTarget: seek, between two reads │ RefusedStartpoint: stop │ None: continue
+committed   consumed
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class PartitionFacts(NamedTuple):
     is_held: Callable[[str, int], bool] = _by_nobody
 
 
-class Wish(NamedTuple):
+class StartTarget(NamedTuple):
     """A startpoint that was applied: begin at `offset`, and say `sequence` with every commit from there on."""
 
     offset: int
@@ -38,14 +38,14 @@ class Wish(NamedTuple):
     reset_marks: bool
 
 
-class Refusal(NamedTuple):
+class RefusedStartpoint(NamedTuple):
     """A startpoint that can't be applied: the partition is not read. `error` is raised to the caller, once for it."""
 
     sequence: int
     error: Exception
 
 
-Answer = Wish | Refusal | None
+Answer = StartTarget | RefusedStartpoint | None
 
 
 class Startpoints(Protocol):

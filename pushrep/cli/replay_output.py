@@ -49,7 +49,7 @@ class RecordWriter(Protocol):
         ...
 
 
-class Lines:
+class LineOutput:
     """A line, or lines, a record."""
 
     def __init__(self, out: BinaryIO, line: Callable[[Record], bytes], head: bytes = b"") -> None:
@@ -95,11 +95,13 @@ def writer_for(format_: str, out: BinaryIO, *, partition: int, carrier: str) -> 
         case "avro":
             return AvroFile(out, partition)
         case "raw":
-            return Lines(out, lambda record: (record.value or b"") + b"\n")
+            return LineOutput(out, lambda record: (record.value or b"") + b"\n")
         case "json":
-            return Lines(out, lambda r: json.dumps(as_json(partition, r, carrier), ensure_ascii=False).encode() + b"\n")
+            return LineOutput(
+                out, lambda r: json.dumps(as_json(partition, r, carrier), ensure_ascii=False).encode() + b"\n"
+            )
     head = _ROW.format("offset", "timestamp", "source", "key", "value").encode()
-    return Lines(out, lambda record: _row(record, carrier), head)
+    return LineOutput(out, lambda record: _row(record, carrier), head)
 
 
 def _row(record: Record, carrier: str) -> bytes:

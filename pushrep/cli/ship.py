@@ -13,7 +13,7 @@ from pushrep.cli.log.showing import show_json
 from pushrep.cli.log_settings import copy_check_option
 from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout
-from pushrep.kafka.progress import Progress, read_progress
+from pushrep.kafka.progress import ShippingProgress, read_progress
 from pushrep.kafka.properties import destination_of
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogLocked
@@ -89,7 +89,7 @@ def _ship_one(  # noqa: PLR0913 - the options
         raise NoOutbox(directory)
     if again:
         ship_again(directory, _offsets(again, identity.partitions), topic=topic or identity.topic)
-    known = read_progress(REAL_FILESYSTEM, directory).get(topic or identity.topic, Progress()).partitions
+    known = read_progress(REAL_FILESYSTEM, directory).get(topic or identity.topic, ShippingProgress()).partitions
     started = time.monotonic()
     timeout_s = None if deadline is None else max(0.0, deadline - started)
     with Outbox.open(

@@ -63,7 +63,7 @@ class Code(IntEnum):
             return f"error {code}"
 
 
-class Answer(NamedTuple):
+class BrokerAnswer(NamedTuple):
     """What a broker says about one batch. `base_offset` is -1 where it does not know; `message` is for people."""
 
     error_code: int
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
         return f"{name} ({self.message})" if self.message else name
 
 
-class Reaction(Enum):
+class AnswerReaction(Enum):
     """What becomes of a batch that was answered."""
 
     DONE = auto()
@@ -93,37 +93,37 @@ class Reaction(Enum):
     """Not before somebody acts: on the topic's settings, on rights, or on the record."""
 
 
-_REACTIONS: Mapping[int, Reaction] = {
-    Code.NONE: Reaction.DONE,
+_REACTIONS: Mapping[int, AnswerReaction] = {
+    Code.NONE: AnswerReaction.DONE,
     # It is there, and the broker has forgotten where.
-    Code.DUPLICATE_SEQUENCE_NUMBER: Reaction.DONE,
-    Code.LEADER_NOT_AVAILABLE: Reaction.REFRESH,
-    Code.NOT_LEADER_OR_FOLLOWER: Reaction.REFRESH,
-    Code.KAFKA_STORAGE_ERROR: Reaction.REFRESH,
-    Code.NETWORK_EXCEPTION: Reaction.REFRESH,
-    Code.LISTENER_NOT_FOUND: Reaction.REFRESH,
-    Code.FENCED_LEADER_EPOCH: Reaction.REFRESH,
-    Code.UNKNOWN_LEADER_EPOCH: Reaction.REFRESH,
-    Code.UNKNOWN_TOPIC_OR_PARTITION: Reaction.CHECK_TOPIC,
-    Code.UNKNOWN_TOPIC_ID: Reaction.CHECK_TOPIC,
-    Code.INCONSISTENT_TOPIC_ID: Reaction.CHECK_TOPIC,
-    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: Reaction.RESYNC,
-    Code.INVALID_PRODUCER_EPOCH: Reaction.RESYNC,
-    Code.UNKNOWN_PRODUCER_ID: Reaction.RESYNC,
-    Code.PRODUCER_FENCED: Reaction.RESYNC,
-    Code.MESSAGE_TOO_LARGE: Reaction.SPLIT,
-    Code.RECORD_LIST_TOO_LARGE: Reaction.SPLIT,
-    Code.INVALID_TOPIC_EXCEPTION: Reaction.STOP,
-    Code.TOPIC_AUTHORIZATION_FAILED: Reaction.STOP,
-    Code.CLUSTER_AUTHORIZATION_FAILED: Reaction.STOP,
-    Code.INVALID_TIMESTAMP: Reaction.STOP,
-    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: Reaction.STOP,
-    Code.POLICY_VIOLATION: Reaction.STOP,
-    Code.UNSUPPORTED_COMPRESSION_TYPE: Reaction.STOP,
-    Code.INVALID_RECORD: Reaction.STOP,
+    Code.DUPLICATE_SEQUENCE_NUMBER: AnswerReaction.DONE,
+    Code.LEADER_NOT_AVAILABLE: AnswerReaction.REFRESH,
+    Code.NOT_LEADER_OR_FOLLOWER: AnswerReaction.REFRESH,
+    Code.KAFKA_STORAGE_ERROR: AnswerReaction.REFRESH,
+    Code.NETWORK_EXCEPTION: AnswerReaction.REFRESH,
+    Code.LISTENER_NOT_FOUND: AnswerReaction.REFRESH,
+    Code.FENCED_LEADER_EPOCH: AnswerReaction.REFRESH,
+    Code.UNKNOWN_LEADER_EPOCH: AnswerReaction.REFRESH,
+    Code.UNKNOWN_TOPIC_OR_PARTITION: AnswerReaction.CHECK_TOPIC,
+    Code.UNKNOWN_TOPIC_ID: AnswerReaction.CHECK_TOPIC,
+    Code.INCONSISTENT_TOPIC_ID: AnswerReaction.CHECK_TOPIC,
+    Code.OUT_OF_ORDER_SEQUENCE_NUMBER: AnswerReaction.RESYNC,
+    Code.INVALID_PRODUCER_EPOCH: AnswerReaction.RESYNC,
+    Code.UNKNOWN_PRODUCER_ID: AnswerReaction.RESYNC,
+    Code.PRODUCER_FENCED: AnswerReaction.RESYNC,
+    Code.MESSAGE_TOO_LARGE: AnswerReaction.SPLIT,
+    Code.RECORD_LIST_TOO_LARGE: AnswerReaction.SPLIT,
+    Code.INVALID_TOPIC_EXCEPTION: AnswerReaction.STOP,
+    Code.TOPIC_AUTHORIZATION_FAILED: AnswerReaction.STOP,
+    Code.CLUSTER_AUTHORIZATION_FAILED: AnswerReaction.STOP,
+    Code.INVALID_TIMESTAMP: AnswerReaction.STOP,
+    Code.UNSUPPORTED_FOR_MESSAGE_FORMAT: AnswerReaction.STOP,
+    Code.POLICY_VIOLATION: AnswerReaction.STOP,
+    Code.UNSUPPORTED_COMPRESSION_TYPE: AnswerReaction.STOP,
+    Code.INVALID_RECORD: AnswerReaction.STOP,
 }
 
 
-def reaction_to(error_code: int) -> Reaction:
+def reaction_to(error_code: int) -> AnswerReaction:
     """What an answer with this code means for its batch."""
-    return _REACTIONS.get(error_code, Reaction.RETRY)
+    return _REACTIONS.get(error_code, AnswerReaction.RETRY)

@@ -48,7 +48,7 @@ def right_missing(operation: str, resource: str, name: str, error_code: int) -> 
     return KafkaRightMissing(str(MissingRight(operation, resource, name, Code.name_of(error_code))))
 
 
-class Bounds(NamedTuple):
+class PartitionBounds(NamedTuple):
     """Offsets of a Kafka partition that can be read: [start, end)."""
 
     start: int
@@ -110,9 +110,9 @@ class Cluster:
             raise BrokerError("a producer id", response.error_code)
         return response.producer_id, response.producer_epoch
 
-    async def bounds(self, partition: int) -> Bounds:
+    async def bounds(self, partition: int) -> PartitionBounds:
         """What can be read of a partition now. Raises BrokerError and what UNREACHABLE names."""
-        return Bounds(await self._offset(partition, _EARLIEST), await self._offset(partition, _LATEST))
+        return PartitionBounds(await self._offset(partition, _EARLIEST), await self._offset(partition, _LATEST))
 
     async def ends(self, partitions: Iterable[int]) -> dict[int, int]:
         """Of many partitions, the first offset that is not given yet; one request a broker. Raises as `bounds`."""

@@ -148,7 +148,7 @@ class RenewalDue(NamedTuple):
     """The id is to be renewed, and nothing is under way."""
 
 
-class Refused(NamedTuple):
+class FenceRefused(NamedTuple):
     """The coordinator refuses this producer id or epoch."""
 
     why: str
@@ -166,13 +166,13 @@ class MembersSaid(NamedTuple):
     is_newest: bool
 
 
-Event = Begun | Given | Added | Ended | MarkersRead | Matched | RenewalDue | Refused | NotAllowed | MembersSaid
+Event = Begun | Given | Added | Ended | MarkersRead | Matched | RenewalDue | FenceRefused | NotAllowed | MembersSaid
 
 EXPECTED: Mapping[FenceState, frozenset[type[Event]]] = {
     FenceState.NEW: frozenset({Begun}),
-    FenceState.INIT: frozenset({Begun, Given, Refused, NotAllowed}),
-    FenceState.ADD: frozenset({Begun, Added, Refused, NotAllowed}),
-    FenceState.END: frozenset({Begun, Ended, Refused, NotAllowed}),
+    FenceState.INIT: frozenset({Begun, Given, FenceRefused, NotAllowed}),
+    FenceState.ADD: frozenset({Begun, Added, FenceRefused, NotAllowed}),
+    FenceState.END: frozenset({Begun, Ended, FenceRefused, NotAllowed}),
     FenceState.MARKERS: frozenset({Begun, MarkersRead}),
     FenceState.MATCH: frozenset({Begun, Matched}),
     FenceState.SHIPPING: frozenset({Begun, RenewalDue}),
@@ -264,7 +264,7 @@ class Fence:
             case RenewalDue():
                 self._is_renewal = True
                 return self._add(self.producer) if self._raises else self._init(self.producer)
-            case Refused(why):
+            case FenceRefused(why):
                 return self._refused(why)
             case NotAllowed(why):
                 return self._not_allowed(why)

@@ -45,7 +45,7 @@ from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")
 
-_BAD = core.Refused | core.NotAllowed
+_BAD = core.FenceRefused | core.NotAllowed
 _TRANSACTION_MS_MAX = 900_000  # brokers' default of transaction.max.timeout.ms
 _TRANSACTION_MS_MIN = 1_000
 _MARKERS_WITHIN_MS = 30_000
@@ -209,7 +209,7 @@ class FenceDriver:
             return await self._perform(effect)
 
         event = await self._until_done(perform)
-        if isinstance(event, core.Refused):
+        if isinstance(event, core.FenceRefused):
             _LOG.info("%s: transactional id %s: %s", self._facts.topic, self._name, event.why)
             await asyncio.sleep(backoff_s(self._destination, 1))
         return event
@@ -295,7 +295,7 @@ class FenceDriver:
                 case CoordinatorReaction.SHORTER as shorter:
                     return shorter
                 case CoordinatorReaction.REFUSED:
-                    return core.Refused(Code.name_of(code))
+                    return core.FenceRefused(Code.name_of(code))
                 case CoordinatorReaction.NOT_ALLOWED:
                     return core.NotAllowed(self._not_allowed(code))
                 case CoordinatorReaction.AGAIN:

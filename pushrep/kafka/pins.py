@@ -8,7 +8,7 @@ from typing import Protocol
 from uuid import UUID
 
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
-from pushrep.kafka.progress import Progress
+from pushrep.kafka.progress import ShippingProgress
 
 
 class Pins(Protocol):
@@ -34,7 +34,7 @@ class OwnPins:
         """Nobody else is to know."""
 
 
-def settled(progress: Progress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
+def settled(progress: ShippingProgress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
     """How many of a topic's `partitions` are used where nothing is fixed yet; `known` as in Pins.
 
     Raises DestinationRefused if there are several, and nothing says where in the logs which of them began.
@@ -52,7 +52,7 @@ def settled(progress: Progress, topic: str, partitions: int, known: tuple[int, .
     return min(known[0], partitions)
 
 
-def check_seen(progress: Progress, topic: str, topic_id: UUID, partitions: int) -> None:
+def check_seen(progress: ShippingProgress, topic: str, topic_id: UUID, partitions: int) -> None:
     """Raises KafkaUnreachable if a broker knows fewer partitions than are used: it lags behind, no topic shrinks."""
     used = max(counts_of(progress), default=0)
     if progress.topic_id == topic_id and used > partitions:
@@ -61,7 +61,7 @@ def check_seen(progress: Progress, topic: str, topic_id: UUID, partitions: int) 
         )
 
 
-def check_kept(progress: Progress, topic: str, known: tuple[int, ...]) -> None:
+def check_kept(progress: ShippingProgress, topic: str, known: tuple[int, ...]) -> None:
     """Raises DestinationRefused if the members keep numbers that the file, which knows where each began, does not.
 
     Then another member shipped since this one did: by the file's numbers a pair would get into a second partition.
@@ -77,7 +77,7 @@ def check_kept(progress: Progress, topic: str, known: tuple[int, ...]) -> None:
         )
 
 
-def counts_of(progress: Progress) -> tuple[int, ...]:
+def counts_of(progress: ShippingProgress) -> tuple[int, ...]:
     """What members are to keep of it: each number that was used, oldest first."""
     found: list[int] = []
     for epoch in progress.epochs:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pushrep.kafka.answers import Answer, Code, Reaction, reaction_to
+from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code, reaction_to
 from pushrep.records import RecordBatch
 from pushrep.records import header as layout
 from pushrep.records.checksum import crc32c
@@ -27,7 +27,7 @@ _SEQUENCES = 1 << 31  # the number after the last one is 0
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
+class SentBatch:
     """A batch on its way: records [start, end) of a log partition under `base_sequence`.
 
     log_crc: of the sealed batch in the log, of which this is all or a part. data: the bytes as they are sent, which may
@@ -46,7 +46,7 @@ class Sent:
     in_flight: bool = False
     base_offset: int | None = None
     """Where it landed; None: not acknowledged, -1: it did, and the broker does not know where."""
-    answer: Answer | None = None
+    answer: BrokerAnswer | None = None
     """The last bad one."""
 
     @property
@@ -61,7 +61,7 @@ class Pipeline:
         self.partition = partition
         self.producer_id, self.producer_epoch = -1, -1
         self._next_sequence = 0
-        self._sent: deque[Sent] = deque()
+        self._sent: deque[SentBatch] = deque()
         self._in_flight = 0
         self._is_known = False  # the broker has state of our id
         self._is_closed = False
@@ -105,7 +105,7 @@ class Pipeline:
         is_remembered = self._is_known and not any(one.is_old for one in self._sent)
         return self._in_flight < (IN_FLIGHT_MAX if is_remembered else 1)
 
-    def waiting(self) -> Sent | None:
+    def waiting(self) -> SentBatch | None:
         """The batch to send before any new one: the first that was sent before and is to be sent again."""
         return next((one for one in self._sent if not one.in_flight and not one.is_acknowledged), None)
 
@@ -114,7 +114,7 @@ class Pipeline:
         """Whether a new batch may be added: what is not known to be acknowledged spans five at most."""
         return len(self._sent) < IN_FLIGHT_MAX
 
-    def add(self, sent: Sent) -> None:
+    def add(self, sent: SentBatch) -> None:
         """Give a new batch its sequence number, the next one after all others, and patch it into its bytes."""
         sent.base_sequence = self._next_sequence
         sent.data = _patched(sent.batch.data, self.producer_id, self.producer_epoch, sent.base_sequence)
@@ -122,16 +122,16 @@ class Pipeline:
         self._next_sequence = (self._next_sequence + offsets) % _SEQUENCES
         self._sent.append(sent)
 
-    def on_sent(self, sent: Sent) -> None:
+    def on_sent(self, sent: SentBatch) -> None:
         """It is on the wire."""
         sent.in_flight = True
         self._in_flight += 1
 
-    def on_answer(self, sent: Sent, answer: Answer) -> Iterator[Sent]:
+    def on_answer(self, sent: SentBatch, answer: BrokerAnswer) -> Iterator[SentBatch]:
         """Those that are acknowledged now, in log order, with everything before them."""
         sent.in_flight = False
         self._in_flight -= 1
-        if reaction_to(answer.error_code) is Reaction.DONE:
+        if reaction_to(answer.error_code) is AnswerReaction.DONE:
             sent.base_offset, sent.answer = answer.base_offset, None
             self._is_known = not sent.is_old  # by an old one's time the id may be forgotten before the next comes
             while self._sent and self._sent[0].is_acknowledged:
@@ -141,17 +141,17 @@ class Pipeline:
             sent.answer = answer
             self._is_closed = True
 
-    def verdict(self) -> tuple[Sent, Reaction]:
+    def verdict(self) -> tuple[SentBatch, AnswerReaction]:
         """Of a drained pipeline: the first batch that is not acknowledged, and what its answer asks for."""
         assert self.is_drained, "an answer that is still to come may change it"
         first = next(one for one in self._sent if not one.is_acknowledged)
         answer = first.answer
         if answer is None:  # it was not sent again since a later one failed
-            return first, Reaction.RETRY
+            return first, AnswerReaction.RETRY
         reaction = reaction_to(answer.error_code)
-        if reaction in {Reaction.SPLIT, Reaction.STOP} and any(one.is_acknowledged for one in self._sent):
+        if reaction in {AnswerReaction.SPLIT, AnswerReaction.STOP} and any(one.is_acknowledged for one in self._sent):
             # A later one is in the topic, so this one is as well, from a try whose answer was lost.
-            return first, Reaction.RESYNC
+            return first, AnswerReaction.RESYNC
         return first, reaction
 
     def reopen(self) -> None:
@@ -160,7 +160,7 @@ class Pipeline:
             one.answer = None
         self._is_closed = self._is_known = False
 
-    def forget(self, first: Sent) -> list[Sent]:
+    def forget(self, first: SentBatch) -> list[SentBatch]:
         """Take back the batches from `first` on, of which the broker took none, and their sequence numbers."""
         taken = []
         while self._sent and self._sent[-1] is not first:
@@ -180,6 +180,6 @@ def _patched(batch: Buffer, producer_id: int, producer_epoch: int, base_sequence
     return data
 
 
-def connection_lost(why: str) -> Answer:
+def connection_lost(why: str) -> BrokerAnswer:
     """The answer of a broker that gave none: the batch may have been taken or not."""
-    return Answer(Code.NETWORK_EXCEPTION, -1, why)
+    return BrokerAnswer(Code.NETWORK_EXCEPTION, -1, why)

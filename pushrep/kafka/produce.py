@@ -30,7 +30,7 @@ from aiokafka.protocol.types import (
     UnsignedVarInt32,
 )
 
-from pushrep.kafka.answers import Answer
+from pushrep.kafka.answers import BrokerAnswer
 from pushrep.records.model import Buffer
 
 _ALL_IN_SYNC = -1
@@ -146,11 +146,11 @@ class ProduceBatches(Request[ProduceRequest_v7 | _ProduceRequest13]):  # type: i
         return ProduceRequest_v7(None, _ALL_IN_SYNC, self._timeout_ms, [(self._topic, batches)])
 
 
-def answers_of(response: Any) -> tuple[dict[int, Answer], int]:
+def answers_of(response: Any) -> tuple[dict[int, BrokerAnswer], int]:
     """Kafka partition to its answer, and for how many ms the broker wants to be left alone."""
-    found: dict[int, Answer] = {}
+    found: dict[int, BrokerAnswer] = {}
     for topic in response.topics:
         for one in topic[1]:
             message = (one[6] or "") if len(one) > 6 else ""
-            found[one[0]] = Answer(one[1], one[2], message)
+            found[one[0]] = BrokerAnswer(one[1], one[2], message)
     return found, response.throttle_time_ms

@@ -76,7 +76,7 @@ class Rebase(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class ShippingProgress:
     """Of one destination. A new one knows nothing."""
 
     topic_id: UUID | None = None
@@ -88,7 +88,7 @@ class Progress:
     rebase: Mapping[int, Rebase] = field(default_factory=dict)
     lost: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
-    def under(self, pid_epoch: int) -> "Progress":
+    def under(self, pid_epoch: int) -> "ShippingProgress":
         """The same for an outbox that goes on under this PID epoch; the one before is kept in mind."""
         if pid_epoch == self.pid_epoch:
             return self
@@ -127,7 +127,7 @@ class Progress:
             (one.offset, one.end or one.offset + 1) for one in self.skipped if one.partition == partition
         )
 
-    def with_topic(self, topic_id: UUID, partitions: int, pid_epoch: int) -> "Progress":
+    def with_topic(self, topic_id: UUID, partitions: int, pid_epoch: int) -> "ShippingProgress":
         """For the topic as it is now: what is not fixed yet is fixed, and another topic's numbers are dropped."""
         epochs = self.epochs or (EpochPartitions(pid_epoch, partitions),)
         is_same = self.topic_id in {None, topic_id}
@@ -139,19 +139,19 @@ class Progress:
         lost = self.lost if is_same else {}
         return replace(self.under(pid_epoch), topic_id=topic_id, epochs=fixed, partitions=known, lost=lost)
 
-    def within(self, ends: Mapping[int, int]) -> "Progress":
+    def within(self, ends: Mapping[int, int]) -> "ShippingProgress":
         """For logs that end there: a later epoch begins where a log was cut, if that is lower."""
         epochs = tuple(
             replace(one, starts={p: min(at, ends.get(p, at)) for p, at in one.starts.items()}) for one in self.epochs
         )
         return replace(self, epochs=epochs)
 
-    def repartitioned(self, pid_epoch: int, ends: Mapping[int, int]) -> "Progress":
+    def repartitioned(self, pid_epoch: int, ends: Mapping[int, int]) -> "ShippingProgress":
         """From these ends of the logs on, as many partitions are used as the topic has when it is next seen."""
         return replace(self, epochs=(*self.epochs, EpochPartitions(pid_epoch, None, dict(ends))))
 
 
-def read_progress(filesystem: Filesystem, directory: Path) -> dict[str, Progress]:
+def read_progress(filesystem: Filesystem, directory: Path) -> dict[str, ShippingProgress]:
     """By topic; empty where the file is not there. Raises CorruptDestinationsFile."""
     path = directory / FILE_NAME
     try:
@@ -161,18 +161,18 @@ def read_progress(filesystem: Filesystem, directory: Path) -> dict[str, Progress
     return {} if data is None else decode_progress(path, data)
 
 
-def write_progress(filesystem: Filesystem, directory: Path, progress: Mapping[str, Progress]) -> None:
+def write_progress(filesystem: Filesystem, directory: Path, progress: Mapping[str, ShippingProgress]) -> None:
     """Replace the file; on disk when this returns. The caller holds the directory's lock. Raises OSError."""
     write_atomic(filesystem, directory / FILE_NAME, [encode_progress(progress)])
 
 
-def encode_progress(progress: Mapping[str, Progress]) -> bytes:
+def encode_progress(progress: Mapping[str, ShippingProgress]) -> bytes:
     """The file's bytes."""
     fields = {"version": VERSION, "destinations": {topic: _fields_of(one) for topic, one in progress.items()}}
     return (json.dumps({**fields, "crc32c": _checksum(fields)}, sort_keys=True) + "\n").encode()
 
 
-def decode_progress(path: Path, data: bytes) -> dict[str, Progress]:
+def decode_progress(path: Path, data: bytes) -> dict[str, ShippingProgress]:
     """What the file's bytes say. Raises CorruptDestinationsFile."""
     try:
         fields = json.loads(data)
@@ -190,7 +190,7 @@ def decode_progress(path: Path, data: bytes) -> dict[str, Progress]:
         raise CorruptDestinationsFile(path, f"unusable fields ({error})") from error
 
 
-def _fields_of(one: Progress) -> dict[str, Any]:
+def _fields_of(one: ShippingProgress) -> dict[str, Any]:
     return {
         "topic_id": None if one.topic_id is None else str(one.topic_id),
         "pid_epoch": one.pid_epoch,
@@ -210,9 +210,9 @@ def _fields_of(one: Progress) -> dict[str, Any]:
     }
 
 
-def _progress_of(fields: Mapping[str, Any]) -> Progress:
+def _progress_of(fields: Mapping[str, Any]) -> ShippingProgress:
     topic_id = fields["topic_id"]
-    return Progress(
+    return ShippingProgress(
         topic_id=None if topic_id is None else UUID(topic_id),
         pid_epoch=fields["pid_epoch"],
         epochs=tuple(

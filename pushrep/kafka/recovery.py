@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from pushrep.kafka.answers import Code, Reaction
-from pushrep.kafka.cluster import UNREACHABLE, Bounds, BrokerError, Cluster, right_missing
+from pushrep.kafka.answers import AnswerReaction, Code
+from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, PartitionBounds, right_missing
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
     BeginsAnew,
@@ -30,10 +30,10 @@ from pushrep.kafka.errors import (
     TopicMissing,
     TopicReplaced,
 )
-from pushrep.kafka.pipeline import Pipeline, Sent
-from pushrep.kafka.resume import Matching, Origin, behind_old_messages, whole_batches
+from pushrep.kafka.pipeline import Pipeline, SentBatch
+from pushrep.kafka.resume import Matching, RecordOrigin, behind_old_messages, whole_batches
 from pushrep.kafka.shipment import Shipment
-from pushrep.kafka.source import LogSource
+from pushrep.kafka.source import ShippedPartition
 from pushrep.kafka.topic import TopicFacts, look_at_topic
 from pushrep.records import RecordBatch
 
@@ -50,7 +50,7 @@ class UntilDone(Protocol):
     async def __call__(self, what: Callable[[], Awaitable[_T]], /) -> _T: ...
 
 
-class Recovery:
+class ShippingRecovery:
     """See the file's map. `size_max_bytes`: the largest batch that the topic takes."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a session stands on, and how it ends
@@ -59,7 +59,7 @@ class Recovery:
         facts: TopicFacts,
         cluster: Cluster,
         shipment: Shipment,
-        origin: Origin,
+        origin: RecordOrigin,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._destination, self._facts, self._cluster = destination, facts, cluster
@@ -100,7 +100,7 @@ class Recovery:
                 await self._pause(failures)
                 await self.refresh()
 
-    async def resume(self, partition: int, sources: Sequence[LogSource]) -> None:
+    async def resume(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
         """Find out how much of the logs a Kafka partition holds already.
 
         Raises OutboxDiverged, DestinationAhead, TopicLostRecords, TopicReplaced, CorruptBatch.
@@ -109,8 +109,8 @@ class Recovery:
             await self._match(partition, sources)
 
     async def recover(
-        self, pipeline: Pipeline, sources: Sequence[LogSource], *, is_fenced: bool
-    ) -> tuple[LogSource, str] | None:
+        self, pipeline: Pipeline, sources: Sequence[ShippedPartition], *, is_fenced: bool
+    ) -> tuple[ShippedPartition, str] | None:
         """Bring a drained pipeline on its way again; a log partition that has to stop, and why.
 
         is_fenced: all pipelines have one producer id, and another one for this pipeline needs all of them to stop.
@@ -120,15 +120,15 @@ class Recovery:
         failures = self._failures[pipeline.partition] = self._failures.get(pipeline.partition, 0) + 1
         why = f"{self._facts.topic}-{pipeline.partition}: {first.answer}"
         _LOG.info("%s, so: %s", why, reaction.name)
-        if reaction is Reaction.RESYNC:
+        if reaction is AnswerReaction.RESYNC:
             if is_fenced:
                 raise BeginsAnew(why)
             await self._resync(pipeline, sources)
-        elif reaction is Reaction.SPLIT:
+        elif reaction is AnswerReaction.SPLIT:
             await self._look_at_topic()
             self._learn_limit(len(first.data))
             self._take_back(pipeline, first)
-        elif reaction is Reaction.STOP:
+        elif reaction is AnswerReaction.STOP:
             self._take_back(pipeline, first)
             if first.answer is not None and first.answer.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
                 why = str(right_missing("WRITE", "topic", self._facts.topic, first.answer.error_code))
@@ -137,9 +137,9 @@ class Recovery:
             if failures > 1:
                 self._shipment.told(why)
             await self._pause(failures)
-            if reaction is Reaction.CHECK_TOPIC:
+            if reaction is AnswerReaction.CHECK_TOPIC:
                 await self._look_at_topic()
-            if reaction is not Reaction.RETRY:
+            if reaction is not AnswerReaction.RETRY:
                 await self.refresh()
             pipeline.reopen()
         return None
@@ -157,7 +157,7 @@ class Recovery:
         except (KafkaUnreachable, TopicReplaced, TopicMissing, BrokerError) as error:
             _LOG.info("%s", error)  # whoever sends next finds it out for sure
 
-    async def _resync(self, pipeline: Pipeline, sources: Sequence[LogSource]) -> None:
+    async def _resync(self, pipeline: Pipeline, sources: Sequence[ShippedPartition]) -> None:
         _LOG.warning("%s-%d: the broker lost our producer id", self._facts.topic, pipeline.partition)
         for source in sources:
             source.in_flight = 0
@@ -165,7 +165,7 @@ class Recovery:
         producer = await self.until_done(self.new_producer_id)
         pipeline.begin(*producer)
 
-    def _take_back(self, pipeline: Pipeline, first: Sent) -> None:
+    def _take_back(self, pipeline: Pipeline, first: SentBatch) -> None:
         for sent in pipeline.forget(first):
             source = self._shipment.sources[sent.partition]
             source.in_flight -= 1
@@ -178,7 +178,7 @@ class Recovery:
         if refused_bytes <= self.size_max_bytes:
             self.size_max_bytes = max(1, refused_bytes // 2)
 
-    async def _match(self, partition: int, sources: Sequence[LogSource]) -> None:
+    async def _match(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
         shipment, topic = self._shipment, self._facts.topic
         bounds = await self.until_done(lambda: self._cluster.bounds(partition))
         known = known_offset(sources, bounds)
@@ -207,14 +207,14 @@ class Recovery:
             self._advance(source, matching.next_offsets[source.partition], end)
             source.rewind()
 
-    def _first_offset(self, source: LogSource, *, lost: bool) -> int:
+    def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
         """The first offset that is looked for: what was acknowledged is believed, unless the topic lost something."""
         if not lost:
             return source.acknowledged
         since = self._shipment.progress.same_since(source.partition, source.acknowledged)
         return max(source.log.log_start_offset, since)
 
-    def _check_lost(self, partition: int, sources: Sequence[LogSource], matching: Matching) -> None:
+    def _check_lost(self, partition: int, sources: Sequence[ShippedPartition], matching: Matching) -> None:
         """Raise TopicLostRecords for what was acknowledged and is not in the topic, which was read from its start."""
         lost = {}
         for source in sources:
@@ -230,7 +230,7 @@ class Recovery:
             raise TopicLostRecords(self._facts.topic, lost)
         self._shipment.went_back.discard(partition)  # records of others
 
-    def _advance(self, source: LogSource, offset: int, destination_offset: int) -> None:
+    def _advance(self, source: ShippedPartition, offset: int, destination_offset: int) -> None:
         if offset > source.acknowledged:
             last = next(iter(source.log.batches(offset - 1, offset)))
             source.on_acknowledged(offset, last.header.crc, destination_offset)
@@ -305,7 +305,7 @@ class Recovery:
         await asyncio.sleep(backoff_s(self._destination, failures))
 
 
-def known_offset(sources: Sequence[LogSource], bounds: Bounds) -> int:
+def known_offset(sources: Sequence[ShippedPartition], bounds: PartitionBounds) -> int:
     """Up to where the contents of a Kafka partition are known of all these logs; -1: nothing is."""
     if all(source.is_new for source in sources):
         return bounds.end  # nobody can have seen the PID of an outbox that was made just now

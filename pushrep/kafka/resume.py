@@ -37,7 +37,7 @@ _NOTHING = OffsetRanges()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class RecordOrigin:
     """Whose records they are. pids: this outbox's own, by the epoch: the present one, later and earlier ones."""
 
     carrier: str
@@ -90,7 +90,7 @@ class Matching:
 
     def __init__(  # noqa: PLR0913 - two sides, and how they are compared
         self,
-        origin: Origin,
+        origin: RecordOrigin,
         logs: Sequence[ShippedLog],
         start: Mapping[int, int],
         topic_partition: tuple[str, int] = ("the topic", 0),

@@ -13,18 +13,18 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from pushrep.errors import PushrepError
-from pushrep.kafka.answers import Answer
+from pushrep.kafka.answers import BrokerAnswer
 from pushrep.kafka.cluster import UNREACHABLE, Cluster
 from pushrep.kafka.connection import Connection
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
 from pushrep.kafka.fencing import Fencing
-from pushrep.kafka.pipeline import Pipeline, Sent, connection_lost
+from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
 from pushrep.kafka.produce import ProduceBatches, answers_of
-from pushrep.kafka.recovery import Recovery
-from pushrep.kafka.resume import Origin
+from pushrep.kafka.recovery import ShippingRecovery
+from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.shipment import Shipment
-from pushrep.kafka.source import LogSource
+from pushrep.kafka.source import ShippedPartition
 from pushrep.kafka.topic import TopicFacts
 from pushrep.log import LogClosed
 from pushrep.seams import Clock
@@ -60,7 +60,7 @@ class Session:
         facts: TopicFacts,
         cluster: Cluster,
         shipment: Shipment,
-        origin: Origin,
+        origin: RecordOrigin,
         clock: Clock,
         fencing: Fencing,
     ) -> None:
@@ -70,7 +70,7 @@ class Session:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._pipelines: dict[int, Pipeline] = {}
-        self._sources: dict[int, list[LogSource]] = {}
+        self._sources: dict[int, list[ShippedPartition]] = {}
         self._nodes: dict[int, int] = {}  # where a pipeline's batches are in flight
         self._connections: dict[int, Connection | None] = {}  # over which a pipeline's last batches went
         self._last_answer_ms: dict[int, int] = {}
@@ -81,7 +81,7 @@ class Session:
         self._failure: BaseException | None = None
         self._look_at_s = 0.0
         self._ends: dict[int, int] = {}  # of Kafka partitions, by what they acknowledged
-        self._recovery = Recovery(destination, facts, cluster, shipment, origin, self._fail)
+        self._recovery = ShippingRecovery(destination, facts, cluster, shipment, origin, self._fail)
         has_shipped = any(source.destination_offset >= 0 for source in shipment.sources.values())
         self._fence = fencing.driver(facts, cluster, self._recovery.until_done, has_shipped=has_shipped)
         self._is_renewing = False
@@ -176,7 +176,7 @@ class Session:
         self._renewal, self._is_renewing = None, False
 
     async def _resume_all(self, partitions: Iterable[int]) -> None:
-        """Raises as `Recovery.resume`; TopicLostRecords with what every partition lost."""
+        """Raises as `ShippingRecovery.resume`; TopicLostRecords with what every partition lost."""
         lost: dict[int, tuple[int, int]] = {}
         for partition in partitions:
             try:
@@ -216,7 +216,7 @@ class Session:
             source.rewind()  # first: what was sent and not acknowledged may lie before another partition's records
             self._place(source)
 
-    def _place(self, source: LogSource) -> None:
+    def _place(self, source: ShippedPartition) -> None:
         """Put a log partition to the Kafka partition of its next record, by the number that its PID epoch goes by."""
         for sources in self._sources.values():
             if source in sources:
@@ -246,7 +246,7 @@ class Session:
         is_busy = any(channel.in_flight for channel in self._channels.values())
         self._look_at_s = now_s + max(_LOOK_S_MIN if is_busy else _LOOK_S_MAX, took_s * _LOOK_SHARE)
 
-    def _next_of(self, pipeline: Pipeline) -> Sent | None:
+    def _next_of(self, pipeline: Pipeline) -> SentBatch | None:
         if not pipeline.takes_more:
             return None
         waiting = pipeline.waiting()
@@ -263,7 +263,7 @@ class Session:
                 return sent
         return None
 
-    def _next_piece(self, source: LogSource, pipeline: Pipeline) -> Sent | None:
+    def _next_piece(self, source: ShippedPartition, pipeline: Pipeline) -> SentBatch | None:
         if source.boundary is not None and source.next_offset >= source.boundary:
             if not source.in_flight:
                 self._cross(source)
@@ -287,7 +287,7 @@ class Session:
             source.in_flight += 1
         return sent
 
-    def _cross(self, source: LogSource) -> None:
+    def _cross(self, source: ShippedPartition) -> None:
         """Its next record belongs to a later PID epoch, which may go to another partition."""
         before = set(self._pipelines)
         self._place(source)
@@ -295,7 +295,7 @@ class Session:
         source.is_matching = True
         self._run(self._join(partition, source, is_first=partition not in before))
 
-    async def _join(self, partition: int, source: LogSource, *, is_first: bool) -> None:
+    async def _join(self, partition: int, source: ShippedPartition, *, is_first: bool) -> None:
         await self._recovery.resume(partition, [source])
         pipeline = self._pipelines[partition]
         if is_first and pipeline.producer_id < 0 and self._renewal is None:  # a renewal begins every pipeline
@@ -308,7 +308,7 @@ class Session:
         if self._clock.monotonic_ms() - idle_since_ms > self._idle_ms:
             pipeline.has_been_idle()
 
-    def _stop_source(self, source: LogSource, reason: str) -> None:
+    def _stop_source(self, source: ShippedPartition, reason: str) -> None:
         if source.stopped != reason:
             _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.next_offset, reason)
         source.stop(reason, self._clock.monotonic_ms() + STOPPED_RETRY_MS)
@@ -341,9 +341,9 @@ class Session:
                 found.setdefault(node, []).append(partition)
         return found
 
-    def _collect(self, partitions: list[int], node: int) -> dict[int, Sent]:
+    def _collect(self, partitions: list[int], node: int) -> dict[int, SentBatch]:
         """A batch of each partition, up to a request's size; who has nothing more leaves `partitions`."""
-        batches: dict[int, Sent] = {}
+        batches: dict[int, SentBatch] = {}
         size, connection = 0, self._channels[node].connection
         for partition in tuple(partitions):
             pipeline = self._pipelines[partition]
@@ -372,7 +372,7 @@ class Session:
                 partitions.append(partition)
         return batches
 
-    def _send(self, node: int, channel: _Channel, batches: dict[int, Sent]) -> bool:
+    def _send(self, node: int, channel: _Channel, batches: dict[int, SentBatch]) -> bool:
         data = {partition: sent.data for partition, sent in batches.items()}
         timeout_ms = self._destination.request_timeout_ms
         assert channel.connection is not None, "who is asked for batches is connected"
@@ -386,7 +386,9 @@ class Session:
         self._run(self._receive(node, channel, batches, answer))
         return True
 
-    async def _receive(self, node: int, channel: _Channel, batches: dict[int, Sent], answer: Awaitable[Any]) -> None:
+    async def _receive(
+        self, node: int, channel: _Channel, batches: dict[int, SentBatch], answer: Awaitable[Any]
+    ) -> None:
         try:
             answers, throttle_ms = answers_of(await answer)
         except UNREACHABLE as error:
@@ -402,14 +404,14 @@ class Session:
         self._shipment.moved()
         self._wake.set()
 
-    def _lost(self, node: int, batches: dict[int, Sent], error: BaseException) -> None:
+    def _lost(self, node: int, batches: dict[int, SentBatch], error: BaseException) -> None:
         self._cluster.drop(node)
         self._refresh()
         for partition, sent in batches.items():
             self._take(self._pipelines[partition], sent, connection_lost(repr(error)))
         self._wake.set()
 
-    def _take(self, pipeline: Pipeline, sent: Sent, answer: Answer) -> None:
+    def _take(self, pipeline: Pipeline, sent: SentBatch, answer: BrokerAnswer) -> None:
         partition = pipeline.partition
         for done in pipeline.on_answer(sent, answer):
             source = self._shipment.sources[done.partition]

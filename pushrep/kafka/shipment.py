@@ -17,9 +17,9 @@ from pushrep.kafka.errors import (
     ShippingStopped,
     ShippingTimeout,
 )
-from pushrep.kafka.progress import PartitionProgress, Progress
+from pushrep.kafka.progress import PartitionProgress, ShippingProgress
 from pushrep.kafka.reading import ReusedMemory
-from pushrep.kafka.source import LogSource, ShippedLog
+from pushrep.kafka.source import ShippedLog, ShippedPartition
 from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")
@@ -44,12 +44,12 @@ class DestinationLag(NamedTuple):
 class Shipment:
     """See the file's map."""
 
-    def __init__(self, logs: Sequence[ShippedLog], progress: Progress, pid_epoch: int, clock: Clock) -> None:
+    def __init__(self, logs: Sequence[ShippedLog], progress: ShippingProgress, pid_epoch: int, clock: Clock) -> None:
         """Raises DestinationAhead where a log ends below what the topic acknowledged of it under this PID epoch."""
         self._clock = clock
         memory = ReusedMemory()
         self.progress = progress.within({log.partition: log.log_end_offset for log in logs}).under(pid_epoch)
-        self.sources: Mapping[int, LogSource] = {
+        self.sources: Mapping[int, ShippedPartition] = {
             log.partition: _source_of(
                 log, progress.partitions.get(log.partition), progress.pid_epoch == pid_epoch, memory, pid_epoch
             )
@@ -114,7 +114,7 @@ class Shipment:
             why, self._cut_head = self._cut_head, None
             self._on_head_cut(why)
 
-    def current(self) -> Progress:
+    def current(self) -> ShippingProgress:
         """The progress to write down now."""
         known = {
             number: PartitionProgress(one.acknowledged, one.destination_offset, one.log_crc)
@@ -196,7 +196,7 @@ class Shipment:
                 raise ShippingStopped(number, source.acknowledged, source.stopped)
 
 
-def oldest_timestamp_ms(source: LogSource, first: int | None = None) -> int | None:
+def oldest_timestamp_ms(source: ShippedPartition, first: int | None = None) -> int | None:
     """The time of the record at `first` (None: the first not acknowledged), to a batch; None if there is none."""
     for batch in source.log.batches(source.acknowledged if first is None else first):
         return batch.header.base_timestamp_ms
@@ -209,21 +209,21 @@ def _source_of(
     is_same_epoch: bool,  # noqa: FBT001
     memory: ReusedMemory,
     pid_epoch: int,
-) -> LogSource:
+) -> ShippedPartition:
     start, end = log.log_start_offset, log.log_end_offset
     if at is None:
-        return LogSource(log, start, 0, memory)
+        return ShippedPartition(log, start, 0, memory)
     if at.acknowledged > end and is_same_epoch:
         raise DestinationAhead(
             log.partition, shipped_offset=at.acknowledged - 1, log_end_offset=end, pid_epoch=pid_epoch
         )
     if at.acknowledged < start:
         _LOG.warning("partition %d: offsets [%d, %d) were never shipped and are gone", log.partition, *(at[0], start))
-        return LogSource(log, start, 0, memory)
+        return ShippedPartition(log, start, 0, memory)
     if at.acknowledged > end or not _is_batch_of(log, at):
         _LOG.warning("partition %d was cut and written anew: it is shipped from its start", log.partition)
-        return LogSource(log, start, 0, memory)
-    source = LogSource(log, at.acknowledged, at.log_crc, memory)
+        return ShippedPartition(log, start, 0, memory)
+    source = ShippedPartition(log, at.acknowledged, at.log_crc, memory)
     source.destination_offset = at.destination_offset
     return source
 

@@ -35,9 +35,9 @@ from pushrep.kafka.errors import (
 from pushrep.kafka.fence import Fence
 from pushrep.kafka.fencing import AloneLeadership, Fencing, Leadership
 from pushrep.kafka.pins import OwnPins, Pins, check_kept, check_seen, counts_of, settled
-from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
+from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.kafka.recovery import backoff_s, in_thread
-from pushrep.kafka.resume import Origin
+from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.session import Session
 from pushrep.kafka.shipment import DestinationLag, Shipment
 from pushrep.kafka.source import ShippedLog
@@ -68,7 +68,7 @@ class Shipped:
     outbox_id: str
     topic: str
     logs: Sequence[ShippedLog]
-    origin: Origin
+    origin: RecordOrigin
     batch_bytes: int
     filesystem: Filesystem
     clock: Clock
@@ -85,7 +85,7 @@ class Shipper:
         self._shipped, self._destination = shipped, destination
         self.topic = destination.topic or shipped.topic
         self._all_progress = read_progress(shipped.filesystem, shipped.directory)
-        progress = self._all_progress.get(self.topic, Progress())
+        progress = self._all_progress.get(self.topic, ShippingProgress())
         if progress.rebase:
             raise RebaseUnfinished(shipped.directory)
         self._shipment = Shipment(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
@@ -310,7 +310,7 @@ class Shipper:
         counts = counts_of(shipment.progress)
         await self._unless_closed(in_thread(lambda: pins.keep(facts.topic_id, counts)))
 
-    async def _used_partitions(self, before: Progress, facts: TopicFacts, known: tuple[int, ...]) -> int | None:
+    async def _used_partitions(self, before: ShippingProgress, facts: TopicFacts, known: tuple[int, ...]) -> int | None:
         """By what the topic holds, where nothing else says how many of its partitions are used; None: nothing does."""
         shipped = self._shipped
         has_records = any(log.log_end_offset > 0 for log in shipped.logs)
@@ -366,7 +366,7 @@ class Shipper:
             except OSError as error:
                 _LOG.warning("progress could not be written down, and is tried again: %s", error)
 
-    def _checkpoint(self, progress: Progress | None = None) -> None:
+    def _checkpoint(self, progress: ShippingProgress | None = None) -> None:
         with self._writing:
             current = progress if progress is not None else self._shipment.current()
             if current == self._written:

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.kafka.pipeline import Sent
+from pushrep.kafka.pipeline import SentBatch
 from pushrep.kafka.reading import ReusedMemory, SealedReader
-from pushrep.kafka.splitting import Piece, pieces_of
+from pushrep.kafka.splitting import BatchPiece, pieces_of
 from pushrep.log.slicing import LogSlices
 from pushrep.records import BatchHeader, Record, RecordBatch
 
@@ -37,7 +37,7 @@ class ShippedLog(Protocol):
     def size_from(self, offset: int) -> int: ...
 
 
-class LogSource:
+class ShippedPartition:
     """See the file's map. `acknowledged`: everything below is in the topic, or given up.
 
     stopped: why it goes no further until somebody acts; None while it goes on. is_new: nothing was ever shipped under
@@ -60,7 +60,7 @@ class LogSource:
         self.in_flight = 0
         self._reader = SealedReader(log.slices(), memory or ReusedMemory())
         self._read: deque[RecordBatch] = deque()
-        self._pieces: deque[tuple[Piece, int]] = deque()
+        self._pieces: deque[tuple[BatchPiece, int]] = deque()
 
     def look(self) -> bool:
         """Ask the log how far it is stable; whether there is something to send. Raises LogClosed."""
@@ -87,7 +87,7 @@ class LogSource:
         """Go no further before `until_ms`, or before somebody acted."""
         self.stopped, self.stopped_until_ms = reason, until_ms
 
-    def next_piece(self, size_max_bytes: int) -> Sent | None:
+    def next_piece(self, size_max_bytes: int) -> SentBatch | None:
         """What is to be sent next, a sealed batch as a rule; None if nothing is.
 
         Raises RecordAboveLimit, and what reading a log raises: CorruptRecordBatch, CorruptBatch, LogClosed, OSError.
@@ -101,7 +101,7 @@ class LogSource:
             self._pieces.popleft()
             self.next_offset = piece.end
             if piece.batch is not None:
-                return Sent(self.partition, piece.start, piece.end, log_crc, piece.batch)
+                return SentBatch(self.partition, piece.start, piece.end, log_crc, piece.batch)
         return None
 
     def on_acknowledged(self, end: int, log_crc: int, destination_offset: int) -> None:

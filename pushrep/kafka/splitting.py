@@ -12,7 +12,7 @@ from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.records import Record, RecordBatch, encode_batch
 
 
-class Piece(NamedTuple):
+class BatchPiece(NamedTuple):
     """Records [start, end) of the log as one batch; None where all of them are given up."""
 
     start: int
@@ -20,7 +20,7 @@ class Piece(NamedTuple):
     batch: RecordBatch | None
 
 
-def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: OffsetRanges) -> Iterator[Piece]:
+def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: OffsetRanges) -> Iterator[BatchPiece]:
     """The batch's records from offset `start` on, as it is if it fits; without the `skipped` offsets.
 
     Raises RecordAboveLimit when it comes to a record that does not fit alone; CorruptRecordBatch.
@@ -29,7 +29,7 @@ def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: Offs
     end = header.next_offset
     is_whole = start <= header.base_offset and not skipped.meets(start, end)
     if is_whole and header.size_bytes <= size_max_bytes:
-        yield Piece(header.base_offset, end, batch)
+        yield BatchPiece(header.base_offset, end, batch)
         return
     records = [one for one in batch.records() if one.offset >= start and one.offset not in skipped]
     at, begin = 0, start
@@ -45,10 +45,10 @@ def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: Offs
             raise RecordAboveLimit(records[at].offset, piece.header.size_bytes, size_max_bytes)
         at += count
         piece_end = records[at].offset if at < len(records) else end
-        yield Piece(begin, piece_end, piece)
+        yield BatchPiece(begin, piece_end, piece)
         begin = piece_end
     if begin < end:
-        yield Piece(begin, end, None)
+        yield BatchPiece(begin, end, None)
 
 
 def _encoded(batch: RecordBatch, records: Sequence[Record]) -> RecordBatch:

@@ -32,7 +32,7 @@ from pushrep.kafka.topic import look_at_topic
 from pushrep.kafka.transactional import FENCED, QUIET, Report, delivered
 from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints import Checkpoint, Fact, Reader, StartpointStore, StoreUnavailable
-from pushrep.startpoints.budget import Budget
+from pushrep.startpoints.budget import TimeBudget
 from pushrep.startpoints.changing import View
 from pushrep.startpoints.errors import NotWritten, Overtaken, StoreBusy
 from pushrep.startpoints.events import Applied, Consumed, Failed, Written, to_json
@@ -60,17 +60,17 @@ def open_store(
     if found.partitions != 1:
         why = f"it has {found.partitions} partitions, and sequences are offsets of one: make one with 1 partition"
         raise StoreUnavailable(place, why)
-    facts = TopicFacts(destination, found, lock_wait_s=lock_wait_s)
-    return StartpointStore(facts, TopicCheckpoints(facts), clock)
+    facts = FactsInTopic(destination, found, lock_wait_s=lock_wait_s)
+    return StartpointStore(facts, CheckpointsInTopic(facts), clock)
 
 
-class TopicFacts:
+class FactsInTopic:
     """The facts in the topic, and the right to append. Thread-safe; not for a fork, which opens a store of its own."""
 
     def __init__(self, destination: KafkaDestination, found: FoundTopic, *, lock_wait_s: float) -> None:
         self.place, self.lock_wait_s = f"kafka:{found.topic}", lock_wait_s
         self._topic, self._settings = found.topic, destination.librdkafka_settings()
-        self.budget, self._timeout_s = Budget(), destination.request_timeout_ms / 1000
+        self.budget, self._timeout_s = TimeBudget(), destination.request_timeout_ms / 1000
         self._reading = TopicReading(CommittedRecords(destination, found, self._left_s), found.topic, self._left_s)
         self._mutex = threading.Lock()
         self._producer: Producer | None = None
@@ -100,7 +100,7 @@ class TopicFacts:
             yield
 
     @contextmanager
-    def transaction(self) -> Iterator["TopicFacts"]:
+    def transaction(self) -> Iterator["FactsInTopic"]:
         """As `locked`."""
         with self.locked():
             yield self
@@ -204,10 +204,10 @@ class TopicFacts:
         raise NotWritten(self.place, code.str(), is_known=is_known) from error
 
 
-class TopicCheckpoints:
+class CheckpointsInTopic:
     """Checkpoints in the same topic, the newest of a reader counts."""
 
-    def __init__(self, facts: TopicFacts) -> None:
+    def __init__(self, facts: FactsInTopic) -> None:
         self._facts = facts
 
     def load(self, reader: Reader) -> Checkpoint:

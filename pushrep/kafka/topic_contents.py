@@ -15,11 +15,11 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
 from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.pins import counts_of
-from pushrep.kafka.progress import Progress
+from pushrep.kafka.progress import ShippingProgress
 from pushrep.kafka.recovery import backoff_s, known_offset, read_partition
-from pushrep.kafka.resume import Matching, Origin
+from pushrep.kafka.resume import Matching, RecordOrigin
 from pushrep.kafka.shipment import Shipment
-from pushrep.kafka.source import LogSource
+from pushrep.kafka.source import ShippedPartition
 from pushrep.kafka.topic import TopicFacts
 from pushrep.records import RecordBatch
 
@@ -34,7 +34,7 @@ class TopicContents:
     progress: with the topic as it is now. ends: partition of the topic to the offset up to which it was read.
     """
 
-    progress: Progress
+    progress: ShippingProgress
     held: Mapping[int, OffsetRanges]
     contested: Mapping[int, OffsetRanges]
     first: Mapping[int, int]
@@ -42,7 +42,7 @@ class TopicContents:
 
 
 async def read_contents(
-    destination: KafkaDestination, facts: TopicFacts, shipment: Shipment, origin: Origin
+    destination: KafkaDestination, facts: TopicFacts, shipment: Shipment, origin: RecordOrigin
 ) -> TopicContents:
     """Read what a topic holds, from where it is known on. Raises KafkaUnreachable, DestinationRefused, BrokerError."""
     if shipment.progress.topic_id not in {None, facts.topic_id}:
@@ -56,7 +56,7 @@ async def read_contents(
             places = await places_of_records(cluster, origin, facts.partitions, patiently)
             used = used_partitions(facts.topic, facts.partitions, places)
         progress = shipment.progress.with_topic(facts.topic_id, used or facts.partitions, shipment.pid_epoch)
-        at: dict[int, list[LogSource]] = {}
+        at: dict[int, list[ShippedPartition]] = {}
         for source in shipment.sources.values():
             at.setdefault(progress.topic_partition(source.partition, source.acknowledged), []).append(source)
         held: dict[int, OffsetRanges] = {}
@@ -103,7 +103,7 @@ class _Patiently:
 
 
 async def places_of_records(
-    cluster: Cluster, origin: Origin, partitions: int, until_done: "_Patiently | None" = None
+    cluster: Cluster, origin: RecordOrigin, partitions: int, until_done: "_Patiently | None" = None
 ) -> set[tuple[int, int]]:
     """(log partition, partition of the topic) of every record there that has a PID of the outbox.
 

@@ -18,7 +18,7 @@ from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol import push_messages as wire
 from pushrep.protocol.calls import CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.frames import Kind
+from pushrep.protocol.frames import FrameKind
 from pushrep.protocol.values import OFFSET_MAX, Struct
 from pushrep.push.pusher import whole_batches
 from pushrep.push.sockets import Address
@@ -340,7 +340,7 @@ def _description(replica: Replica) -> wire.LogDescription:
 
 def _refusal(request: Struct, code: ErrorCode, why: str = "") -> Struct:
     key, _ = PLACE_OF[type(request)]
-    response: type[Struct] = CALLS[key][Kind.RESPONSE]
+    response: type[Struct] = CALLS[key][FrameKind.RESPONSE]
     if why and hasattr(response, "error_message"):  # the default of the field
         return response(error_code=code, error_message=why)  # type: ignore[call-arg]
     return response(error_code=code)  # type: ignore[call-arg]  # every response has one

@@ -20,13 +20,13 @@ from pushrep.node.replay_session import READ_ERRORS, ServedSession
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.calls import CALLS, ApiKey
 from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.frames import Kind
+from pushrep.protocol.frames import FrameKind
 from pushrep.protocol.server import Call, Told
 from pushrep.protocol.values import Struct
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, ReplayRefused
 from pushrep.replay.limits import tip_of
-from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, LogFacts, Position, ReplayRequest
+from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayRequest
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import Effects, ReplaySession
 from pushrep.replay.states import ReplayState
@@ -43,7 +43,7 @@ class _Looked(NamedTuple):
     is_allowed: bool
     recording: KeptRecording | None = None
     source: NodeSource | None = None
-    facts: LogFacts | None = None
+    facts: LogSnapshot | None = None
     first_at: int | None = None
 
 
@@ -89,7 +89,7 @@ class ReplayCalls:
 
     def refuse(self, line: Line, call: Call, code: ErrorCode, why: str) -> None:
         """The same for an answer that says why not."""
-        response: Any = CALLS[call.api_key][Kind.RESPONSE]
+        response: Any = CALLS[call.api_key][FrameKind.RESPONSE]
         has_message = "error_message" in response.__dataclass_fields__
         self.answer(line, call, response(error_code=code, **({"error_message": why} if has_message else {})))
 

@@ -21,9 +21,9 @@ from pushrep.protocol.server import Call
 from pushrep.protocol.values import Struct
 from pushrep.records import CorruptRecordBatch
 from pushrep.replay import events as e
-from pushrep.replay.model import LogFacts
+from pushrep.replay.model import LogSnapshot
 from pushrep.replay.session import ReplaySession
-from pushrep.replay.slices import Found, NoBatchThere, OpenSegment, OpenSegments, SliceReader
+from pushrep.replay.slices import FoundBatch, NoBatchThere, OpenSegment, OpenSegments, SliceReader
 from pushrep.replay.states import ReplayState
 
 READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
@@ -75,7 +75,7 @@ class ServedSession:
         self._slices.forget()  # while nobody read here the log may have been cut, or deleted and begun anew
         self._call: Call | None = None
         self._lease: Lease | None = None
-        self._found: list[Found] = []
+        self._found: list[FoundBatch] = []
         self._held: list[OpenSegment] = []
         self._looks = 0
         self._is_cut = False
@@ -83,7 +83,7 @@ class ServedSession:
         self._sent_to = session.position  # what was sent ends there; between it and the position lie holes
         self._before: int | None = None
         """Leader epoch of the record before the position."""
-        self._facts: LogFacts | None = None
+        self._facts: LogSnapshot | None = None
 
     @property
     def next_turn_ms(self) -> int:
@@ -115,7 +115,7 @@ class ServedSession:
     def attach(self, line: Line, call: Call, credit_bytes: int) -> None:
         """Its one subscriber is there."""
         self.line, self._call = line, call
-        self.tell(e.Attached(credit_bytes))
+        self.tell(e.SubscriberAttached(credit_bytes))
 
     def tell(self, event: e.Event) -> list[e.Effect]:
         """Hand it an event and do what it wants done; what that was."""
@@ -244,7 +244,7 @@ class ServedSession:
 
     def _sent(self) -> None:
         self._release_files()
-        self.tell(e.Sent())
+        self.tell(e.BlockSent())
 
     def _beat(self, beat: e.Heartbeat) -> None:
         if self.line is not None and self.line.is_idle:  # else there is news enough on its way
@@ -272,9 +272,9 @@ class ServedSession:
                 self._lease = self.source.lease(self.session.position, self._told)
                 self._server.ready(self)
                 return
-        self.tell(e.LeaseBroken(reason))
+        self.tell(e.LeaseLost(reason))
 
-    def _was_cut(self, facts: LogFacts) -> bool:
+    def _was_cut(self, facts: LogSnapshot) -> bool:
         """Whether the log was cut below the position, and has perhaps grown again; then that is told.
 
         Looked for when it is shorter, when its epochs have changed, and when it was opened anew: what stands before the
@@ -311,7 +311,7 @@ class ServedSession:
 
     def _failure(self, error: Exception) -> e.Event:
         self._slices.forget()
-        facts = self._facts or LogFacts(start=0, written=self.session.position, flushed=0, high_watermark=0)
+        facts = self._facts or LogSnapshot(start=0, written=self.session.position, flushed=0, high_watermark=0)
         with suppress(*READ_ERRORS):
             facts = self.source.facts(with_liveness=False)
         return self.source.failure(error, self.session.position, facts)
@@ -343,4 +343,13 @@ class ServedSession:
         )
 
 
-_WAKING = frozenset({e.Opened.kind, e.Attached.kind, e.Credited.kind, e.Sent.kind, e.BlockRead.kind, e.Truncated.kind})
+_WAKING = frozenset(
+    {
+        e.SegmentOpened.kind,
+        e.SubscriberAttached.kind,
+        e.Credited.kind,
+        e.BlockSent.kind,
+        e.BlockRead.kind,
+        e.Truncated.kind,
+    }
+)

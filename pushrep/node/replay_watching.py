@@ -8,11 +8,11 @@ from pushrep.errors import PushrepError
 from pushrep.node.replay_recordings import Marker
 from pushrep.node.replay_session import ServedSession
 from pushrep.replay.limits import LOG_BOUNDS, tip_of
-from pushrep.replay.model import LogFacts
+from pushrep.replay.model import LogSnapshot
 from pushrep.replay.session import ReplaySession
 from pushrep.topic_id_partition import TopicIdPartition
 
-Looks: TypeAlias = tuple[LogFacts, Marker]
+Looks: TypeAlias = tuple[LogSnapshot, Marker]
 """What readers see of a log, and whether it is the same one."""
 
 
@@ -83,7 +83,7 @@ class Watched:
                 yield served
 
 
-def _is_for(session: ReplaySession, facts: LogFacts | None) -> bool:
+def _is_for(session: ReplaySession, facts: LogSnapshot | None) -> bool:
     """Whether it may read further in a log that is so now (None: as before), or that can't be told from here."""
     bound = session.plan.bound
     if bound not in LOG_BOUNDS or session.wants_liveness:  # a counter moves by itself, and so does a writer's life

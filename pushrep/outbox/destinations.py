@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pushrep.errors import BadArgument
-from pushrep.kafka.progress import PartitionProgress, Progress, Skip, read_progress, write_progress
+from pushrep.kafka.progress import PartitionProgress, ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import LogLocked, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.log_names import log_name
@@ -121,7 +121,7 @@ def checked_skip(skip: Skip, acknowledged: int, log_end_offset: int) -> Skip:
     return skip
 
 
-def with_skip(progress: Progress, skip: Skip) -> Progress:
+def with_skip(progress: ShippingProgress, skip: Skip) -> ShippingProgress:
     """The progress that knows of it."""
     return replace(progress, skipped=(*progress.skipped, skip))
 
@@ -192,7 +192,7 @@ def opened_log(
         yield log
 
 
-def destination_of(known: Mapping[str, Progress], topic: object) -> str:
+def destination_of(known: Mapping[str, ShippingProgress], topic: object) -> str:
     """The one that is meant; None: there is one only. Raises BadArgument."""
     if topic is None and len(known) == 1:
         return next(iter(known))

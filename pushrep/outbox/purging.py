@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pushrep.errors import BadArgument
-from pushrep.kafka.progress import Progress, read_progress
+from pushrep.kafka.progress import ShippingProgress, read_progress
 from pushrep.log import LogConfig, LogLocked, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.log.keeping import NeededFrom
@@ -98,7 +98,7 @@ def _purge(
     return answers
 
 
-def _holders(known: Mapping[str, Progress], partition: int) -> dict[str, NeededFrom]:
+def _holders(known: Mapping[str, ShippingProgress], partition: int) -> dict[str, NeededFrom]:
     """What each destination that was used once has not acknowledged."""
     return {
         f"kafka:{topic}": partial(int, at.acknowledged if (at := progress.partitions.get(partition)) else 0)

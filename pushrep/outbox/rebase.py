@@ -24,8 +24,8 @@ from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import RebaseRefused
 from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.kafka.progress import PartitionProgress, Progress, Rebase, Skip, read_progress, write_progress
-from pushrep.kafka.resume import Origin
+from pushrep.kafka.progress import PartitionProgress, Rebase, ShippingProgress, Skip, read_progress, write_progress
+from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.shipment import Shipment
 from pushrep.kafka.source import ShippedLog
 from pushrep.kafka.topic import look_at_topic
@@ -73,7 +73,7 @@ def rebase(
     with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
         topic = destination.topic or identity.topic
         known = read_progress(filesystem, path)
-        progress = known.get(topic, Progress())
+        progress = known.get(topic, ShippingProgress())
         if not progress.rebase:
             with ExitStack() as stack:
                 logs = [
@@ -100,10 +100,10 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
     topic: str,
     logs: Sequence[SegmentLog],
     identity: OutboxIdentity,
-    progress: Progress,
-    known: Mapping[str, Progress],
+    progress: ShippingProgress,
+    known: Mapping[str, ShippingProgress],
     clock: Clock,
-) -> Progress:
+) -> ShippingProgress:
     """With what is to be done in it, and how far it is once that is done."""
     facts = look_at_topic(destination, topic)
     origin = origin_of(identity, known.values())
@@ -136,7 +136,7 @@ def appended_again(contents: TopicContents, partition: int, log_end: int) -> Off
     return OffsetRanges(one for start, end in wanted for one in skipped.missing(start, end))
 
 
-def _check_own(log: ShippedLog, again: OffsetRanges, origin: Origin) -> None:
+def _check_own(log: ShippedLog, again: OffsetRanges, origin: RecordOrigin) -> None:
     refused = [record for record in _records(log, tuple(again)) if not _is_own(record, origin)]
     if refused:
         metadata = origin.metadata_of(refused[0])
@@ -144,7 +144,7 @@ def _check_own(log: ShippedLog, again: OffsetRanges, origin: Origin) -> None:
         raise RebaseRefused(log.partition, refused[0].offset, len(refused), str(named or "none"))
 
 
-def _is_own(record: Record, origin: Origin) -> bool:
+def _is_own(record: Record, origin: RecordOrigin) -> bool:
     metadata = origin.metadata_of(record)
     return metadata is not None and origin.epoch_of(metadata) is not None
 
@@ -154,7 +154,7 @@ def _records(log: ShippedLog, ranges: Sequence[tuple[int, int]]) -> Iterator[Rec
         yield from log.records(start, end)
 
 
-def _append_again(directory: Path, identity: OutboxIdentity, progress: Progress) -> None:
+def _append_again(directory: Path, identity: OutboxIdentity, progress: ShippingProgress) -> None:
     with Outbox.open(
         directory, identity.topic, identity.partitions, identity.producer,
         carrier=identity.carrier, create=False, durability=Durability.FLUSHED,
@@ -193,7 +193,7 @@ def _content(record: Record, carrier: str) -> _Content:
     return record.value, record.key, (*headers[:own], *headers[own + 1 :]), record.timestamp_ms
 
 
-def _finished(progress: Progress, now_ms: int) -> Progress:
+def _finished(progress: ShippingProgress, now_ms: int) -> ShippingProgress:
     reason = f"rebased: appended again under PID epoch {progress.pid_epoch}"
     skips = [
         Skip(partition, start, reason, now_ms, end)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from filtering.extras import needed_by
 from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.progress import Progress, Skip, read_progress, write_progress
+from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.outbox.destinations import checked_skip, destination_of
 from pushrep.outbox.epoch import LATER_EPOCHS
@@ -28,7 +28,7 @@ from pushrep.outbox.settings import OnDiverged
 from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
-    from pushrep.kafka.resume import Origin
+    from pushrep.kafka.resume import RecordOrigin
     from pushrep.kafka.shipment import DestinationLag
     from pushrep.kafka.shipper import Shipped, Shipper
     from pushrep.outbox.replication import Replication
@@ -168,18 +168,18 @@ def _hold(to_ship: ToShip, shipper: "Shipper | None") -> None:
             log.hold(holder_name(shipper.topic), partial(shipper.needed_from, log.partition))
 
 
-def origin_of(identity: OutboxIdentity, progress: Iterable[Progress]) -> "Origin":
+def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) -> "RecordOrigin":
     """By which PIDs the outbox's records in a topic are known: of its present epoch, of those that could follow, and of
     earlier ones, which after a leap are told by destinations.json.
     """
-    from pushrep.kafka.resume import Origin  # noqa: PLC0415
+    from pushrep.kafka.resume import RecordOrigin  # noqa: PLC0415
 
     pid_epoch = identity.pid_epoch
     epochs = {*range(LATER_EPOCHS), *range(max(0, pid_epoch - LATER_EPOCHS), pid_epoch + LATER_EPOCHS + 1)}
     for one in progress:
         epochs |= {one.pid_epoch, *one.pid_epochs, *(epoch.pid_epoch for epoch in one.epochs)}
     pids = {epoch: replace(identity, pid_epoch=epoch).pid for epoch in epochs}
-    return Origin(carrier=identity.carrier, pids=pids, pid_epoch=pid_epoch)
+    return RecordOrigin(carrier=identity.carrier, pids=pids, pid_epoch=pid_epoch)
 
 
 def _shipped(to_ship: ToShip) -> "Shipped":

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from pushrep.protocol import push_messages as push
 from pushrep.protocol import replay_messages as replay
-from pushrep.protocol.frames import Kind
+from pushrep.protocol.frames import FrameKind
 from pushrep.protocol.values import Struct
 
 
@@ -40,15 +40,15 @@ class ApiKey(IntEnum):
     DELETE_DONE = 31
 
 
-def _call(request: type[Struct], response: type[Struct]) -> Mapping[Kind, type[Struct]]:
-    return {Kind.REQUEST: request, Kind.RESPONSE: response}
+def _call(request: type[Struct], response: type[Struct]) -> Mapping[FrameKind, type[Struct]]:
+    return {FrameKind.REQUEST: request, FrameKind.RESPONSE: response}
 
 
-def _event(event: type[Struct]) -> Mapping[Kind, type[Struct]]:
-    return {Kind.EVENT: event}
+def _event(event: type[Struct]) -> Mapping[FrameKind, type[Struct]]:
+    return {FrameKind.EVENT: event}
 
 
-CALLS: Mapping[ApiKey, Mapping[Kind, type[Struct]]] = MappingProxyType(
+CALLS: Mapping[ApiKey, Mapping[FrameKind, type[Struct]]] = MappingProxyType(
     {
         ApiKey.API_VERSIONS: _call(push.ApiVersionsRequest, push.ApiVersionsResponse),
         ApiKey.DESCRIBE_LOG: _call(push.DescribeLogRequest, push.DescribeLogResponse),
@@ -86,7 +86,9 @@ CALL_OF_EVENT: Mapping[ApiKey, ApiKey] = MappingProxyType(
     }
 )
 """The call that an event belongs to: it follows its answer, under its correlation id and in its version."""
-assert CALL_OF_EVENT.keys() == {key for key, call in CALLS.items() if Kind.EVENT in call}, "every event has its call"
+assert CALL_OF_EVENT.keys() == {key for key, call in CALLS.items() if FrameKind.EVENT in call}, (
+    "every event has its call"
+)
 
 CALLS_WITH_EVENTS = frozenset(CALL_OF_EVENT.values())
 """After their answer, if it says no error, events may follow."""
@@ -100,7 +102,7 @@ LAST_EVENTS = frozenset({ApiKey.REPLAY_END, ApiKey.DELETE_DONE})
 EVENTS_OF_CLIENTS = frozenset({ApiKey.CREDIT})
 """The only events that a client sends."""
 
-PLACE_OF: Mapping[type[Struct], tuple[ApiKey, Kind]] = MappingProxyType(
+PLACE_OF: Mapping[type[Struct], tuple[ApiKey, FrameKind]] = MappingProxyType(
     {struct: (key, kind) for key, call in CALLS.items() for kind, struct in call.items()}
 )
 """Where a class stands in the table."""

@@ -1,7 +1,7 @@
 """The asking side of a connection: numbers requests, knows what is in flight, takes answers only for what it asked.
 
     ask(message) -> (correlation id, parts)     parts go to the network, in order
-    feed(data)   -> [Answer | Event, ...]       answers in any order, each with the request that it belongs to
+    feed(data)   -> [CallAnswer | PeerEvent, ...]       answers in any order, each with the request that it belongs to
 
 The first request is ApiVersions; nothing else can be asked before its answer. Events come under the number of the call
 that they belong to, between its answer and its last event (calls.py).
@@ -13,7 +13,7 @@ from pushrep.errors import BadArgument
 from pushrep.protocol.calls import CALL_OF_EVENT, CALLS_WITH_EVENTS, EVENTS_OF_CLIENTS, LAST_EVENTS, PLACE_OF, ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import ProtocolError, TooManyInFlight, UnexpectedAnswer
-from pushrep.protocol.frames import FrameLimits, FrameReader, Kind, Memory, Opened, Prefix
+from pushrep.protocol.frames import FrameKind, FrameLimits, FrameReader, Memory, OpenedFrame, Prefix
 from pushrep.protocol.push_messages import ApiVersionsRequest, ApiVersionsResponse
 from pushrep.protocol.values import Part, Struct
 from pushrep.protocol.versions import AgreedVersions
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     version: int
 
 
-class Answer(NamedTuple):
+class CallAnswer(NamedTuple):
     """An answer and what was asked."""
 
     correlation_id: int
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     message: Struct
 
 
-class Event(NamedTuple):
+class PeerEvent(NamedTuple):
     """What a peer says without being asked again; `correlation_id` is that of the call it belongs to."""
 
     correlation_id: int
@@ -66,7 +66,7 @@ class ClientConnection:
         if in_flight_max < 1:
             raise BadArgument("in_flight_max", f"{in_flight_max} is below 1")
         self._vocabulary, self._in_flight_max = vocabulary, in_flight_max
-        self._reader: FrameReader[Answer | Event] = FrameReader(self._open, limits or FrameLimits(), memory)
+        self._reader: FrameReader[CallAnswer | PeerEvent] = FrameReader(self._open, limits or FrameLimits(), memory)
         self._asked: dict[int, Asked] = {}
         self._open_calls: dict[int, Asked] = {}
         self._next_id = 0
@@ -90,7 +90,7 @@ class ClientConnection:
         answered. Nothing is in flight then.
         """
         key, kind = PLACE_OF[type(request)]
-        if kind is not Kind.REQUEST:
+        if kind is not FrameKind.REQUEST:
             raise BadArgument("request", f"{type(request).__name__} is no request")
         if len(self._asked) >= self._in_flight_max:
             raise TooManyInFlight(self._in_flight_max)
@@ -110,7 +110,7 @@ class ClientConnection:
             raise BadArgument("correlation_id", f"no call {correlation_id} is open")
         return self._vocabulary.encode(event, call.version, correlation_id)
 
-    def feed(self, data: bytes) -> list[Answer | Event]:
+    def feed(self, data: bytes) -> list[CallAnswer | PeerEvent]:
         """What `data` completes; see FrameReader.feed. Raises ProtocolError."""
         return self._reader.feed(data)
 
@@ -118,7 +118,7 @@ class ClientConnection:
         """Where the network may write next."""
         return self._reader.get_buffer(size_hint)
 
-    def buffer_updated(self, count: int) -> list[Answer | Event]:
+    def buffer_updated(self, count: int) -> list[CallAnswer | PeerEvent]:
         """What the `count` bytes written there complete. Raises ProtocolError."""
         return self._reader.buffer_updated(count)
 
@@ -136,12 +136,12 @@ class ClientConnection:
         self._next_id = (correlation_id + 1) % _CORRELATION_IDS
         return correlation_id
 
-    def _open(self, prefix: Prefix, header: bytes) -> Opened[Answer | Event]:
+    def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[CallAnswer | PeerEvent]:
         """Is it an answer that is waited for? Said before a byte of its records is kept."""
         correlation_id = prefix.correlation_id
-        if prefix.kind == Kind.REQUEST:
+        if prefix.kind == FrameKind.REQUEST:
             raise UnexpectedAnswer(correlation_id, "a server does not ask")
-        if prefix.kind == Kind.EVENT:
+        if prefix.kind == FrameKind.EVENT:
             call = self._open_calls.get(correlation_id)
             known = call is not None and CALL_OF_EVENT.get(prefix.api_key) is call.api_key  # type: ignore[call-overload]
             if call is None or not known or prefix.version != call.version:
@@ -156,20 +156,20 @@ class ClientConnection:
                 why = f"api key {prefix.api_key} version {prefix.version}, asked was {asked.api_key} {asked.version}"
                 raise UnexpectedAnswer(correlation_id, why)
         body_bytes, finish = self._vocabulary.open(prefix, header)
-        return Opened(body_bytes, lambda body: self._take(finish(body)))
+        return OpenedFrame(body_bytes, lambda body: self._take(finish(body)))
 
-    def _take(self, frame: Frame) -> Answer | Event:
+    def _take(self, frame: Frame) -> CallAnswer | PeerEvent:
         correlation_id, message = frame.correlation_id, frame.message
-        if frame.kind is Kind.EVENT:
+        if frame.kind is FrameKind.EVENT:
             if frame.api_key in LAST_EVENTS:
                 self._open_calls.pop(correlation_id, None)
-            return Event(correlation_id, message)
+            return PeerEvent(correlation_id, message)
         asked = self._asked.pop(correlation_id)
         if asked.api_key in CALLS_WITH_EVENTS and getattr(message, "error_code", ErrorCode.NONE) is ErrorCode.NONE:
             self._open_calls[correlation_id] = asked
         if isinstance(message, ApiVersionsResponse):
             self.versions = AgreedVersions(self._vocabulary.versions, message)
-        return Answer(correlation_id, asked.request, message)
+        return CallAnswer(correlation_id, asked.request, message)
 
 
 def first_request(name: str, version: str) -> ApiVersionsRequest:

@@ -41,7 +41,7 @@ _HEAD_BYTES = 512  # prefix and header of a request for one partition, and to sp
 assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "docs/formats/protocol.md promises 20 bytes"
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Who waits: a request for its response, a response for nobody, an event neither."""
 
     REQUEST = 0
@@ -117,7 +117,7 @@ class Memory(Protocol):
     def give_back(self, buffer: mmap, /) -> None: ...
 
 
-class Opened(NamedTuple, Generic[T]):
+class OpenedFrame(NamedTuple, Generic[T]):
     """What a frame is, known from its header alone; `finish` makes the message of the bytes that follow."""
 
     body_bytes: int
@@ -136,12 +136,12 @@ class FrameReader(Generic[T]):
     """
 
     def __init__(
-        self, open_frame: Callable[[Prefix, bytes], Opened[T]], limits: FrameLimits, spares: Memory | None = None
+        self, open_frame: Callable[[Prefix, bytes], OpenedFrame[T]], limits: FrameLimits, spares: Memory | None = None
     ) -> None:
         self._open_frame, self._limits = open_frame, limits
         self._spares, self._lent = spares, deque[mmap](maxlen=_LENT_MAX)  # older ones go when their records do
         self._head = bytearray()  # prefix and header, until both are whole
-        self._opened: Opened[T] | None = None
+        self._opened: OpenedFrame[T] | None = None
         self._body: bytearray | mmap | memoryview = bytearray()
         self._body_size = self._body_filled = 0
         self._scratch: bytearray | None = None
@@ -248,13 +248,13 @@ class FrameReader(Generic[T]):
             if size > self._limits.frame_bytes_max - _SIZE_ENDS_AT:
                 raise FrameTooLarge(size + _SIZE_ENDS_AT, self._limits.frame_bytes_max, "frame_bytes_max")
 
-    def _checked(self, prefix: Prefix, head: bytes) -> Opened[T]:
+    def _checked(self, prefix: Prefix, head: bytes) -> OpenedFrame[T]:
         header = head[PREFIX_BYTES:]
         if google_crc32c.extend(google_crc32c.value(head[:_CRC_AT]), header) != prefix.crc:
             raise MalformedFrame("the CRC of the header does not match")
         return self._open_frame(prefix, header)
 
-    def _begin_body(self, opened: Opened[T]) -> None:
+    def _begin_body(self, opened: OpenedFrame[T]) -> None:
         size = opened.body_bytes
         self._opened, self._body_size, self._body_filled = opened, size, 0
         self._is_bulky = size > _FIRST_BYTES

@@ -22,7 +22,7 @@ from pushrep.protocol.calls import (
 )
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import MalformedFrame, ProtocolError, UnknownCall
-from pushrep.protocol.frames import FrameLimits, FrameReader, Kind, Opened, Prefix
+from pushrep.protocol.frames import FrameKind, FrameLimits, FrameReader, OpenedFrame, Prefix
 from pushrep.protocol.push_messages import ApiVersionsRequest
 from pushrep.protocol.spares import Spares
 from pushrep.protocol.values import Part, Struct
@@ -96,7 +96,7 @@ class ServerConnection:
 
     def answer(self, call: Call, response: Struct) -> Parts:
         """The parts of the answer. Raises BadArgument for another call's response or a second one, and NotInVersion."""
-        if PLACE_OF[type(response)] != (call.api_key, Kind.RESPONSE):
+        if PLACE_OF[type(response)] != (call.api_key, FrameKind.RESPONSE):
             raise BadArgument("response", f"{type(response).__name__} does not answer {call.api_key.name}")
         if call.correlation_id not in self._unanswered:
             raise BadArgument("call", f"{call.correlation_id} was answered already")
@@ -125,14 +125,14 @@ class ServerConnection:
 
     def refuse(self, call: Call, code: ErrorCode) -> Parts:
         """An answer that says nothing but `code`."""
-        response: type[Struct] = CALLS[call.api_key][Kind.RESPONSE]
+        response: type[Struct] = CALLS[call.api_key][FrameKind.RESPONSE]
         return self.answer(call, response(error_code=code))  # type: ignore[call-arg]  # every response has one
 
-    def _open(self, prefix: Prefix, header: bytes) -> Opened[Call | Told]:
-        if prefix.kind == Kind.EVENT:
+    def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Call | Told]:
+        if prefix.kind == FrameKind.EVENT:
             if prefix.api_key not in EVENTS_OF_CLIENTS:
                 raise UnknownCall(prefix.api_key, prefix.version, prefix.kind, "no event of a client")
-        elif prefix.kind != Kind.REQUEST:
+        elif prefix.kind != FrameKind.REQUEST:
             raise UnknownCall(prefix.api_key, prefix.version, prefix.kind, "a client does not answer")
         elif prefix.correlation_id in self._unanswered or prefix.correlation_id in self._streams:
             raise MalformedFrame(f"correlation id {prefix.correlation_id} is in use")
@@ -140,12 +140,12 @@ class ServerConnection:
             raise MalformedFrame(f"{self._calls_max} requests are unanswered (calls_max), and more come")
         versions = self._vocabulary.versions[ApiKey.API_VERSIONS]
         if prefix.api_key == ApiKey.API_VERSIONS and prefix.version > versions.newest and prefix.body_bytes == 0:
-            return Opened(0, lambda _body: self._take_future_versions(prefix.correlation_id))
+            return OpenedFrame(0, lambda _body: self._take_future_versions(prefix.correlation_id))
         body_bytes, finish = self._vocabulary.open(prefix, header)
-        return Opened(body_bytes, lambda body: self._take(finish(body)))
+        return OpenedFrame(body_bytes, lambda body: self._take(finish(body)))
 
     def _take(self, frame: Frame) -> Call | Told:
-        if frame.kind is Kind.EVENT:
+        if frame.kind is FrameKind.EVENT:
             return Told(frame.correlation_id, frame.message)
         self._unanswered.add(frame.correlation_id)
         return Call(frame.correlation_id, frame.api_key, frame.version, frame.message)

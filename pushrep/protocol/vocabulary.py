@@ -1,7 +1,7 @@
 """Every message in every version: to the parts of a frame, and from a frame's header to a message.
 
     encode(message, version, correlation_id) -> [head, *record batches]      for sendmsg; FileSlices for sendfile
-    open(prefix, header) -> Opened(body_bytes, finish)                       what FrameReader asks for
+    open(prefix, header) -> OpenedFrame(body_bytes, finish)                  what FrameReader asks for
 
 A version's own schema writes; when reading, fastavro resolves what an older version wrote into the newest schema, so
 that callers know one class per message. The batches are not touched in either direction.
@@ -16,7 +16,7 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from pushrep.errors import BadArgument
 from pushrep.protocol.calls import CALL_OF_EVENT, CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.errors import MalformedMessage, NotInVersion, SchemaMismatch, UnknownCall
-from pushrep.protocol.frames import Kind, Opened, Prefix, frame_head
+from pushrep.protocol.frames import FrameKind, OpenedFrame, Prefix, frame_head
 from pushrep.protocol.hot_roads import HOT_ROADS
 from pushrep.protocol.hot_writers import HOT_WRITERS, HeaderWriter
 from pushrep.protocol.schema_files import (
@@ -45,7 +45,7 @@ class Frame(NamedTuple):
 
     api_key: ApiKey
     version: int
-    kind: Kind
+    kind: FrameKind
     correlation_id: int
     message: Struct
 
@@ -61,7 +61,7 @@ class Spoken(NamedTuple):
     """One message in one version. `reader`: the newest schema, None where it is the writer's own."""
 
     api_key: ApiKey
-    kind: Kind
+    kind: FrameKind
     struct: type[Struct]
     writer: Schema
     reader: Schema | None
@@ -129,7 +129,7 @@ class Vocabulary:
             raise BadArgument(type(message).__name__, f"{body_bytes} bytes of records exceed a frame")
         return [frame_head(place, version, correlation_id, header, body_bytes), *parts]
 
-    def open(self, prefix: Prefix, header: bytes) -> Opened[Frame]:
+    def open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Frame]:
         """Decode a header; the batches may come later. Raises UnknownCall, MalformedMessage."""
         spoken = self._spoken.get((prefix.api_key, prefix.kind, prefix.version))
         if spoken is None:
@@ -145,7 +145,7 @@ class Vocabulary:
         if body_bytes != prefix.body_bytes:
             why = f"it speaks of {body_bytes} bytes of records, the frame has {prefix.body_bytes}"
             raise MalformedMessage(spoken.struct.__name__, why)
-        return Opened(body_bytes, _finisher(prefix, spoken, datum))
+        return OpenedFrame(body_bytes, _finisher(prefix, spoken, datum))
 
     def _unknown(self, prefix: Prefix) -> UnknownCall:
         key, version, kind = prefix.api_key, prefix.version, prefix.kind

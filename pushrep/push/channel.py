@@ -25,7 +25,7 @@ from typing import NamedTuple
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
 from pushrep.protocol.calls import HOLES_SINCE, ApiKey
-from pushrep.protocol.client import Answer, ClientConnection
+from pushrep.protocol.client import CallAnswer, ClientConnection
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import ProtocolError
 from pushrep.protocol.push_messages import (
@@ -457,7 +457,7 @@ class Channel:
             if count == 0:
                 raise ConnectionError("the replica closed the connection")
             for answer in protocol.buffer_updated(count):
-                if isinstance(answer, Answer):
+                if isinstance(answer, CallAnswer):
                     # In flight until every part is done: if one raises, the others are given up with the connection.
                     request = self._in_flight[answer.correlation_id]
                     if isinstance(answer.message, AppendRecordsResponse):

@@ -12,7 +12,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_us
 from tenacity import wait_random_exponential as random_exponential
 
 from pushrep.protocol.calls import ApiKey
-from pushrep.protocol.client import Answer, ClientConnection, first_request
+from pushrep.protocol.client import CallAnswer, ClientConnection, first_request
 from pushrep.protocol.errors import NoCommonVersion, ProtocolError
 from pushrep.protocol.frames import FrameLimits
 from pushrep.protocol.push_messages import ApiVersionsResponse
@@ -70,7 +70,7 @@ def call(opened: OpenConnection, request: Struct) -> Struct:
         if count == 0:
             raise ConnectionError("the replica closed the connection")
         for answer in opened.protocol.buffer_updated(count):
-            if isinstance(answer, Answer):
+            if isinstance(answer, CallAnswer):
                 return answer.message
 
 

@@ -21,7 +21,7 @@ from pushrep.replay.model import ReplayRequest, ReplaySettings
 from pushrep.replay.recording_info import RecordingInfo
 from pushrep.replay.remote_client import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay
-from pushrep.replay.subscribing import Startpoints, subscribe
+from pushrep.replay.subscribing import SubscribableStore, subscribe
 from pushrep.replay.wire import NodeAccess, parse_address
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
@@ -102,7 +102,7 @@ class ReplayClient:
         topic: str,
         *,
         consumer: str,
-        startpoints: Startpoints[_Consumer],
+        startpoints: SubscribableStore[_Consumer],
         partitions: Iterable[int] | None = None,
         reset: bool = False,
     ) -> _Consumer: ...
@@ -112,7 +112,7 @@ class ReplayClient:
         topic: str,
         *,
         consumer: str,
-        startpoints: Startpoints[Any] | None = None,
+        startpoints: SubscribableStore[Any] | None = None,
         partitions: Iterable[int] | None = None,
         reset: bool = False,
     ) -> Any:

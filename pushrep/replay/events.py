@@ -1,6 +1,6 @@
 """What goes into a replay session and what it wants done: values only. The session is session.py.
 
-shell ── Opened, Attached, Turn, BlockRead, Sent ... ──▶ ReplaySession ──▶ ReadBlock, SendBlock, SendEnd ... ── shell
+shell ── SegmentOpened, Turn, BlockRead, BlockSent ... ──▶ ReplaySession ──▶ ReadBlock, SendBlock, SendEnd ... ── shell
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from typing import ClassVar, TypeAlias
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay.limits import Span
-from pushrep.replay.model import LogFacts
+from pushrep.replay.model import LogSnapshot
 from pushrep.replay.states import EventKind
 
 # ---- events
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SegmentOpened:
     """The lease is held and the segment could be read: the batch that holds the position is whole and in its place.
 
     `leader_epoch` is that batch's, `epoch_by_log` what the log's list of epochs says (None: it says nothing),
@@ -39,7 +39,7 @@ class OpenFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
+class SubscriberAttached:
     """The subscriber is there."""
 
     kind: ClassVar[EventKind] = EventKind.ATTACHED
@@ -59,7 +59,7 @@ class Turn:
     """It is this session's turn. `counter`: value of the counter that bounds it, None if there is none or it closed."""
 
     kind: ClassVar[EventKind] = EventKind.TURN
-    facts: LogFacts
+    facts: LogSnapshot
     counter: int | None = None
 
 
@@ -86,7 +86,7 @@ class ReadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class BlockSent:
     """All of the last SendBlock has left."""
 
     kind: ClassVar[EventKind] = EventKind.SENT
@@ -123,7 +123,7 @@ class Truncated:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseBroken:
+class LeaseLost:
     """What the session was to read next may be gone."""
 
     kind: ClassVar[EventKind] = EventKind.LEASE_BROKEN
@@ -138,8 +138,8 @@ class EndSent:
 
 
 Event: TypeAlias = (
-    Opened | OpenFailed | Attached | Credited | Turn | BlockRead | ReadFailed | Sent | Stop | SubscriberGone | Deleted
-    | Truncated | LeaseBroken | EndSent
+    SegmentOpened | OpenFailed | SubscriberAttached | Credited | Turn | BlockRead | ReadFailed | BlockSent | Stop
+    | SubscriberGone | Deleted | Truncated | LeaseLost | EndSent
 )  # fmt: skip
 
 # ---- effects
@@ -175,7 +175,7 @@ class ReadBlock:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """Send the first `spans` of what was read, to be cut to [start, end) by who gets it; then Sent."""
+    """Send the first `spans` of what was read, to be cut to [start, end) by who gets it; then BlockSent."""
 
     start: int
     end: int

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pushrep.replay.model import LogFacts
+from pushrep.replay.model import LogSnapshot
 
 LOG_BOUNDS = ("stable", "high_watermark", "flushed", "written")
 
@@ -25,7 +25,7 @@ class Tip(NamedTuple):
     is_frozen: bool = False
 
 
-def tip_of(facts: LogFacts, bound: str, counter: int | None, last_counter: int = 0) -> Tip:
+def tip_of(facts: LogSnapshot, bound: str, counter: int | None, last_counter: int = 0) -> Tip:
     """The tip under a log's own bound, or under a counter's (`counter` None: closed, it stays at `last_counter`).
 
     What a counter lets through is below the stable offset, too: it is somebody's progress, not the disk's.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from pushrep.replay.waiting import Waiting
+from pushrep.replay.waiting import ReplayWaiter
 from pushrep.seams import REAL_NETWORK, Filesystem, Watch
 
 _AT_ONCE_S, _AT_ONCE = 0.000_1, 2
@@ -27,7 +27,7 @@ class Listening:
 
     def __init__(self, directory: Path, filesystem: Filesystem) -> None:
         self._directory, self._filesystem = directory, filesystem
-        self._waiting = Waiting(REAL_NETWORK)
+        self._waiting = ReplayWaiter(REAL_NETWORK)
         self._watch: Watch | None = None
         self._is_begun = False
         self._looks = 0

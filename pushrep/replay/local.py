@@ -173,7 +173,7 @@ class LocalSession:
         if self._broken is not None:
             self._look()  # a log that was closed breaks its leases, too, but is read on from outside
             if self.source.has_leases:
-                self.tell(e.LeaseBroken(self._broken))
+                self.tell(e.LeaseLost(self._broken))
             self._lease = self._broken = None
         effects: list[e.Effect] = []
         if self._around.clock.monotonic_ms() - self._facts_ms < _FACTS_MS:
@@ -210,7 +210,7 @@ class LocalSession:
             return None
         batches, self._pending = self._pending[: send.spans], self._pending[send.spans :]
         self._last = batches[-1].header
-        self.tell(e.Sent())
+        self.tell(e.BlockSent())
         # A write that was heard together with this block's own is not heard again when it is published.
         self._listening.found(needs_write=self._needs_write and not self._tail.has_more)
         return ReplayedBlock(batches, send.start, send.end)

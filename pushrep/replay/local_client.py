@@ -16,7 +16,7 @@ from pushrep.replay.catalogue import read_catalogue
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS, tip_of
 from pushrep.replay.local import CREDIT_BYTES, Around, Counters, LocalSession
-from pushrep.replay.model import LogFacts, ReplayRequest, ReplaySettings
+from pushrep.replay.model import LogSnapshot, ReplayRequest, ReplaySettings
 from pushrep.replay.plan import needs_liveness
 from pushrep.replay.recording_info import RecordingInfo
 from pushrep.replay.sessions import ReplaySessions
@@ -27,7 +27,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 _BLOCK_BYTES = 4 << 20
 """Nobody waits for his turn behind a session of one's own: a turn is worth more than at a node."""
-_NO_FACTS = LogFacts(start=0, written=0, flushed=0, high_watermark=0)
+_NO_FACTS = LogSnapshot(start=0, written=0, flushed=0, high_watermark=0)
 
 
 class LocalReplays:
@@ -125,7 +125,7 @@ class LocalReplays:
         if local is None:
             why = "no such replay, or its time to attach is over, or it has a subscriber"
             raise ReplayRefused(ErrorCode.UNKNOWN_REPLAY, why)
-        local.tell(e.Attached(CREDIT_BYTES))
+        local.tell(e.SubscriberAttached(CREDIT_BYTES))
         return local
 
     def stop(self, session_id: int) -> None:

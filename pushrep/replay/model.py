@@ -66,7 +66,7 @@ class ReplayRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogFacts:
+class LogSnapshot:
     """A log at one moment: its offsets, each the next one, and whether a writer has it open."""
 
     start: int

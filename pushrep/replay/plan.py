@@ -22,7 +22,7 @@ from typing import NamedTuple
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS, tip_of
-from pushrep.replay.model import TO_END, AtTime, LogFacts, ReplayRequest
+from pushrep.replay.model import TO_END, AtTime, LogSnapshot, ReplayRequest
 
 RATE_MAX = 2**63 - 1
 
@@ -58,7 +58,7 @@ class Node(NamedTuple):
 
 
 def plan_replay(
-    request: ReplayRequest, facts: LogFacts | None, first_at: Callable[[int], int | None], node: Node
+    request: ReplayRequest, facts: LogSnapshot | None, first_at: Callable[[int], int | None], node: Node
 ) -> ReplayPlan:
     """What the session does. `facts` None: there is no such recording, or it can't be read.
 
@@ -88,7 +88,7 @@ def plan_replay(
     )
 
 
-def needs_liveness(request: ReplayRequest, facts: LogFacts) -> bool:
+def needs_liveness(request: ReplayRequest, facts: LogSnapshot) -> bool:
     """Whether it decides anything that somebody writes the log: not for who begins below its end."""
     end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
     position = facts.start if request.position is None else request.position
@@ -116,7 +116,7 @@ def _resolved(request: ReplayRequest, start: int, end: int, first_at: Callable[[
     return end if found is None else max(start, min(found, end))
 
 
-def _check_there_is_something(request: ReplayRequest, facts: LogFacts, position: int, end: int) -> None:
+def _check_there_is_something(request: ReplayRequest, facts: LogSnapshot, position: int, end: int) -> None:
     if request.length == 0 or position < end:
         return
     if request.length is TO_END and facts.start == end:

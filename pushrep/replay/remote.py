@@ -27,7 +27,7 @@ from pushrep.replay.feed import ReplayedBlock
 from pushrep.replay.model import TO_END, ReplayRequest
 from pushrep.replay.received import checked, count_records
 from pushrep.replay.resuming import end_of_refused, is_at_end
-from pushrep.replay.waiting import Waiting
+from pushrep.replay.waiting import ReplayWaiter
 from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire, started
 from pushrep.seams import Clock
 from pushrep.seams.network import HostPort
@@ -37,7 +37,7 @@ _COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})
 """Ends that a reader who comes again need not hear of: it was too slow, or the node stops."""
 
 
-class Attached(NamedTuple):
+class AttachedSession(NamedTuple):
     """A connection with a session on it."""
 
     connection: NodeConnection
@@ -59,7 +59,7 @@ class RemoteSession:
         self.end: e.SendEnd | None = None
         self._address, self._recording_id, self._request = address, recording_id, request
         self._settings, self._clock = settings, clock
-        self._attached: Attached | None = None
+        self._attached: AttachedSession | None = None
         self._session_id = self._given = self._received = self._tip = 0
         self._until: int | None = None
         self._left = request.length if request is not None and isinstance(request.length, int) else None
@@ -74,7 +74,7 @@ class RemoteSession:
         self._is_short = False
         self._is_stopped = False
         self._using = threading.Lock()
-        self._waiting = Waiting(settings.network)
+        self._waiting = ReplayWaiter(settings.network)
 
     # ---- what is known of it
 
@@ -121,7 +121,7 @@ class RemoteSession:
             raise ReplayRefused(answer.error_code, answer.error_message or answer.error_code.meaning)
         connection.socket.settimeout(0)
         self._expected, self._is_inside = self._received, True
-        self._attached = Attached(connection, session_id, correlation_id)
+        self._attached = AttachedSession(connection, session_id, correlation_id)
         self._session_id = session_id
         self._owed_bytes = 0
         self._heard_ms = self._clock.monotonic_ms()

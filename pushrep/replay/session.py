@@ -15,7 +15,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import events as e
 from pushrep.replay.limits import Tip, clip, tip_of
-from pushrep.replay.model import LogFacts, ReplaySettings
+from pushrep.replay.model import LogSnapshot, ReplaySettings
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.states import NEXT, EventKind, ImpossibleEvent, ReplayState
 
@@ -56,7 +56,7 @@ class ReplaySession:
 
     @property
     def wants_liveness(self) -> bool:
-        """Whether its turns need `LogFacts.is_live`, dear to find out: at the tip, a bounded replay ends at a stop."""
+        """Whether its turns need `LogSnapshot.is_live`: at the tip a bounded replay ends when its writer stops."""
         is_held = self._held_until > self.tip
         if self._left is None:
             return self._end is not None and is_held
@@ -95,7 +95,7 @@ class ReplaySession:
 
     # ---- INIT
 
-    def _opened(self, event: e.Opened) -> Effects:
+    def _opened(self, event: e.SegmentOpened) -> Effects:
         if event.epoch_by_log is not None and event.leader_epoch != event.epoch_by_log:
             why = f"its batch is of leader epoch {event.leader_epoch}, the log says {event.epoch_by_log}"
             return self._refuse(ErrorCode.CORRUPT_MESSAGE, f"offset {self.position}: {why}")
@@ -113,7 +113,7 @@ class ReplaySession:
         self.end_reason = ReplayEndReason.ERROR
         return [e.Refuse(code, why), *self._done()]
 
-    def _attached(self, event: e.Attached) -> Effects:
+    def _attached(self, event: e.SubscriberAttached) -> Effects:
         self._is_attached = True
         self._credit += event.credit_bytes
         return self._begin_if_both()
@@ -154,12 +154,12 @@ class ReplaySession:
             return self._over(ReplayEndReason.LIMIT_REACHED)
         return self._heartbeat_if_due(renew=True)
 
-    def _tip(self, facts: LogFacts, counter: int | None) -> Tip:
+    def _tip(self, facts: LogSnapshot, counter: int | None) -> Tip:
         if counter is not None:
             self._last_counter = counter
         return tip_of(facts, self.plan.bound, counter, self._last_counter)
 
-    def _ends_at(self, tip: Tip, facts: LogFacts) -> bool:
+    def _ends_at(self, tip: Tip, facts: LogSnapshot) -> bool:
         """Whether nothing more can come: the bound is frozen, or a bounded replay is at the end of a stopped log."""
         if tip.is_frozen and (self._held_until > tip.bound or self.position >= tip.bound):
             return True
@@ -222,7 +222,7 @@ class ReplaySession:
             self._send_from_ms = max(self._send_from_ms, self._now_ms) + cost_ms
         return [e.SendBlock(part.start, part.end, part.spans, part.size_bytes, self.tip)]
 
-    def _sent(self, event: e.Sent) -> Effects:
+    def _sent(self, event: e.BlockSent) -> Effects:
         if not self._is_sending:
             raise ImpossibleEvent(self.state, event.kind)
         self._is_sending = False
@@ -240,7 +240,7 @@ class ReplaySession:
     def _deleted(self, _event: e.Deleted) -> Effects:
         return self._over(ReplayEndReason.RECORDING_DELETED, ErrorCode.RECORDING_DELETED, "the recording was deleted")
 
-    def _lease_broken(self, event: e.LeaseBroken) -> Effects:
+    def _lease_broken(self, event: e.LeaseLost) -> Effects:
         return self._over(ReplayEndReason.LEASE_BROKEN, ErrorCode.LEASE_BROKEN, event.why)
 
     def _truncated(self, event: e.Truncated) -> Effects:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import Event, Forget, Refuse, Stop
-from pushrep.replay.model import LogFacts, ReplayRequest, ReplaySettings
+from pushrep.replay.model import LogSnapshot, ReplayRequest, ReplaySettings
 from pushrep.replay.plan import Node, plan_replay
 from pushrep.replay.session import Effects, ReplaySession
 
@@ -46,7 +46,7 @@ class ReplaySessions:
     def start(  # noqa: PLR0913 - all that a request is judged by
         self,
         request: ReplayRequest,
-        facts: LogFacts | None,
+        facts: LogSnapshot | None,
         first_at: Callable[[int], int | None],
         now_ms: int,
         *,

@@ -104,7 +104,7 @@ class OpenSegments:
             self._open.popitem()[1].drop()
 
 
-class Found(NamedTuple):
+class FoundBatch(NamedTuple):
     """A batch and where it lies."""
 
     span: Span
@@ -151,7 +151,7 @@ class SliceReader:
 
     def read(
         self, position: int, limit: int, max_bytes: int, *, want_offsets: bool, written: int = OFFSET_MAX
-    ) -> list[Found]:
+    ) -> list[FoundBatch]:
         """The batches that hold offsets in [position, limit), about `max_bytes` of them, one at least.
 
         written: where the log ended when `limit` was taken: no batch of then ends behind it. Empty if compaction left
@@ -165,7 +165,7 @@ class SliceReader:
             what = self._range(segment, at, position, epoch)
         else:
             what = self.place(position)
-        wanted, found = _Wanted(position, limit, max_bytes, want_offsets, written), list[Found]()
+        wanted, found = _Wanted(position, limit, max_bytes, want_offsets, written), list[FoundBatch]()
         while True:
             segment = what.base_offset
             try:
@@ -189,7 +189,7 @@ class SliceReader:
                 return found
             what = self._range(following, leader_epoch=what.leader_epoch)
 
-    def _take(self, wanted: _Wanted, found: list[Found], file: File, what: ScanRange) -> tuple[ScanRange, bool]:
+    def _take(self, wanted: _Wanted, found: list[FoundBatch], file: File, what: ScanRange) -> tuple[ScanRange, bool]:
         """Add what is wanted from where `what` begins in its segment; where to go on, and whether that is all."""
         position, limit, max_bytes, want_offsets, written = wanted
         segment, at, due, last_epoch = what.base_offset, what.position, what.first_offset, what.leader_epoch
@@ -213,14 +213,14 @@ class SliceReader:
             offsets = None
             if want_offsets and 0 < records < next_offset - base:
                 offsets = _offsets(file, byte, size_bytes)
-            found.append(Found(Span(base, next_offset, size_bytes, records, offsets), segment, byte, epoch))
+            found.append(FoundBatch(Span(base, next_offset, size_bytes, records, offsets), segment, byte, epoch))
             size, expected = size + size_bytes, next_offset
             if size >= max_bytes or expected >= limit:
                 is_all = True
                 break
         return self._range(segment, at, due, last_epoch), is_all  # `replace` takes thrice as long
 
-    def slices(self, found: list[Found], held: list[OpenSegment]) -> tuple[FileSlice, ...]:
+    def slices(self, found: list[FoundBatch], held: list[OpenSegment]) -> tuple[FileSlice, ...]:
         """Their bytes; neighbours in one piece. Files that are used are added to `held`, each to be released.
 
         Raises OSError.
@@ -239,7 +239,7 @@ class SliceReader:
             pieces.append(FileSlice(held[-1].file, one.position, size))
         return tuple(pieces)
 
-    def rewind(self, found: list[Found], taken: int) -> None:
+    def rewind(self, found: list[FoundBatch], taken: int) -> None:
         """Only the first `taken` of what was read went out: the next read begins behind them."""
         if taken < len(found):
             one, before = found[taken], found[taken - 1]

@@ -19,7 +19,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import RecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
-from pushrep.replay.model import LogFacts
+from pushrep.replay.model import LogSnapshot
 from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
 Log: TypeAlias = SegmentLog | LogReader
@@ -49,7 +49,7 @@ class LogSource:
         """Whether retention can be made to wait."""
         return isinstance(self._log, SegmentLog)
 
-    def facts(self, *, with_liveness: bool) -> LogFacts:
+    def facts(self, *, with_liveness: bool) -> LogSnapshot:
         """The log now. Without `with_liveness` it counts as live, which costs nothing to say."""
         try:
             return self._facts(with_liveness=with_liveness)
@@ -59,7 +59,7 @@ class LogSource:
             self._log = self._now_open()
             return self._facts(with_liveness=with_liveness)
 
-    def _facts(self, *, with_liveness: bool) -> LogFacts:
+    def _facts(self, *, with_liveness: bool) -> LogSnapshot:
         # Whether somebody writes comes first: what is written before the stop is then in the offsets.
         is_live = self._is_live() if with_liveness else True
         log = self._log
@@ -68,7 +68,7 @@ class LogSource:
         else:
             watermark, flushed, written = log.high_watermark, log.flushed_offset, log.log_end_offset
             start = log.log_start_offset
-        return LogFacts(start=start, written=written, flushed=flushed, high_watermark=watermark, is_live=is_live)
+        return LogSnapshot(start=start, written=written, flushed=flushed, high_watermark=watermark, is_live=is_live)
 
     def first_at(self, timestamp_ms: int) -> int | None:
         """Offset of the first record at or after that time; None if there is none."""
@@ -84,7 +84,7 @@ class LogSource:
             return None
         return self._log.acquire_lease("replay", offset, told)
 
-    def opened_at(self, position: int, facts: LogFacts) -> e.Opened:
+    def opened_at(self, position: int, facts: LogSnapshot) -> e.SegmentOpened:
         """What stands at `position`, checked as every batch is. Raises as `batches`."""
         at = next(self.batches(position, position + 1), None) if position < facts.written else None
         before = next(self.batches(position - 1, position), None) if position > facts.start else None
@@ -92,7 +92,7 @@ class LogSource:
         if at is not None and (epochs := self.leader_epochs()) is not None:
             known = epochs.epoch_of(at.header.base_offset)
             by_log = known if known >= 0 else None
-        return e.Opened(
+        return e.SegmentOpened(
             leader_epoch=None if at is None else at.header.leader_epoch,
             epoch_by_log=by_log,
             epoch_before=None if before is None else before.header.leader_epoch,
@@ -104,7 +104,7 @@ class LogSource:
             return read_leader_epochs(self.path, self.filesystem)
         return self._log.leader_epochs
 
-    def cut_since(self, offset: int, leader_epoch: int, facts: LogFacts) -> e.Truncated:
+    def cut_since(self, offset: int, leader_epoch: int, facts: LogSnapshot) -> e.Truncated:
         """What happened to a log in which a batch at `offset`, of that epoch, does not stand any more."""
         epochs = self.leader_epochs()
         cut = min(offset, facts.written)
@@ -114,7 +114,7 @@ class LogSource:
         _, end = epochs.end_of(leader_epoch, facts.written)
         return e.Truncated(min(cut, end) if end >= 0 else cut, epochs.latest_epoch)
 
-    def failure(self, error: Exception, position: int, facts: LogFacts) -> e.ReadFailed | e.Truncated | e.Deleted:
+    def failure(self, error: Exception, position: int, facts: LogSnapshot) -> e.ReadFailed | e.Truncated | e.Deleted:
         """What an error of a read is to its session."""
         if not self.filesystem.exists(self.path):
             return e.Deleted()

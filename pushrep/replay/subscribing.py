@@ -27,7 +27,7 @@ class Replays(Protocol):
     def replay(self, request: ReplayRequest) -> Replay: ...
 
 
-class Startpoints(Protocol[_Consumer_co]):
+class SubscribableStore(Protocol[_Consumer_co]):
     """A store of startpoints and checkpoints; pushrep.startpoints.StartpointStore is one."""
 
     def subscribe(self, logs: Mapping[int, Any], topic: str, consumer: str, *, reset: bool = False) -> _Consumer_co:

@@ -9,7 +9,7 @@ from typing import Any
 from pushrep.seams import READABLE, Network, Poller
 
 
-class Waiting:
+class ReplayWaiter:
     """For one thread or task at a time; `wake` may come from any. A socket of None is waited for in vain."""
 
     def __init__(self, network: Network) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pushrep.errors import BadArgument
 from pushrep.protocol.calls import ApiKey
-from pushrep.protocol.client import Answer, ClientConnection, Event, first_request
+from pushrep.protocol.client import CallAnswer, ClientConnection, PeerEvent, first_request
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import NoCommonVersion, ProtocolError
 from pushrep.protocol.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
@@ -80,7 +80,7 @@ class NodeConnection:
     def __init__(self, address: HostPort, settings: NodeAccess) -> None:
         self.address, self._settings = address, settings
         self.protocol = ClientConnection(memory=_MEMORY)
-        self._early: list[Answer | Event] = []  # what came together with an answer that was waited for
+        self._early: list[CallAnswer | PeerEvent] = []  # what came together with an answer that was waited for
         self.socket: Any = None
         try:
             self.socket = settings.network.connect(address, settings.connect_timeout_ms / 1000)
@@ -125,7 +125,7 @@ class NodeConnection:
             with suppress(OSError):
                 self.socket.settimeout(0)
 
-    def receive(self) -> list[Answer | Event]:
+    def receive(self) -> list[CallAnswer | PeerEvent]:
         """What has come, empty if nothing has. The socket has to be one that does not wait (`settimeout(0)`)."""
         if self._early:
             early, self._early = self._early, []
@@ -149,7 +149,7 @@ class NodeConnection:
             self.socket.settimeout(timeout_s)
             while True:
                 for found in self._early or self._received():
-                    if isinstance(found, Event) and found.correlation_id == correlation_id:
+                    if isinstance(found, PeerEvent) and found.correlation_id == correlation_id:
                         return found.message
                 self._early = []
         except (OSError, ProtocolError) as error:
@@ -167,13 +167,13 @@ class NodeConnection:
         answer = None
         while answer is None:
             for found in self._received():
-                if isinstance(found, Answer) and found.correlation_id == correlation_id:
+                if isinstance(found, CallAnswer) and found.correlation_id == correlation_id:
                     answer = found.message
                 else:
                     self._early.append(found)
         return correlation_id, answer
 
-    def _received(self) -> list[Answer | Event]:
+    def _received(self) -> list[CallAnswer | PeerEvent]:
         count = self.socket.recv_into(self.protocol.get_buffer())
         if count == 0:
             raise ConnectionError("the node closed the connection")

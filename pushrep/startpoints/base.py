@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from pushrep.seams import Clock
-from pushrep.startpoints.changing import Change, Facts, LedgerFollower
+from pushrep.startpoints.changing import Change, FactLog, LedgerFollower
 from pushrep.startpoints.checkpoints import Checkpoint
 from pushrep.startpoints.errors import Overtaken, StoreBusy, StoreClosed
 from pushrep.startpoints.events import Fact
@@ -46,7 +46,7 @@ class CheckpointKeeper(Protocol):
 class BaseStore:
     """The middle of a StartpointStore."""
 
-    def __init__(self, facts: Facts, checkpoints: CheckpointKeeper, clock: Clock) -> None:
+    def __init__(self, facts: FactLog, checkpoints: CheckpointKeeper, clock: Clock) -> None:
         """Use `StartpointStore.open`, or `pushrep.kafka.startpoints.open_store` for a topic."""
         self.place = facts.place
         self._clock = clock

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Budget:
+class TimeBudget:
     """The time of each thread by itself."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:

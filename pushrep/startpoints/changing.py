@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pushrep.errors import BadArgument
-from pushrep.startpoints.budget import Budget
+from pushrep.startpoints.budget import TimeBudget
 from pushrep.startpoints.errors import CorruptStore
 from pushrep.startpoints.events import Applied, Expired, Fact, Failed
 from pushrep.startpoints.ledger import Ledger, Standing
@@ -37,11 +37,11 @@ class Adding(Protocol):
         ...
 
 
-class Facts(Protocol):
+class FactLog(Protocol):
     """Facts in order, wherever they lie: a file (`journal`), or a topic (pushrep.kafka.startpoints). Thread-safe."""
 
     lock_wait_s: float
-    budget: Budget
+    budget: TimeBudget
 
     @property
     def place(self) -> Path | str:
@@ -72,7 +72,7 @@ class Facts(Protocol):
 class LedgerFollower:
     """The ledger of a journal; each look adds only what is new. For one thread at a time."""
 
-    def __init__(self, journal: Facts) -> None:
+    def __init__(self, journal: FactLog) -> None:
         self._journal = journal
         self._facts: list[Fact] = []
         self._count, self._ledger = 0, Ledger()
@@ -113,7 +113,7 @@ class Change:
             self.ledger = self._follower.current()
 
 
-class Answer(NamedTuple):
+class ApplyAnswer(NamedTuple):
     """What a reader that applies is told; `is_new`: it is a fact only once it is written."""
 
     fact: Applied | Failed
@@ -128,27 +128,27 @@ def answer_of(  # noqa: PLR0913 - all that decides
     position: int | None,
     now_ms: int,
     refused: Mapping[Kind, str] | None = None,
-) -> Answer:
+) -> ApplyAnswer:
     """The stored answer of an applied or failed startpoint, a fresh one of a pending one. Pure.
 
     `refused`: kinds that this reader can't honour, and why: they fail. A stored offset that the log has lost meanwhile,
     or of another log, fails, too: it is never resolved a second time.
     """
     if found.state is State.FAILED:
-        return Answer(
+        return ApplyAnswer(
             Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=found.failure or ""), is_new=False
         )
     if found.applied is not None:
         why = _lost(found.applied, log)
         if why is None:
-            return Answer(found.applied, is_new=False)
-        return Answer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
+            return ApplyAnswer(found.applied, is_new=False)
+        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
     written = found.written
     if (why := (refused or {}).get(written.startpoint.kind)) is not None:
-        return Answer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
+        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
     resolved = resolve(written.startpoint, log, created_ms=written.created_ms, position=position)
     if isinstance(resolved, Unresolved):
-        return Answer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=resolved.why), is_new=True)
+        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=resolved.why), is_new=True)
     applied = Applied(
         sequence=found.sequence,
         reader=reader,
@@ -160,7 +160,7 @@ def answer_of(  # noqa: PLR0913 - all that decides
         until=resolved.until,
         by_policy=resolved.by_policy,
     )
-    return Answer(applied, is_new=True)
+    return ApplyAnswer(applied, is_new=True)
 
 
 def _lost(applied: Applied, log: LogFacts) -> str | None:

@@ -47,7 +47,7 @@ class Claim:
     generation: int
 
 
-class Checkpoints:
+class CheckpointFiles:
     """The checkpoint files of one store. Whoever changes one holds the journal's lock."""
 
     def __init__(self, directory: Path, filesystem: Filesystem) -> None:

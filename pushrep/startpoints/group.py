@@ -16,7 +16,7 @@ finds its claim gone therefore asks the group's coordinator, and claims again if
 import logging
 from contextlib import suppress
 
-from filtering.consumers.startpoints import Answer, PartitionFacts, Refusal, Wish
+from filtering.consumers.startpoints import Answer, PartitionFacts, RefusedStartpoint, StartTarget
 from pushrep.errors import BadArgument
 from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints.checkpoints import Claim
@@ -132,12 +132,12 @@ class GroupStartpoints:
         try:
             applied = self._store.apply(claim, log, position=facts.position, committed=sequence, refused=_REFUSED)
         except StartpointFailed as failed:
-            return Refusal(failed.sequence, failed)
+            return RefusedStartpoint(failed.sequence, failed)
         if applied is None:
             return None
         standing = self._store.standing(applied.sequence, reader)
         assert standing is not None, "applied is only what was written"
-        return Wish(applied.offset, applied.sequence, standing.written.startpoint.reset_marks)
+        return StartTarget(applied.offset, applied.sequence, standing.written.startpoint.reset_marks)
 
 
 def _names(reader: Reader) -> tuple[str, str, int]:

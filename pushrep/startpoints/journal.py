@@ -24,7 +24,7 @@ import google_crc32c
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from pushrep.seams import File, Filesystem, LockHeld, write_atomic
-from pushrep.startpoints.budget import Budget
+from pushrep.startpoints.budget import TimeBudget
 from pushrep.startpoints.changing import View
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
 from pushrep.startpoints.events import Fact, from_json, to_json
@@ -49,7 +49,7 @@ class Journal:
     ) -> None:
         self.directory, self.path = directory, directory / JOURNAL_NAME
         self._filesystem, self.lock_wait_s, self._sleep = filesystem, lock_wait_s, sleep
-        self.budget = Budget()
+        self.budget = TimeBudget()
         self._mutex, self._view_lock = threading.Lock(), threading.Lock()
         self._known, self._last_line = View([], 0, 0), b""
 

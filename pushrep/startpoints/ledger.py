@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pushrep.startpoints.events import Applied, Cancelled, Consumed, Expired, Fact, Failed, Written
 from pushrep.startpoints.model import Reader
-from pushrep.startpoints.states import NEXT, OVER, Event, State
+from pushrep.startpoints.states import NEXT, OVER, StartpointEvent, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Entry:
             return None
         return Reader(target.consumer, target.topic, target.partition, target.task or "")
 
-    def for_reader(self, reader: Reader, event: Event, fact: Applied | Consumed | Failed) -> State | None:
+    def for_reader(self, reader: Reader, event: StartpointEvent, fact: Applied | Consumed | Failed) -> State | None:
         now = self.standing(reader)
         state = NEXT[now.state][event]
         if state is not None:
@@ -57,7 +57,7 @@ class _Entry:
             self.readers[reader] = Standing(self.written, state, applied, failure)
         return state
 
-    def for_all(self, event: Event) -> None:
+    def for_all(self, event: StartpointEvent) -> None:
         self.rest = NEXT[self.rest][event] or self.rest
         for reader, now in self.readers.items():
             state = NEXT[now.state][event]
@@ -91,16 +91,16 @@ class Ledger:
             raise ValueError(f"it names startpoint {fact.sequence}, which was never written")
         match fact:
             case Applied():
-                entry.for_reader(fact.reader, Event.APPLY, fact)
+                entry.for_reader(fact.reader, StartpointEvent.APPLY, fact)
             case Failed():
-                entry.for_reader(fact.reader, Event.FAIL, fact)
+                entry.for_reader(fact.reader, StartpointEvent.FAIL, fact)
             case Consumed():
-                if entry.for_reader(fact.reader, Event.CONSUME, fact) is not None:
+                if entry.for_reader(fact.reader, StartpointEvent.CONSUME, fact) is not None:
                     self._consumed[fact.reader] = max(fact.sequence, self._consumed.get(fact.reader, 0))
             case Expired():
-                entry.for_all(Event.EXPIRE)
+                entry.for_all(StartpointEvent.EXPIRE)
             case Cancelled():
-                entry.for_all(Event.CANCEL)
+                entry.for_all(StartpointEvent.CANCEL)
 
     def pending(self, reader: Reader, committed: int = 0) -> Standing | None:
         """What the reader has to start from next, or what stops it; `committed` is its checkpoint's sequence."""
@@ -148,7 +148,7 @@ class Ledger:
                 return newer
         return None
 
-    def can(self, sequence: int, event: Event) -> bool:
+    def can(self, sequence: int, event: StartpointEvent) -> bool:
         """Whether this event, for all, would change anything."""
         entry = self._entries[sequence]
         states = [standing.state for standing in entry.readers.values()]
@@ -162,5 +162,5 @@ class Ledger:
         return [
             sequence
             for sequence, entry in self._entries.items()
-            if entry.written.is_due(now_ms) and self.can(sequence, Event.EXPIRE)
+            if entry.written.is_due(now_ms) and self.can(sequence, StartpointEvent.EXPIRE)
         ]

@@ -24,7 +24,7 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Event(StrEnum):
+class StartpointEvent(StrEnum):
     """What can happen to it."""
 
     APPLY = "applied"
@@ -34,36 +34,36 @@ class Event(StrEnum):
     CANCEL = "cancelled"
 
 
-_FINAL: Mapping[Event, State | None] = dict.fromkeys(Event)
+_FINAL: Mapping[StartpointEvent, State | None] = dict.fromkeys(StartpointEvent)
 
-NEXT: Mapping[State, Mapping[Event, State | None]] = {
+NEXT: Mapping[State, Mapping[StartpointEvent, State | None]] = {
     State.PENDING: {
-        Event.APPLY: State.APPLIED,
-        Event.CONSUME: State.CONSUMED,
-        Event.FAIL: State.FAILED,
-        Event.EXPIRE: State.EXPIRED,
-        Event.CANCEL: State.CANCELLED,
+        StartpointEvent.APPLY: State.APPLIED,
+        StartpointEvent.CONSUME: State.CONSUMED,
+        StartpointEvent.FAIL: State.FAILED,
+        StartpointEvent.EXPIRE: State.EXPIRED,
+        StartpointEvent.CANCEL: State.CANCELLED,
     },
     State.APPLIED: {
-        Event.APPLY: None,
-        Event.CONSUME: State.CONSUMED,
-        Event.FAIL: State.FAILED,
-        Event.EXPIRE: None,
-        Event.CANCEL: State.CANCELLED,
+        StartpointEvent.APPLY: None,
+        StartpointEvent.CONSUME: State.CONSUMED,
+        StartpointEvent.FAIL: State.FAILED,
+        StartpointEvent.EXPIRE: None,
+        StartpointEvent.CANCEL: State.CANCELLED,
     },
     State.FAILED: {
-        Event.APPLY: None,
-        Event.CONSUME: None,
-        Event.FAIL: None,
-        Event.EXPIRE: None,
-        Event.CANCEL: State.CANCELLED,
+        StartpointEvent.APPLY: None,
+        StartpointEvent.CONSUME: None,
+        StartpointEvent.FAIL: None,
+        StartpointEvent.EXPIRE: None,
+        StartpointEvent.CANCEL: State.CANCELLED,
     },
     State.CONSUMED: _FINAL,
     State.EXPIRED: _FINAL,
     State.CANCELLED: _FINAL,
 }
 assert NEXT.keys() == set(State)
-assert all(row.keys() == set(Event) for row in NEXT.values())
+assert all(row.keys() == set(StartpointEvent) for row in NEXT.values())
 
 OVER = frozenset({State.CONSUMED, State.EXPIRED, State.CANCELLED})
 """What a search for the pending one passes by."""

@@ -20,7 +20,7 @@ from pushrep.errors import BadArgument
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.startpoints.base import BaseStore, changes
 from pushrep.startpoints.changing import Change, answer_of, author_name, check_text
-from pushrep.startpoints.checkpoints import Checkpoint, Checkpoints, Claim
+from pushrep.startpoints.checkpoints import Checkpoint, CheckpointFiles, Claim
 from pushrep.startpoints.errors import (
     NoSuchStartpoint,
     NotApplied,
@@ -37,7 +37,7 @@ from pushrep.startpoints.model import Kind, Reader, Startpoint, Target
 from pushrep.startpoints.partition_log import PartitionLog
 from pushrep.startpoints.resolve import LogFacts
 from pushrep.startpoints.starting import Start, from_startpoint, without_startpoint
-from pushrep.startpoints.states import Event, State
+from pushrep.startpoints.states import StartpointEvent, State
 
 if TYPE_CHECKING:
     from pushrep.startpoints.consumer import LogConsumer
@@ -71,7 +71,7 @@ class StartpointStore(BaseStore):
             raise StoreUnavailable(location, why)
         directory = Path(location)
         journal = Journal(directory, filesystem, lock_wait_s=lock_wait_s)
-        return cls(journal, Checkpoints(directory, filesystem), clock)
+        return cls(journal, CheckpointFiles(directory, filesystem), clock)
 
     # ---- operators
 
@@ -120,7 +120,7 @@ class StartpointStore(BaseStore):
         with self._transaction() as change:
             if change.ledger.written(sequence) is None:
                 raise NoSuchStartpoint(sequence)
-            if not change.ledger.can(sequence, Event.CANCEL):
+            if not change.ledger.can(sequence, StartpointEvent.CANCEL):
                 raise NotCancellable(sequence, change.ledger.state(sequence))
             at_ms = self._clock.wall_ms()
             change.append(Cancelled(sequence=sequence, at_ms=at_ms, author=who, reason=reason))
@@ -356,7 +356,7 @@ class StartpointStore(BaseStore):
             chosen = [
                 written.sequence
                 for written in change.ledger.all_written()
-                if wanted(written) and change.ledger.can(written.sequence, Event.CANCEL)
+                if wanted(written) and change.ledger.can(written.sequence, StartpointEvent.CANCEL)
             ]
             now_ms = self._clock.wall_ms()
             change.append(*(Cancelled(sequence=n, at_ms=now_ms, author=who, reason=reason) for n in chosen))

@@ -68,7 +68,7 @@ class Inode:
 
 
 @dataclass(slots=True)
-class Names:
+class DirectoryEntries:
     """One directory: name to inode, as processes see it and as the disk has it, and the changes between the two."""
 
     now: dict[str, Inode] = field(default_factory=dict)

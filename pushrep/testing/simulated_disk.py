@@ -40,7 +40,7 @@ from pushrep.seams.filesystem import (
     Buffer,
     mostly_hole,
 )
-from pushrep.testing.disk_contents import Inode, Names, Write
+from pushrep.testing.disk_contents import DirectoryEntries, Inode, Write
 from pushrep.testing.simulated_clock import SimulatedClock
 
 _ENDLESS_BYTES = 1 << 62  # what `usage` says of a disk without `capacity_bytes`
@@ -62,7 +62,7 @@ class SimulatedDisk:
         self.has_witnesses = True
         self.steps = 0
         self._random = random.Random(seed)  # noqa: S311 - faults that replay, not secrets
-        self._directories: dict[str, Names] = {"/": Names()}  # by text: a Path takes long to hash
+        self._directories: dict[str, DirectoryEntries] = {"/": DirectoryEntries()}  # by text: a Path takes long to hash
         self._power_at: int | None = None
         self._off = False
         self._failing_syncs = 0
@@ -116,7 +116,7 @@ class SimulatedDisk:
         """A whole directory again below another name, on disk, with every file as processes see it now."""
         below = {path: names for path, names in self._directories.items() if f"{path}/".startswith(f"{source}/")}
         for path, names in below.items():
-            copied = Names()
+            copied = DirectoryEntries()
             for name, inode in names.now.items():
                 copied.now[name] = other = self._new_inode()
                 other.cache = bytearray(inode.cache if inode.mapping is None else inode.mapping[: len(inode.cache)])
@@ -192,7 +192,7 @@ class SimulatedDisk:
             parent, name = _split(str(missing))
             if parent in self._directories and name in self._directories[parent].now:
                 raise _error(errno.EEXIST, missing)
-            self._directories.setdefault(str(missing), Names())
+            self._directories.setdefault(str(missing), DirectoryEntries())
 
     def make_directories(self, paths: Iterable[Path]) -> None:
         for path in paths:
@@ -287,7 +287,7 @@ class SimulatedDisk:
         if self.read_only:
             raise _error(errno.EROFS, path)
 
-    def _place(self, path: Path) -> tuple[Names, str]:
+    def _place(self, path: Path) -> tuple[DirectoryEntries, str]:
         """(the directory's names, the name in it)."""
         parent, name = _split(str(path))
         try:

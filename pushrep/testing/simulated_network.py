@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from pushrep.seams import Listener, Network, Poller, Ready, Socket, Threads
 from pushrep.seams.network import READABLE, WRITABLE, HostPort
 from pushrep.testing.simulated_clock import SimulatedClock
-from pushrep.testing.simulated_threads import Process, Scheduler
+from pushrep.testing.simulated_threads import Scheduler, ThreadGroup
 
 KEEPALIVE_MS = 40_000
 _FIRST_PORT = 40_000
@@ -135,7 +135,7 @@ class Machine:
         process.kill()
 
 
-class SimulatedProcess(Process):
+class SimulatedProcess(ThreadGroup):
     """A `Network`: connections and threads of one process on one machine."""
 
     def __init__(self, machine: Machine) -> None:

@@ -2,7 +2,7 @@
 
     Scheduler.step()    one thread that can go on runs until it waits again; when none can, the clock goes on to the
                         first moment at which one can, or at which something arrives
-    Process             some threads that live and die together; pausing it stops them all
+    ThreadGroup         some threads that live and die together; pausing it stops them all
 
 Threads are greenlets: whatever waits (an event, a condition, a join, a socket) gives the word back in the middle of
 ordinary blocking code. Locks are not simulated, for nobody waits while holding one. Needs `pip install greenlet`.
@@ -80,7 +80,7 @@ class Scheduler:
             self._tasks.remove(task)
 
 
-class Process:
+class ThreadGroup:
     """`Threads` of one process. `kill` ends them as SIGKILL does: nothing of theirs runs any more.
 
     What stands in their `finally` is run by Python all the same: take its disk and its network away first.
@@ -120,7 +120,7 @@ class Process:
 class SimulatedThread:
     """One thread; made by its process."""
 
-    def __init__(self, process: Process, target: Callable[[], object], name: str) -> None:
+    def __init__(self, process: ThreadGroup, target: Callable[[], object], name: str) -> None:
         self.process, self.name = process, name
         self._greenlet = greenlet(self._run)
         self.until_ms = _NEVER_MS

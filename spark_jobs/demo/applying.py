@@ -26,7 +26,7 @@ FIRST_GUESS_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class AppliedBatch:
     """What the job told of a batch: records read, and records passed on.
 
     `passed` is None where the job didn't count: it was killed between storing the batch and telling of it, and its
@@ -37,7 +37,7 @@ class Batch:
     passed: int | None
 
 
-def count_dropped(batches: Mapping[int, Batch], in_table: Mapping[int, int]) -> int:
+def count_dropped(batches: Mapping[int, AppliedBatch], in_table: Mapping[int, int]) -> int:
     """Records that the filter dropped over all batches; where it didn't count, the table tells what passed."""
     return sum(
         batch.rows - (in_table.get(number, 0) if batch.passed is None else batch.passed)
@@ -68,7 +68,7 @@ class Applying:
         self._inside_since_s, self._batch_s = 0.0, FIRST_GUESS_S
         self._committed: int | None = None
         self.ends: dict[int, int] = {}
-        self.batches: dict[int, Batch] = {}
+        self.batches: dict[int, AppliedBatch] = {}
         self.done = False
         self.child = start()
 
@@ -102,7 +102,7 @@ class Applying:
             told = json.loads(line)
             if told["event"] == "batch" and not (told["skipped"] and told["batch"] in self.batches):
                 known = None if told["kept"] is None else told["kept"] + told["unkeyed"]
-                self.batches[told["batch"]] = Batch(told["rows"], known)
+                self.batches[told["batch"]] = AppliedBatch(told["rows"], known)
 
     def _look(self, now_s: float) -> None:
         if (batch := committed_batch(self._checkpoint)) is not None and batch != self._committed:

@@ -13,7 +13,7 @@ from spark_jobs.demo.live import Live
 from spark_jobs.demo.output import Output, data_set
 from spark_jobs.demo.plan import ChaosPlan
 from spark_jobs.demo.preflight import require_packages
-from spark_jobs.demo.programs import Pace, Programs, Surroundings
+from spark_jobs.demo.programs import DemoSurroundings, Pace, Programs
 from spark_jobs.demo.shell import SharedOptions, begun, claimed, shared_options, show_run, written
 from spark_jobs.demo.summary import Summary
 from spark_jobs.java import require_java
@@ -65,7 +65,7 @@ def run(output: Output, console: Console, options: SharedOptions) -> Summary:
     flights, seed = begun(output, console, options)
     plan = ChaosPlan.draw(seed, flights)
     pace = Pace(flights, options.rate, data_set())
-    programs = Programs(output, Surroundings(output, options.cores), pace)
+    programs = Programs(output, DemoSurroundings(output, options.cores), pace)
     with Live(console, flights, ("append", "apply")) as live, closing(Supervisor(programs, plan, live)) as supervisor:
         found = supervisor.run()
     summary = Summary.of(plan.seed, supervisor.history, found, supervisor.dropped)

@@ -22,7 +22,7 @@ _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', san
 _LEGEND: Final = {"orientation": "h", "x": 1, "xanchor": "right", "yanchor": "bottom", "traceorder": "normal"}
 
 
-class Line(NamedTuple):
+class PictureLine(NamedTuple):
     """How far one program was: records at each of the run's seconds. A stepped one moves by batches."""
 
     name: str
@@ -57,7 +57,10 @@ class Page(NamedTuple):
 
 
 def draw(
-    days: Sequence[tuple[str, int, int, int]], seconds: Sequence[float], lines: Sequence[Line], marks: Iterable[Mark]
+    days: Sequence[tuple[str, int, int, int]],
+    seconds: Sequence[float],
+    lines: Sequence[PictureLine],
+    marks: Iterable[Mark],
 ) -> "go.Figure":
     """Both pictures as one figure. days: (day, appended, replayed, kept); the lines' records are of the `seconds`."""
     figure = make_subplots(
@@ -110,7 +113,7 @@ def _draw_days(figure: "go.Figure", rows: Sequence[tuple[str, int, int, int]]) -
     )
 
 
-def _draw_run(figure: "go.Figure", seconds: Sequence[float], lines: Sequence[Line]) -> None:
+def _draw_run(figure: "go.Figure", seconds: Sequence[float], lines: Sequence[PictureLine]) -> None:
     for drawn in lines:
         line = {"color": drawn.color, "dash": drawn.dash, "width": 2, "shape": "hv" if drawn.stepped else "linear"}
         figure.add_trace(

@@ -38,7 +38,7 @@ class ProgramFailed(SparkJobError):
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ChildProcess:
     """What /proc/<pid>/stat tells of a process."""
 
     pid: int
@@ -53,15 +53,15 @@ class Process:
         return self.state not in "ZX"
 
 
-def parse_stat(text: str) -> Process:
+def parse_stat(text: str) -> ChildProcess:
     """Read one /proc/<pid>/stat line: `pid (name) state ppid pgrp session ...`; the name may hold anything."""
     head, _, tail = text.rpartition(")")
     pid, _, name = head.partition(" (")
     state, parent, _group, session = tail.split()[:4]
-    return Process(int(pid), name, state, int(parent), int(session))
+    return ChildProcess(int(pid), name, state, int(parent), int(session))
 
 
-def processes() -> Iterator[Process]:
+def processes() -> Iterator[ChildProcess]:
     """Every process of the machine that this user may see; those that end meanwhile are left out."""
     if not Path("/proc/self/stat").exists():
         yield from _processes_by_ps()
@@ -72,14 +72,14 @@ def processes() -> Iterator[Process]:
                 yield parse_stat((entry / "stat").read_text())
 
 
-def _processes_by_ps() -> Iterator[Process]:
+def _processes_by_ps() -> Iterator[ChildProcess]:
     """The same where there is no /proc (macOS)."""
     command = ["ps", "-A", "-o", "pid=,ppid=,state=,comm="]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - a fixed command
     for line in listing.splitlines():
         pid, parent, state, name = line.split(None, 3)
         with contextlib.suppress(OSError):
-            yield Process(int(pid), Path(name).name, state[0], int(parent), os.getsid(int(pid)))
+            yield ChildProcess(int(pid), Path(name).name, state[0], int(parent), os.getsid(int(pid)))
 
 
 def adopt_orphans() -> None:
@@ -132,7 +132,7 @@ class Child:
         """None while it runs; negative: the signal that ended it."""
         return self._process.poll()
 
-    def members(self) -> list[Process]:
+    def members(self) -> list[ChildProcess]:
         """The program and everything it started, zombies included."""
         return [p for p in processes() if p.session == self.pid]
 
@@ -151,9 +151,9 @@ class Child:
         """SIGCONT to every member."""
         self._signal(signal.SIGCONT)
 
-    def kill(self) -> list[Process]:
+    def kill(self) -> list[ChildProcess]:
         """SIGKILL to every member, and wait until each is gone and waited for; returns those that were alive."""
-        killed: dict[int, Process] = {}
+        killed: dict[int, ChildProcess] = {}
         deadline = time.monotonic() + KILL_WAIT_S
         while members := self.members():
             for member in members:
@@ -187,7 +187,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, number)
 
-    def _bury(self, members: Sequence[Process]) -> None:
+    def _bury(self, members: Sequence[ChildProcess]) -> None:
         """Wait for the dead: the program by its handle, adopted orphans by pid; others have parents of their own."""
         for member in members:
             if member.pid == self.pid:

@@ -32,7 +32,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class DemoSurroundings:
     """Starts the programs of a demo, all in the same surroundings. `cores` are each Spark's.
 
     master: of a cluster, whose workers see `output` under the same path; None: Spark on this machine alone.
@@ -96,7 +96,7 @@ class Programs:
     """The three of `pushrep demo`."""
 
     output: Output
-    surroundings: Surroundings
+    surroundings: DemoSurroundings
     pace: Pace
 
     def producer(self) -> Child:

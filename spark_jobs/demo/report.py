@@ -2,7 +2,7 @@
 
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import PRODUCER, STREAM, History, Kill
-from spark_jobs.demo.picture import INK, KEPT, KILL, REPLAYED, STREAM_KILL, Line, Mark, Page, draw
+from spark_jobs.demo.picture import INK, KEPT, KILL, REPLAYED, STREAM_KILL, Mark, Page, PictureLine, draw
 from spark_jobs.demo.picture import render as render_page
 from spark_jobs.demo.summary import Summary
 
@@ -19,12 +19,12 @@ def moments(history: History) -> dict[str, list[list[int]]]:
     }
 
 
-def _lines(history: History) -> list[Line]:
+def _lines(history: History) -> list[PictureLine]:
     samples = history.samples
     return [
-        Line("in the log", [s.appended for s in samples], INK),
-        Line("flights in the log", [s.flights for s in samples], INK, "dot"),
-        Line("read and committed by the stream", [s.applied for s in samples], KEPT, stepped=True),
+        PictureLine("in the log", [s.appended for s in samples], INK),
+        PictureLine("flights in the log", [s.flights for s in samples], INK, "dot"),
+        PictureLine("read and committed by the stream", [s.applied for s in samples], KEPT, stepped=True),
     ]
 
 

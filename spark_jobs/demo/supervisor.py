@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from spark_jobs.demo.appending import Appending
-from spark_jobs.demo.applying import Applying, Batch, count_dropped
+from spark_jobs.demo.applying import AppliedBatch, Applying, count_dropped
 from spark_jobs.demo.crew import TICK_S, Alarm, Crew
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import History, Sample
@@ -50,7 +50,7 @@ class Supervisor:
         """Kill what still runs, with all it started; a second Ctrl-C doesn't keep it from that."""
         self._crew.close()
 
-    def _append_and_apply(self) -> Mapping[int, Batch]:
+    def _append_and_apply(self) -> Mapping[int, AppliedBatch]:
         """Returns what the stream told of its batches."""
         appending = Appending(self._crew.tracked(self._programs.producer), self._plan, self.history, self._live.say)
         while not appending.opened:  # there is no topic to read before that

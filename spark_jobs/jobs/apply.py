@@ -20,8 +20,8 @@ from filtering.extras import install_command
 try:
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
-    from spark_jobs.jobs.command import Pair, given_as_options, run_job, run_options, source_options
-    from spark_jobs.jobs.options import ApplyOptions, BadOption, is_database
+    from spark_jobs.jobs.command import NameValue, given_as_options, run_job, run_options, source_options
+    from spark_jobs.jobs.options import ApplyOptions, BadJobOption, is_database
     from spark_jobs.jobs.pipeline import apply
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
@@ -78,7 +78,7 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
 )
 @click.option("--table", "sink_table", help="Of a database (postgresql://HOST/DATABASE, sqlite:PATH): its table.")
 @click.option("--format", "sink_format", default="parquet", help="The table's format.")
-@click.option("--sink-option", "sink_options", type=Pair(), multiple=True, help="Any option of the format.")
+@click.option("--sink-option", "sink_options", type=NameValue(), multiple=True, help="Any option of the format.")
 @click.option("--partition-by", multiple=True, help="A column to partition by, below batch_id.")
 @click.option("--value-format", type=click.Choice(["binary", "string", "json", "avro"]), default="binary")
 @click.option(
@@ -110,7 +110,7 @@ def _text(schema: Path) -> str:
     try:
         return schema.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadOption("--value-schema", str(schema), f"can't be read: {error}") from error
+        raise BadJobOption("--value-schema", str(schema), f"can't be read: {error}") from error
 
 
 if __name__ == "__main__":

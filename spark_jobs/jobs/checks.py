@@ -21,7 +21,7 @@ from pushrep.errors import PushrepError
 from spark_jobs.checkpoint_files import LoggedOffsets
 from spark_jobs.errors import MarksMissing, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.java import require_java
-from spark_jobs.jobs.options import ApplyOptions, BadOption, JobOptions, local_path, named_by_option, topic_marks_of
+from spark_jobs.jobs.options import ApplyOptions, BadJobOption, JobOptions, local_path, named_by_option, topic_marks_of
 from spark_jobs.jobs.reporting import one_line
 from spark_jobs.marks import LocalMarks, MarksStore
 from spark_jobs.sinks.hadoop import HadoopDirectory
@@ -36,7 +36,7 @@ from spark_jobs.values import BadValueFormat
 
 
 def before_spark(options: JobOptions, check_record: Callable[[StructType], object] | None = None) -> None:
-    """Raise BadOption, JavaMissing, or the source's own refusal of its options or its topic.
+    """Raise BadJobOption, JavaMissing, or the source's own refusal of its options or its topic.
 
     `check_record` gets the source's columns where they are known without Spark.
     """
@@ -45,7 +45,7 @@ def before_spark(options: JobOptions, check_record: Callable[[StructType], objec
     _check_places(options)
     if options.source == "kafka" and "kafka.bootstrap.servers" not in map(str.lower, options.source_options):
         why = "source kafka needs --source-option kafka.bootstrap.servers=HOST:9092"
-        raise BadOption("--source-option", None, why)
+        raise BadJobOption("--source-option", None, why)
     _check_marks(options)
     if options.source == "pushrep":
         source = _source_options(options)
@@ -61,7 +61,7 @@ def before_spark(options: JobOptions, check_record: Callable[[StructType], objec
 
 
 def columns_without_spark(options: ApplyOptions, record: StructType) -> None:
-    """The table's columns, judged unless only Spark can. Raises BadOption, BadSink."""
+    """The table's columns, judged unless only Spark can. Raises BadJobOption, BadSink."""
     if not options.decoder().needs_spark():
         _columns(options, record)
 
@@ -69,7 +69,7 @@ def columns_without_spark(options: ApplyOptions, record: StructType) -> None:
 def with_spark(
     spark: SparkSession, options: ApplyOptions, record: StructType, table: IdempotentSink | SqlTable, marks: MarksStore
 ) -> None:
-    """`record` are the source's columns. Raises BadOption, BadSink, and what marks and table of another query raise."""
+    """`record`: the source's columns. Raises BadJobOption, BadSink, and what marks and table of another query raise."""
     columns = _columns(options, record)
     query_id = progress_with_spark(spark, options, marks)
     with named("--sink", sink_name(options)):
@@ -77,11 +77,11 @@ def with_spark(
 
 
 def progress_with_spark(spark: SparkSession, options: JobOptions, marks: MarksStore) -> str | None:
-    """The checkpoint's query, None before its first start. Raises BadOption, and what marks of another query raise."""
+    """The checkpoint's query, None before its first start. Raises BadJobOption and what others' marks raise."""
     with named("--checkpoint", options.checkpoint):
         checkpoint = HadoopDirectory(spark, options.checkpoint)
         if unusable := checkpoint.why_unusable():
-            raise BadOption("--checkpoint", options.checkpoint, f"{unusable}; name a directory, or a new one")
+            raise BadJobOption("--checkpoint", options.checkpoint, f"{unusable}; name a directory, or a new one")
         query_id = _query_of(checkpoint)
         planned = sorted(int(name) for name in checkpoint.names("offsets") if name.isdigit())
         if planned and options.source == "kafka":
@@ -94,13 +94,13 @@ def progress_with_spark(spark: SparkSession, options: JobOptions, marks: MarksSt
 
 
 def _check_topics(options: JobOptions, checkpoint: HadoopDirectory, name: str) -> None:
-    """Spark would plan a batch of the new topics, write it down, and then miss the old ones. Raises BadOption."""
+    """Spark would plan a batch of the new topics, write it down, and then miss the old ones. Raises BadJobOption."""
     logged = LoggedOffsets.parse(checkpoint.path_of(name), checkpoint.read(name))
     offsets = [json.loads(offset) for _, offset in logged.sources if offset is not None]
     read = {topic for offset in offsets if isinstance(offset, dict) for topic in offset}
     if gone := sorted(read - set(options.topics())):
         why = f"the checkpoint's query has read {', '.join(gone)}: name that, too, or begin with a fresh checkpoint"
-        raise BadOption("--topic", options.topic, why)
+        raise BadJobOption("--topic", options.topic, why)
 
 
 def _check_places(options: JobOptions) -> None:
@@ -110,20 +110,20 @@ def _check_places(options: JobOptions) -> None:
         place = None if text is None else local_path(text)
         if place is not None and (file := _file_in(place)) is not None:
             what = "it is a file" if file == place else f"{file} is a file"
-            raise BadOption(option, text, f"{what}; name a directory, or a new one")
+            raise BadJobOption(option, text, f"{what}; name a directory, or a new one")
     kept = options.marks_path()
     marks, checkpoint = None if kept is None else _real(kept), _real(options.checkpoint)
     if marks is not None and marks == checkpoint:
-        raise BadOption("--marks", options.marks, "it is the checkpoint itself; name a directory beside it")
+        raise BadJobOption("--marks", options.marks, "it is the checkpoint itself; name a directory beside it")
     if options.path is not None and marks is not None and marks == _real(options.path):
-        raise BadOption("--marks", options.marks, "it is the directory of the logs, which is their writer's alone")
+        raise BadJobOption("--marks", options.marks, "it is the directory of the logs, which is their writer's alone")
     if table is not None and (sink := _real(table)) is not None:
         for option, text, place in (
             ("--checkpoint", options.checkpoint, checkpoint),
             ("--marks", options.marks, marks),
         ):
             if place is not None and (sink == place or sink in place.parents):
-                raise BadOption(option, text, "it lies in the table of --sink; name a directory beside it")
+                raise BadJobOption(option, text, "it lies in the table of --sink; name a directory beside it")
 
 
 def _check_marks(options: JobOptions) -> None:
@@ -142,7 +142,7 @@ def _check_marks(options: JobOptions) -> None:
         return
     above = next(place for place in path.parents if place.exists())
     if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
-        raise BadOption("--marks", options.marks, f"{above} is not writable; name a directory elsewhere")
+        raise BadJobOption("--marks", options.marks, f"{above} is not writable; name a directory elsewhere")
 
 
 def _check_owner(marks: MarksStore, query_id: str | None, adopt: tuple[str, int] | None) -> None:
@@ -179,14 +179,14 @@ def _columns(options: ApplyOptions, record: StructType) -> StructType:
     try:
         columns = options.decoder().columns(record)
     except BadValueFormat as error:
-        raise BadOption(f"--{error.option}", None, error.why) from error
+        raise BadJobOption(f"--{error.option}", None, error.why) from error
     with named("--sink", sink_name(options)):
         options.table().check_columns(columns)
     return columns
 
 
 def check_database(options: ApplyOptions) -> None:
-    """Whether a database as --sink answers. Raises BadOption."""
+    """Whether a database as --sink answers. Raises BadJobOption."""
     table = options.table()
     if isinstance(table, SqlTable):
         with named("--sink", sink_name(options)):
@@ -226,6 +226,6 @@ def named(option: str, value: str) -> Iterator[None]:
     except SparkJobError:
         raise
     except (PushrepError, OSError) as error:
-        raise BadOption(option, value, str(error)) from error
+        raise BadJobOption(option, value, str(error)) from error
     except Exception as error:  # of Hadoop, through Py4J
-        raise BadOption(option, value, one_line(error)) from error
+        raise BadJobOption(option, value, one_line(error)) from error

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
-from spark_jobs.jobs.options import BadOption
+from spark_jobs.jobs.options import BadJobOption
 from spark_jobs.jobs.reporting import Reporter, one_line
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Pair(click.ParamType[tuple[str, str]]):
+class NameValue(click.ParamType[tuple[str, str]]):
     """NAME=VALUE."""
 
     name = "name=value"
@@ -47,7 +47,9 @@ _SOURCE = (
     click.option("--source", default="pushrep", help="Spark's name of the source: pushrep, kafka, ..."),
     click.option("--path", help="Source pushrep: the directory that holds the logs, <topic>-<n> below it."),
     click.option("--topic", required=True, help="The topic to read (for kafka its option `subscribe`)."),
-    click.option("--source-option", "source_options", type=Pair(), multiple=True, help="Any option of the source."),
+    click.option(
+        "--source-option", "source_options", type=NameValue(), multiple=True, help="Any option of the source."
+    ),
     click.option("--carrier", type=click.Choice(["key", "header"]), default="key", help="Where the metadata travels."),
     click.option(
         "--starting-offsets", help="earliest, latest or JSON; for a fresh checkpoint only.  [default: earliest]"
@@ -83,7 +85,9 @@ _RUN = (
     click.option(
         "--trigger", default="available-now", help="available-now: what is there, then stop; or 10s, 1m, 500ms."
     ),
-    click.option("--conf", "conf", type=Pair(), multiple=True, help="A setting of Spark, as spark-submit takes them."),
+    click.option(
+        "--conf", "conf", type=NameValue(), multiple=True, help="A setting of Spark, as spark-submit takes them."
+    ),
     click.option("--json", "json_path", help="Progress as JSON lines into this file; - is standard output."),
     click.option("--debug", is_flag=True, help="Errors with their whole stack; Spark's log too."),
 )
@@ -156,4 +160,4 @@ def _reporter(path: str | None) -> Reporter:
     try:
         return Reporter.open(path)
     except OSError as error:
-        raise BadOption("--json", path, f"can't be written: {error.strerror}; name a file, or -") from error
+        raise BadJobOption("--json", path, f"can't be written: {error.strerror}; name a file, or -") from error

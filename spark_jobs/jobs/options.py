@@ -62,7 +62,7 @@ _KEY_COLUMNS = ("topic", "partition", "offset")
 _SINK_OPTIONS = {"target": "--sink", "partition_by": "--partition-by", "format": "--format", "path": "--sink"}
 
 
-class BadOption(SparkJobError):
+class BadJobOption(SparkJobError):
     """An option of the job is missing, malformed or out of place; `option` names it."""
 
     def __init__(self, option: str, value: object, why: str) -> None:
@@ -71,7 +71,7 @@ class BadOption(SparkJobError):
 
 
 def store_words(store: str | None, servers: str | None, config: Path | None) -> dict[str, str]:
-    """Where a job's startpoints are, as options of the source; none without --store. Raises BadOption.
+    """Where a job's startpoints are, as options of the source; none without --store. Raises BadJobOption.
 
     --store out/startpoints                          startpoints=out/startpoints
     --store kafka:TOPIC --store-servers HOST:PORT    startpoints=kafka:TOPIC, startpoints.bootstrap.servers=HOST:PORT
@@ -79,7 +79,7 @@ def store_words(store: str | None, servers: str | None, config: Path | None) -> 
     """
     for option, given in (("--store-servers", servers), ("--store-config", config)):
         if given is not None and kind_of(store or "") != KAFKA_KIND:
-            raise BadOption(option, str(given), "belongs to startpoints in a topic: --store kafka:TOPIC")
+            raise BadJobOption(option, str(given), "belongs to startpoints in a topic: --store kafka:TOPIC")
     if store is None:
         return {}
     try:
@@ -87,15 +87,15 @@ def store_words(store: str | None, servers: str | None, config: Path | None) -> 
         StorePlace.parse(store, settings)
     except BadArgument as error:
         option = "--store-servers" if error.argument == BOOTSTRAP_SERVERS else "--store-config"
-        raise BadOption("--store" if error.argument == "store" else option, None, error.why) from error
+        raise BadJobOption("--store" if error.argument == "store" else option, None, error.why) from error
     except (StoreUnavailable, OSError) as error:
-        raise BadOption("--store", store, str(error)) from error
+        raise BadJobOption("--store", store, str(error)) from error
     return {"startpoints": store} | {f"startpoints.{name}": value for name, value in settings.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What every job is told of its source, its filter and its checkpoint. Raises BadOption."""
+    """What every job is told of its source, its filter and its checkpoint. Raises BadJobOption."""
 
     topic: str
     checkpoint: str
@@ -124,31 +124,31 @@ class JobOptions:
         for option in self._named_always():
             if not getattr(self, option).strip():
                 why = "it is empty; see --help for what it names"
-                raise BadOption(f"--{option.replace('_', '-')}", getattr(self, option), why)
+                raise BadJobOption(f"--{option.replace('_', '-')}", getattr(self, option), why)
         if self.source == "pushrep" and self.path is None:
-            raise BadOption("--path", None, "source pushrep reads logs from a directory: name it")
+            raise BadJobOption("--path", None, "source pushrep reads logs from a directory: name it")
         if self.source != "pushrep" and self.path is not None:
-            raise BadOption("--path", self.path, f"belongs to source pushrep; use --source-option for {self.source}")
+            raise BadJobOption("--path", self.path, f"belongs to source pushrep; use --source-option for {self.source}")
         if self.source != "pushrep" and self.consumer is not None:
             why = (
                 f"only source pushrep follows startpoints while it runs; for {self.source} see pushrep startpoint "
                 "export and apply-checkpoint"
             )
-            raise BadOption("--consumer", self.consumer, why)
+            raise BadJobOption("--consumer", self.consumer, why)
         self._check_store()
         try:
             check_ttl(self.ttl_s, self.retention_ms)
         except TtlTooShort as error:
             why = "marks must outlive the records: give --retention-ms, the topic's retention.ms, and no shorter ttl"
-            raise BadOption("--ttl-s", self.ttl_s, why) from error
+            raise BadJobOption("--ttl-s", self.ttl_s, why) from error
         for option, given in (("--marks-servers", self.marks_servers), ("--marks-config", self.marks_config)):
             if given is not None and not self.marks_in_topic():
-                raise BadOption(option, str(given), "belongs to marks in a topic: --marks kafka:TOPIC")
+                raise BadJobOption(option, str(given), "belongs to marks in a topic: --marks kafka:TOPIC")
         self._check_source_options()
         made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
         if made not in {None, self.carrier}:
             why = f"the outbox in {self.path} carries the metadata in the {made}: give --carrier {made}"
-            raise BadOption("--carrier", self.carrier, why)
+            raise BadJobOption("--carrier", self.carrier, why)
         self.trigger_arguments()
 
     def table_path(self) -> str | None:
@@ -188,7 +188,7 @@ class JobOptions:
             either = f"give {AVAILABLE_NOW} or an interval such as 10s, 500ms"
             plain = re.sub(r"[^a-z]", "", self.trigger.lower())
             why = next((why for name, why in _OTHER_TRIGGERS.items() if plain.startswith(name)), None)
-            raise BadOption("--trigger", self.trigger, f"{why}; {either}" if why else f"is neither: {either}")
+            raise BadJobOption("--trigger", self.trigger, f"{why}; {either}" if why else f"is neither: {either}")
         return {"processingTime": f"{interval[1]} {_SPARK_UNITS[interval[2]]}"}
 
     def reader_options(self) -> dict[str, str]:
@@ -213,26 +213,28 @@ class JobOptions:
     def _check_store(self) -> None:
         store_words(self.store, self.store_servers, self.store_config)
         if self.store is not None and self.consumer is None:
-            raise BadOption("--store", self.store, "whose startpoints are to be followed says --consumer")
+            raise BadJobOption("--store", self.store, "whose startpoints are to be followed says --consumer")
 
     def _check_source_options(self) -> None:
         by_name = {name.lower(): (name, text) for name, text in self.source_options.items()}
         if self.source == "kafka" and by_name.get("failondataloss", ("", ""))[1].lower() == "false":
-            raise BadOption("--source-option failOnDataLoss", "false", "a gap that nobody sees would be marked as read")
+            raise BadJobOption(
+                "--source-option failOnDataLoss", "false", "a gap that nobody sees would be marked as read"
+            )
         for name, ours in _OWN_NAMES.get(self.source, {}).items():
             if name in by_name:
-                raise BadOption(f"--source-option {by_name[name][0]}", by_name[name][1], f"say it by {ours}")
+                raise BadJobOption(f"--source-option {by_name[name][0]}", by_name[name][1], f"say it by {ours}")
         if self.starting_offsets is not None and (twice := sorted(_STARTS & by_name.keys())):
             name, text = by_name[twice[0]]
-            raise BadOption(f"--source-option {name}", text, "give it or --starting-offsets, not both")
+            raise BadJobOption(f"--source-option {name}", text, "give it or --starting-offsets, not both")
         headers = by_name.get("includeheaders", ("", "true"))
         if self.carrier == "header" and headers[1].lower() != "true":
-            raise BadOption(f"--source-option {headers[0]}", headers[1], "--carrier header reads them: leave it out")
+            raise BadJobOption(f"--source-option {headers[0]}", headers[1], "--carrier header reads them: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions(JobOptions):
-    """What the apply job is told; its command's --help tells each. Raises BadOption.
+    """What the apply job is told; its command's --help tells each. Raises BadJobOption.
 
     With a database as `sink`, `sink_table` is its table and `marks` is empty: they are stored with the rows.
     """
@@ -252,7 +254,7 @@ class ApplyOptions(JobOptions):
             self._check_database()
         elif self.sink_table is not None:
             why = "belongs to a database: --sink postgresql://HOST/DATABASE or sqlite:PATH"
-            raise BadOption("--table", self.sink_table, why)
+            raise BadJobOption("--table", self.sink_table, why)
         self.table()
         self.decoder()
 
@@ -268,7 +270,7 @@ class ApplyOptions(JobOptions):
         try:
             return ValueDecoder(self.value_format, self.value_schema, self.keep)
         except BadValueFormat as error:
-            raise BadOption(f"--{error.option}", None, error.why) from error
+            raise BadJobOption(f"--{error.option}", None, error.why) from error
 
     def table(self) -> IdempotentSink | SqlTable:
         """Where the columns go."""
@@ -276,7 +278,7 @@ class ApplyOptions(JobOptions):
             try:
                 return SqlTable(self.sink, self.sink_table or "", adopt=self.adopt)
             except BadSqlTable as error:
-                raise BadOption("--table", error.value, error.why) from error
+                raise BadJobOption("--table", error.value, error.why) from error
         try:
             return idempotent_table(
                 self.sink,
@@ -290,21 +292,21 @@ class ApplyOptions(JobOptions):
 
     def _check_database(self) -> None:
         if self.sink_table is None:
-            raise BadOption("--table", None, "name the database's table, which is made if there is none")
+            raise BadJobOption("--table", None, "name the database's table, which is made if there is none")
         if not self.sink.startswith("sqlite:") and find_spec("psycopg") is None:
-            raise BadOption("--sink", None, f"PostgreSQL needs psycopg: {install_command('psycopg')}")
+            raise BadJobOption("--sink", None, f"PostgreSQL needs psycopg: {install_command('psycopg')}")
         if self.marks:
             why = "a database has them beside the rows, in one transaction: leave it out"
-            raise BadOption("--marks", self.marks, why)
+            raise BadJobOption("--marks", self.marks, why)
         if self.sink_format != "parquet":
-            raise BadOption("--format", self.sink_format, "belongs to a table of files; a database has its own")
+            raise BadJobOption("--format", self.sink_format, "belongs to a table of files; a database has its own")
         if self.sink_options:
-            raise BadOption("--sink-option", min(self.sink_options), "belongs to a table of files: leave it out")
+            raise BadJobOption("--sink-option", min(self.sink_options), "belongs to a table of files: leave it out")
         if self.partition_by:
-            raise BadOption("--partition-by", self.partition_by[0], "belongs to a table of files: leave it out")
+            raise BadJobOption("--partition-by", self.partition_by[0], "belongs to a table of files: leave it out")
         if lacking := [name for name in _KEY_COLUMNS if name not in self.keep]:
             why = f"{lacking[0]} is missing: a database's rows are told apart by topic, partition and offset"
-            raise BadOption("--keep", ",".join(self.keep), why)
+            raise BadJobOption("--keep", ",".join(self.keep), why)
 
     def _named_always(self) -> tuple[str, ...]:
         return ("topic", "sink", "checkpoint", *(() if is_database(self.sink) else ("marks",)))
@@ -318,7 +320,7 @@ def is_database(sink: str) -> bool:
 def named_by_option(error: BadSink) -> SparkJobError:
     """The sink's refusal of a setting, under the name that the command line gives it."""
     option = _SINK_OPTIONS.get(error.setting)
-    return error if option is None else BadOption(option, error.value, error.why)
+    return error if option is None else BadJobOption(option, error.value, error.why)
 
 
 def local_path(text: str) -> Path | None:

@@ -18,7 +18,7 @@ from filtering.extras import install_command
 try:
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
-    from spark_jobs.jobs.command import Pair, given_as_options, run_job, run_options, source_options
+    from spark_jobs.jobs.command import NameValue, given_as_options, run_job, run_options, source_options
     from spark_jobs.jobs.relaying import RelayOptions, relay
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
@@ -53,10 +53,10 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
 @click.option("--application", required=True, help="Who sends, part of the new PID; of its own for each relay.")
 @click.option("--to-topic", required=True, help="The topic to send to; it must be there.")
 @click.option("--to-servers", help="Its brokers.  [default: those of --source kafka]")
-@click.option("--to-option", "to_options", type=Pair(), multiple=True, help="Any librdkafka setting for it.")
+@click.option("--to-option", "to_options", type=NameValue(), multiple=True, help="Any librdkafka setting for it.")
 @click.option("--to-carrier", type=click.Choice(["key", "header"]), help="[default: as --carrier]")
 @click.option(
-    "--from-option", "from_options", type=Pair(), multiple=True, help="librdkafka's for the source's brokers."
+    "--from-option", "from_options", type=NameValue(), multiple=True, help="librdkafka's for the source's brokers."
 )
 @click.option("--partition-count", type=click.IntRange(min=1), help="Partitions to use, pinned at the first start.")
 @click.option("--epoch", type=click.IntRange(min=0), default=0, help="Of the PID; raised with --partition-count.")

@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 from filtering import producer_id
 from partitioner.confluent import refuse_compaction
 from partitioner.confluent_settings import held_settings
-from partitioner.confluent_topics import TopicFacts, topic_facts
+from partitioner.confluent_topics import DestinationTopic, topic_facts
 from partitioner.errors import BreaksPrefixCondition, PartitionerError, TopicShrunk
 from spark_jobs.jobs.checks import before_spark, named, progress_with_spark
-from spark_jobs.jobs.options import BadOption, JobOptions
+from spark_jobs.jobs.options import BadJobOption, JobOptions
 from spark_jobs.jobs.pipeline import Handler, session_of, stream
 from spark_jobs.jobs.reporting import Reporter
 from spark_jobs.marks import MarksStore
@@ -35,7 +35,7 @@ _EPOCH_MAX = 10**9 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(JobOptions):
-    """The relay's command's --help tells each. Raises BadOption."""
+    """The relay's command's --help tells each. Raises BadJobOption."""
 
     application: str
     to_topic: str
@@ -50,23 +50,23 @@ class RelayOptions(JobOptions):
         super().__post_init__()
         if self.source not in {"pushrep", "kafka"}:
             why = "its incarnation can't be told, which is part of the new metadata: relay from pushrep or kafka"
-            raise BadOption("--source", self.source, why)
+            raise BadJobOption("--source", self.source, why)
         lossy = {name: text for name, text in self.source_options.items() if name.lower() == "failondataloss"}
         if "false" in map(str.lower, lossy.values()):
             why = "records that nobody sends would be a hole that no later record may pass"
-            raise BadOption("--source-option failOnDataLoss", "false", why)
+            raise BadJobOption("--source-option failOnDataLoss", "false", why)
         if self.partition_count is not None and self.partition_count < 1:
-            raise BadOption("--partition-count", self.partition_count, "give 1 or more")
+            raise BadJobOption("--partition-count", self.partition_count, "give 1 or more")
         if not 0 <= self.epoch <= _EPOCH_MAX:
-            raise BadOption("--epoch", self.epoch, f"give 0 to {_EPOCH_MAX}")
+            raise BadJobOption("--epoch", self.epoch, f"give 0 to {_EPOCH_MAX}")
         for option, given in (("--to-option", self.to_options), ("--from-option", self.from_options)):
             if _SERVERS in given:
                 by = "--to-servers" if option == "--to-option" else "--source-option kafka.bootstrap.servers"
-                raise BadOption(f"{option} {_SERVERS}", given[_SERVERS], f"say it by {by}")
+                raise BadJobOption(f"{option} {_SERVERS}", given[_SERVERS], f"say it by {by}")
         if self.source != "kafka" and self.from_options:
-            raise BadOption("--from-option", None, f"tells how to reach Kafka; source {self.source} is none")
+            raise BadJobOption("--from-option", None, f"tells how to reach Kafka; source {self.source} is none")
         if self.source == "kafka" and (twice := set(self.topics()) & {self.to_topic}) and self._is_one_cluster():
-            raise BadOption("--to-topic", twice.pop(), "it is the topic that is read: each record would come again")
+            raise BadJobOption("--to-topic", twice.pop(), "it is the topic that is read: each record would come again")
         self.client()
         self._check_client()
 
@@ -75,10 +75,10 @@ class RelayOptions(JobOptions):
         return self.to_carrier or self.carrier
 
     def client(self) -> dict[str, str]:
-        """Settings of librdkafka for the destination. Raises BadOption without its servers."""
+        """Settings of librdkafka for the destination. Raises BadJobOption without its servers."""
         servers = self.to_servers or self.source_servers()
         if servers is None:
-            raise BadOption("--to-servers", None, "name the destination's brokers: HOST:9092")
+            raise BadJobOption("--to-servers", None, "name the destination's brokers: HOST:9092")
         return {_SERVERS: servers, **self.to_options}
 
     def source_client(self) -> dict[str, str]:
@@ -102,7 +102,7 @@ class RelayOptions(JobOptions):
             held_settings(self.client())
         except BreaksPrefixCondition as error:
             why = re.sub(r"^[^:]*: ", "", str(error))
-            raise BadOption(f"--to-option {error.setting}", error.value, why) from error
+            raise BadJobOption(f"--to-option {error.setting}", error.value, why) from error
 
     def _named_always(self) -> tuple[str, ...]:
         return ("application", "topic", "to_topic", "checkpoint", "marks")
@@ -155,8 +155,8 @@ class RelayedBatches:
         """The checkpoint was rolled back: what is sent again under its own place is a replay, which readers drop."""
 
 
-def look(options: RelayOptions) -> tuple[Mapping[tuple[str, int], str], TopicFacts]:
-    """The incarnation behind each source partition, and the destination. Raises BadOption for a topic not there."""
+def look(options: RelayOptions) -> tuple[Mapping[tuple[str, int], str], DestinationTopic]:
+    """The incarnation behind each source partition, and the destination. Raises BadJobOption for a topic not there."""
     with _topic_named("--to-topic", options.to_topic):
         facts = topic_facts(options.client(), options.to_topic)
         refuse_compaction(options.client(), options.to_topic)
@@ -184,7 +184,7 @@ def _topic_named(option: str, topic: str) -> Iterator[None]:
     try:
         yield
     except PartitionerError as error:
-        raise BadOption(option, topic, str(error)) from error
+        raise BadJobOption(option, topic, str(error)) from error
 
 
 def pinned(spark: SparkSession, options: RelayOptions) -> RelayPin:
@@ -195,11 +195,11 @@ def pinned(spark: SparkSession, options: RelayOptions) -> RelayPin:
         return store.settle(_pin_of(options, *look(options)), options.partition_count)
 
 
-def _pin_of(options: RelayOptions, sources: Mapping[tuple[str, int], str], facts: TopicFacts) -> RelayPin:
+def _pin_of(options: RelayOptions, sources: Mapping[tuple[str, int], str], facts: DestinationTopic) -> RelayPin:
     count = options.partition_count or facts.partitions
     if count > facts.partitions:
         why = f"topic {options.to_topic} has {facts.partitions} partitions: add some first"
-        raise BadOption("--partition-count", options.partition_count, why)
+        raise BadJobOption("--partition-count", options.partition_count, why)
     return RelayPin(
         application=options.application,
         topic=options.to_topic,

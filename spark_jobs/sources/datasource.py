@@ -22,9 +22,9 @@ from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent, Range, resolve, resolve_starts, share
-from spark_jobs.sources.positions import CheckpointUnusable, Position, StreamOffset, initial_words
+from spark_jobs.sources.positions import StreamOffset, StreamOffsetUnusable, StreamPosition, initial_words
 from spark_jobs.sources.progress import (
-    Step,
+    StreamStep,
     check_present,
     end_of_batch,
     first_step,
@@ -34,7 +34,7 @@ from spark_jobs.sources.progress import (
     with_begun,
 )
 from spark_jobs.sources.startpoints import StreamStartpoints
-from spark_jobs.sources.tasks import LogRange, plan_tasks, read_range
+from spark_jobs.sources.tasks import TaskRange, plan_tasks, read_range
 from spark_jobs.spark_internals import STREAMS_SINCE, SparkTooOld, release
 
 try:
@@ -111,7 +111,7 @@ class PushrepReader(DataSourceReader):
         return list[InputPartition](tasks) or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, LogRange):
+        if not isinstance(partition, TaskRange):
             return iter(())
         return read_range(self._options, self._schema, partition)
 
@@ -141,7 +141,9 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._logs.extents()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        latest = {partition: Position(extent.end, extent.log_id) for partition, extent in self._logs.extents().items()}
+        latest = {
+            partition: StreamPosition(extent.end, extent.log_id) for partition, extent in self._logs.extents().items()
+        }
         told = StreamOffset(self._options.topic, latest, {}).to_json()
         away = self._startpoints.away() if self._startpoints is not None else None
         return told if away is None else {**told, "startpoints": away}  # progress shows it; nothing of it is logged
@@ -150,7 +152,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         before = StreamOffset.from_json(start, options.topic)
         extents = self._extents()
-        begun: Mapping[int, Position] = {}
+        begun: Mapping[int, StreamPosition] = {}
         if self._startpoints is not None:
             begun = self._startpoints.begun(before, extents)
             extents = self._startpoints.readable(extents)
@@ -177,7 +179,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = StreamOffset.from_json(start, self._options.topic)
         after = StreamOffset.from_json(end, self._options.topic)
         if after is None:
-            raise CheckpointUnusable("partitions", "the logged end of a batch names none; use a new checkpoint")
+            raise StreamOffsetUnusable("partitions", "the logged end of a batch names none; use a new checkpoint")
         ranges = ranges_between(before, after)
         log_ids = {partition: position.log_id for partition, position in after.positions.items()}
         tasks = plan_tasks(self._logs, ranges, log_ids, self._options)
@@ -188,7 +190,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_range(self._options, self._schema, cast("LogRange", partition))
+        return read_range(self._options, self._schema, cast("TaskRange", partition))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: what is read stays in the log until its own retention takes it."""
@@ -209,7 +211,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {**self._target, **anew}
         return left
 
-    def _limited(self, step: Step, limit: ReadLimit) -> dict[int, int]:
+    def _limited(self, step: StreamStep, limit: ReadLimit) -> dict[int, int]:
         """Where the batch ends per partition, under the limits that Spark asks to keep."""
         ends = {partition: end for partition, (_, end) in step.ranges.items()}
         if isinstance(limit, ReadAllAvailable):

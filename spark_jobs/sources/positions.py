@@ -23,7 +23,7 @@ from spark_jobs.errors import SparkJobError
 VERSION = 1
 
 
-class CheckpointUnusable(SparkJobError):
+class StreamOffsetUnusable(SparkJobError):
     """The checkpoint's source offset is not for this source as it is configured now; `field` says in what."""
 
     def __init__(self, field: str, why: str) -> None:
@@ -32,7 +32,7 @@ class CheckpointUnusable(SparkJobError):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StreamPosition:
     """Next offset to read in one partition, of which log, in which startpoint epoch, see the file's map."""
 
     offset: int
@@ -46,7 +46,7 @@ class StreamOffset:
     """The end of a batch: a position per partition, and the starts of those that this batch reads first."""
 
     topic: str
-    positions: Mapping[int, Position]
+    positions: Mapping[int, StreamPosition]
     starts: Mapping[int, int]
 
     def to_json(self) -> dict[str, Any]:
@@ -60,23 +60,23 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, logged: Mapping[str, Any], topic: str) -> "StreamOffset | None":
-        """Read what Spark logged; None for the words of a stream without a batch. Raises CheckpointUnusable."""
+        """Read what Spark logged; None for the words of a stream without a batch. Raises StreamOffsetUnusable."""
         if logged.get("version") != VERSION:
             why = f"this source reads {VERSION}; use the release that wrote it, or a new checkpoint"
-            raise CheckpointUnusable(f"version={logged.get('version')!r}", why)
+            raise StreamOffsetUnusable(f"version={logged.get('version')!r}", why)
         if logged.get("topic") != topic:
             why = f"option topic is {topic!r} now; set it back, or use a new checkpoint"
-            raise CheckpointUnusable(f"topic={logged.get('topic')!r}", why)
+            raise StreamOffsetUnusable(f"topic={logged.get('topic')!r}", why)
         if "partitions" not in logged:
             return None
         positions = {
-            int(partition): Position(entry["offset"], entry["log"], entry["epoch"], entry.get("marks", 0))
+            int(partition): StreamPosition(entry["offset"], entry["log"], entry["epoch"], entry.get("marks", 0))
             for partition, entry in logged["partitions"].items()
         }
         return cls(topic, positions, {int(partition): offset for partition, offset in logged["start"].items()})
 
 
-def _entry(position: Position) -> dict[str, Any]:
+def _entry(position: StreamPosition) -> dict[str, Any]:
     entry = {"epoch": position.epoch, "offset": position.offset, "log": position.log_id}
     return entry | ({"marks": position.marks_epoch} if position.marks_epoch else {})
 

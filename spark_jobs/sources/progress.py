@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from spark_jobs.sources.planning import DataLoss, Extent, Range
-from spark_jobs.sources.positions import Position, StreamOffset
+from spark_jobs.sources.positions import StreamOffset, StreamPosition
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ WrittenEnd: TypeAlias = Callable[[int], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StreamStep:
     """The ranges that the next batch may read, before any limit; `starts` are those that its end offset carries.
 
     `begun`: where startpoints let partitions begin anew in this batch, and in which epochs.
@@ -28,12 +28,14 @@ class Step:
 
     ranges: Mapping[int, Range]
     starts: Mapping[int, int]
-    begun: Mapping[int, Position] = field(default_factory=dict)
+    begun: Mapping[int, StreamPosition] = field(default_factory=dict)
 
 
-def first_step(resolved: Mapping[int, int], extents: Mapping[int, Extent]) -> Step:
+def first_step(resolved: Mapping[int, int], extents: Mapping[int, Extent]) -> StreamStep:
     """The step of a stream without a batch, from what the option's words mean now."""
-    return Step({partition: (start, extents[partition].end) for partition, start in resolved.items()}, dict(resolved))
+    return StreamStep(
+        {partition: (start, extents[partition].end) for partition, start in resolved.items()}, dict(resolved)
+    )
 
 
 def next_step(
@@ -42,7 +44,7 @@ def next_step(
     *,
     written_end: WrittenEnd,
     fail_on_data_loss: bool,
-) -> Step:
+) -> StreamStep:
     """The step after `before`. Raises DataLoss, or with `fail_on_data_loss` off warns and goes on with what is there.
 
     `written_end(partition)` is the end of its log with what is not stable yet, None if nobody knows it now.
@@ -62,17 +64,17 @@ def next_step(
                 continue  # a partition joins with its first record
             starts[partition] = start
         ranges[partition] = (start, max(start, extent.end))
-    return Step(ranges, starts)
+    return StreamStep(ranges, starts)
 
 
-def with_begun(step: Step, begun: Mapping[int, Position]) -> Step:
+def with_begun(step: StreamStep, begun: Mapping[int, StreamPosition]) -> StreamStep:
     """The step in which these partitions begin anew, each in the epoch of its startpoint."""
     ranges, starts = dict(step.ranges), dict(step.starts)
     for partition, position in begun.items():
         end = ranges[partition][1] if partition in ranges else position.offset
         ranges[partition] = (position.offset, max(position.offset, end))
         starts[partition] = position.offset
-    return Step(ranges, starts, begun)
+    return StreamStep(ranges, starts, begun)
 
 
 def until(target: Mapping[int, Extent], now: Mapping[int, Extent]) -> dict[int, Extent]:
@@ -99,7 +101,7 @@ def check_present(before: StreamOffset, present: set[int], *, fail_on_data_loss:
 
 
 def end_of_batch(
-    before: StreamOffset | None, topic: str, step: Step, ends: Mapping[int, int], extents: Mapping[int, Extent]
+    before: StreamOffset | None, topic: str, step: StreamStep, ends: Mapping[int, int], extents: Mapping[int, Extent]
 ) -> StreamOffset | None:
     """What Spark logs for a batch that reads up to `ends`; None if that moves nothing."""
     still = all(ends[partition] == start for partition, (start, _) in step.ranges.items())
@@ -107,7 +109,7 @@ def end_of_batch(
         return None
     positions = dict(before.positions) if before is not None else {}
     for partition in step.ranges:
-        line = step.begun.get(partition, positions.get(partition, Position(0, "")))
+        line = step.begun.get(partition, positions.get(partition, StreamPosition(0, "")))
         log_id = extents[partition].log_id
         positions[partition] = replace(line, offset=ends[partition], log_id=log_id)
     return StreamOffset(topic, positions, step.starts)
@@ -132,7 +134,7 @@ def report(loss: DataLoss, *, fail_on_data_loss: bool) -> None:
 
 
 def _lost(
-    topic: str, partition: int, position: Position | None, extent: Extent, written_end: WrittenEnd
+    topic: str, partition: int, position: StreamPosition | None, extent: Extent, written_end: WrittenEnd
 ) -> tuple[DataLoss, int] | None:
     """What is gone, and where to go on."""
     offset = 0 if position is None else position.offset

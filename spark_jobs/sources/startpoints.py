@@ -37,8 +37,8 @@ from pushrep.startpoints.looking import AWAY, Looking, NotNow
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent
-from spark_jobs.sources.positions import CheckpointUnusable, Position, StreamOffset
-from spark_jobs.sources.progress import Step
+from spark_jobs.sources.positions import StreamOffset, StreamOffsetUnusable, StreamPosition
+from spark_jobs.sources.progress import StreamStep
 
 FOLLOW_MS = 60_000
 """How far the store's checkpoint may lag behind Spark's, where no startpoint waits to be consumed."""
@@ -62,13 +62,13 @@ class StreamStartpoints:
         self._followed_ms: int | None = None
         self._unconsumed: dict[int, int] = {}  # partition -> startpoint that it was given and has not consumed
 
-    def begun(self, before: StreamOffset | None, extents: Mapping[int, Extent]) -> dict[int, Position]:
+    def begun(self, before: StreamOffset | None, extents: Mapping[int, Extent]) -> dict[int, StreamPosition]:
         """Where partitions begin anew, by startpoints that the stream has not taken yet: position and epoch.
 
         Raises BadOption at a start where the store does not answer, and what else the store raises, StartpointFailed
         among it.
         """
-        found: dict[int, Position] = {}
+        found: dict[int, StreamPosition] = {}
         try:
             self._look(before, extents, found)
         except NotNow:
@@ -87,7 +87,9 @@ class StreamStartpoints:
         """For people: that the store does not answer, and why; None while it does."""
         return None if self._looking is None else self._looking.words()
 
-    def _look(self, before: StreamOffset | None, extents: Mapping[int, Extent], found: dict[int, Position]) -> None:
+    def _look(
+        self, before: StreamOffset | None, extents: Mapping[int, Extent], found: dict[int, StreamPosition]
+    ) -> None:
         positions = before.positions if before is not None else {}
         size_bytes = self._store.size_bytes() if self._looking is None else self._looking.look()
         if self.away() is not None:
@@ -106,7 +108,7 @@ class StreamStartpoints:
         # What was found is taken only once Spark has logged it: until then it is found again.
         self._seen = None if found else seen
 
-    def held(self, before: StreamOffset | None, step: Step) -> Step:
+    def held(self, before: StreamOffset | None, step: StreamStep) -> StreamStep:
         """The step while a partition bootstraps: those that don't read nothing. `begun` has asked all that it needs."""
         gate = BootstrapGate()
         positions = before.positions if before is not None else {}
@@ -116,7 +118,7 @@ class StreamStartpoints:
         ranges = {p: (start, end if gate.may_read(p) else start) for p, (start, end) in step.ranges.items()}
         return replace(step, ranges=ranges)
 
-    def _met(self, partition: int, position: Position | None) -> Claim:
+    def _met(self, partition: int, position: StreamPosition | None) -> Claim:
         """Claim a partition, and learn up to where it bootstraps, if it does: of its epoch, that never changes."""
         claim = self._store.claim(self._consumer, self._topic, partition)
         epoch = position.epoch if position is not None else 0
@@ -142,7 +144,7 @@ class StreamStartpoints:
         """What the store says; at a start for as long as that takes. Raises NotNow in a stream that has begun."""
         return question() if self._looking is None else self._looking.ask(question)
 
-    def _begins(self, partition: int, position: Position | None, extent: Extent) -> Position | None:
+    def _begins(self, partition: int, position: StreamPosition | None, extent: Extent) -> StreamPosition | None:
         """Where a startpoint that is new lets the partition begin anew."""
         applied = self._applied(partition, position, extent)
         if applied is None:
@@ -150,9 +152,9 @@ class StreamStartpoints:
         line = self._marks_epoch(partition, applied, position)
         self._unconsumed[partition] = applied.sequence
         self._bootstraps[partition, applied.sequence] = applied.until
-        return Position(applied.offset, extent.log_id, applied.sequence, line)
+        return StreamPosition(applied.offset, extent.log_id, applied.sequence, line)
 
-    def _applied(self, partition: int, position: Position | None, extent: Extent) -> Applied | None:
+    def _applied(self, partition: int, position: StreamPosition | None, extent: Extent) -> Applied | None:
         pending = self._store.read(self._consumer, self._topic, partition)
         if pending is None or pending.sequence <= (position.epoch if position is not None else 0):
             return None
@@ -165,14 +167,14 @@ class StreamStartpoints:
         stands_at = position.offset if position is not None else None
         return self._store.apply(self._claims[partition], log, position=stands_at)
 
-    def _marks_epoch(self, partition: int, applied: Applied, before: Position | None) -> int:
+    def _marks_epoch(self, partition: int, applied: Applied, before: StreamPosition | None) -> int:
         """The newest startpoint of this line that resets marks: a replay filter behind the stream forgets at it."""
         standing = self._standing(self._claims[partition], applied.sequence)
         if standing is not None and standing.written.startpoint.reset_marks:
             return applied.sequence
         return before.marks_epoch if before is not None else 0
 
-    def _follow(self, positions: Mapping[int, Position]) -> None:
+    def _follow(self, positions: Mapping[int, StreamPosition]) -> None:
         """Tell the store what Spark has committed: what was made of startpoints at once, the rest now and then."""
         now_ms = self._clock.monotonic_ms()
         is_due = self._followed_ms is None or now_ms - self._followed_ms >= FOLLOW_MS
@@ -182,7 +184,7 @@ class StreamStartpoints:
         if is_due:
             self._followed_ms = now_ms
 
-    def _tell(self, partition: int, position: Position) -> None:
+    def _tell(self, partition: int, position: StreamPosition) -> None:
         claim = self._claims[partition]
         standing = self._standing(claim, position.epoch)
         is_open = standing is not None and standing.state is State.APPLIED
@@ -201,5 +203,5 @@ class StreamStartpoints:
         standing = self._store.standing(epoch, claim.reader)
         if standing is None:
             why = f"{self._store.place} has no such startpoint; set option startpoints to the store of before"
-            raise CheckpointUnusable(f"epoch={epoch}", why)
+            raise StreamOffsetUnusable(f"epoch={epoch}", why)
         return standing

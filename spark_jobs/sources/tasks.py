@@ -20,7 +20,7 @@ from spark_jobs.spark_internals import arrow_schema as to_arrow_types
 
 
 @dataclass(frozen=True)
-class LogRange(InputPartition):
+class TaskRange(InputPartition):
     """Offsets [start, end) of one partition, of the log with this id, in the epochs that positions.py tells."""
 
     partition: int
@@ -33,27 +33,27 @@ class LogRange(InputPartition):
 
 def plan_tasks(
     logs: TopicLogs, ranges: Mapping[int, Range], log_ids: Mapping[int, str], options: SourceOptions
-) -> list[LogRange]:
+) -> list[TaskRange]:
     """Cut each range into tasks of about `splitBytes`; smaller ones if `minPartitions` asks for more tasks.
 
     Raises DataLoss if a log does not hold its range any more; or leaves out what is gone, with a warning.
     """
     rulers = {}
     for partition, (start, end) in sorted(ranges.items()):
-        task = held_part(LogRange(partition, start, end, log_ids[partition]), logs.reader_if_there(partition), options)
+        task = held_part(TaskRange(partition, start, end, log_ids[partition]), logs.reader_if_there(partition), options)
         if task.start < task.end:
             rulers[partition] = logs.ruler(partition, task.start, task.end, options.split_bytes)
     piece_bytes = float(options.split_bytes)
     if options.min_partitions is not None and rulers:
         piece_bytes = min(piece_bytes, sum(ruler.size_bytes for ruler in rulers.values()) / options.min_partitions)
     return [
-        LogRange(partition, start, end, log_ids[partition])
+        TaskRange(partition, start, end, log_ids[partition])
         for partition, ruler in rulers.items()
         for start, end in ruler.cut(piece_bytes)
     ]
 
 
-def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> Iterator[pa.RecordBatch]:
+def read_range(options: SourceOptions, schema: StructType, task: TaskRange) -> Iterator[pa.RecordBatch]:
     """The records of one task as Arrow batches, in offset order. Raises DataLoss if they are gone by now."""
     arrow_schema = to_arrow_types(schema)
     writer = ArrowWriter(
@@ -83,7 +83,7 @@ def read_range(options: SourceOptions, schema: StructType, task: LogRange) -> It
 class _Walk:
     """A task's batches; stops where the log lost them meanwhile, by retention or a cut, and tells where and by what."""
 
-    def __init__(self, reader: LogReader, task: LogRange) -> None:
+    def __init__(self, reader: LogReader, task: TaskRange) -> None:
         self._reader, self._task = reader, task
         self.position = task.start
         self.lost: Exception | None = None
@@ -97,7 +97,7 @@ class _Walk:
             self.lost = error
 
 
-def held_part(task: LogRange, reader: LogReader | None, options: SourceOptions) -> LogRange:
+def held_part(task: TaskRange, reader: LogReader | None, options: SourceOptions) -> TaskRange:
     """The part of a task's range that the log still holds; what it does not hold is reported as DataLoss.
 
     `reader` None: there is no log. Raises EndUnknown if nobody can tell now.
@@ -120,7 +120,7 @@ def held_part(task: LogRange, reader: LogReader | None, options: SourceOptions) 
     return replace(task, start=min(max(task.start, start), task.end), end=max(min(task.end, end), task.start))
 
 
-def _nothing_of(task: LogRange, why: str, options: SourceOptions) -> LogRange:
+def _nothing_of(task: TaskRange, why: str, options: SourceOptions) -> TaskRange:
     gone = DataLoss(options.topic, task.partition, task.start, task.end, why)
     report(gone, fail_on_data_loss=options.fail_on_data_loss)
     return replace(task, start=task.end)

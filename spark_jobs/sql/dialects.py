@@ -62,7 +62,7 @@ class BatchNotStaged(SparkJobError):
 _LOCK_TIMEOUT_S = 30
 
 
-class Names(NamedTuple):
+class TypeNames(NamedTuple):
     """What Spark's types are called, but for decimals."""
 
     types: dict[type[DataType], str]
@@ -74,7 +74,7 @@ class Names(NamedTuple):
 class Dialect(Protocol):
     """One kind of database."""
 
-    names: Names
+    names: TypeNames
     mark: str
     """Stands for a value in a statement."""
 
@@ -128,7 +128,7 @@ class PostgreSQL:
     """By psycopg."""
 
     mark = "%s"
-    names = Names(
+    names = TypeNames(
         {
             BooleanType: "boolean", ByteType: "smallint", ShortType: "smallint", IntegerType: "integer",
             LongType: "bigint", FloatType: "real", DoubleType: "double precision", StringType: "text",
@@ -176,7 +176,7 @@ class SQLite:
     """By Python's own module."""
 
     mark = "?"
-    names = Names(
+    names = TypeNames(
         {
             BooleanType: "INTEGER", ByteType: "INTEGER", ShortType: "INTEGER", IntegerType: "INTEGER",
             LongType: "INTEGER", FloatType: "REAL", DoubleType: "REAL", StringType: "TEXT", BinaryType: "BLOB",

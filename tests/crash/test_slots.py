@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from filtering import StreamMetadata
 from pushrep.errors import ForkedProcess
-from pushrep.kafka.progress import PartitionProgress, Progress, write_progress
+from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.outbox import NoFreeSlot, Outbox, SettingRefused, slot_directories
 from pushrep.outbox.metrics import SlotsCollector
@@ -124,7 +124,9 @@ def test_commands_see_all_slots_as_one(tmp_path):
         registry.register(SlotsCollector(tmp_path))
         assert figures(registry, "pushrep_slot_open") == {"slot-0": 1, "slot-1": 1}
     at = {0: PartitionProgress(0, 0, 0)}
-    write_progress(REAL_FILESYSTEM, tmp_path / "slot-1", {"orders": Progress(topic_id=UUID(int=1), partitions=at)})
+    write_progress(
+        REAL_FILESYSTEM, tmp_path / "slot-1", {"orders": ShippingProgress(topic_id=UUID(int=1), partitions=at)}
+    )
     assert figures(registry, "pushrep_slot_open") == {"slot-0": 0, "slot-1": 0}
     assert figures(registry, "pushrep_slot_log_end_offsets") == {"slot-0": 1, "slot-1": 1}
     assert figures(registry, "pushrep_slot_unshipped_records") == {"slot-1": 1}, "what a dead worker left"

@@ -23,7 +23,7 @@ from pushrep.protocol import push_messages as push
 from pushrep.protocol import replay_messages as replay
 from pushrep.protocol.calls import CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.frames import Kind
+from pushrep.protocol.frames import FrameKind
 from pushrep.push.certificates import mutual_tls
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.replica_client import ReplicaClient
@@ -131,7 +131,7 @@ def key_of(request):
 
 def ask(address, settings, request):
     with ReplicaClient(address, settings) as client:
-        return client.ask(request, CALLS[key_of(request)][Kind.RESPONSE])
+        return client.ask(request, CALLS[key_of(request)][FrameKind.RESPONSE])
 
 
 def codes(answer):
@@ -152,7 +152,9 @@ def test_a3_every_call_by_every_identity(world, tls, led):
     member, service = led
     told = requests(service.grant, world.outbox_id, 1, tp_in(world))
     no_outbox = {ApiKey.API_VERSIONS, ApiKey.ATTACH}  # versions are everybody's; sessions are below
-    assert {key_of(one) for one in told} | no_outbox == {key for key, kinds in CALLS.items() if Kind.REQUEST in kinds}
+    assert {key_of(one) for one in told} | no_outbox == {
+        key for key, kinds in CALLS.items() if FrameKind.REQUEST in kinds
+    }
     found = {
         (key_of(request), name): ErrorCode.UNAUTHORISED not in codes(ask(member.address, shown(tls, name), request))
         for request in told[:-1]

@@ -15,7 +15,7 @@ from filtering.consumers import MarksTooLarge
 from filtering.consumers.asking import Failure
 from filtering.consumers.confluent_asking import ask_partitions, failure_of_code
 from filtering.consumers.positions import decode
-from filtering.consumers.startpoints import Wish
+from filtering.consumers.startpoints import StartTarget
 from pushrep.kafka import KafkaDestination
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, StartpointStore
 from tests.kafka.plain_client import consume as read_plainly
@@ -422,7 +422,7 @@ class OneStartpoint:
         return None
 
     def __init__(self, offset, *, reset_marks):
-        self.wish, self.events = Wish(offset, 12, reset_marks), []
+        self.wish, self.events = StartTarget(offset, 12, reset_marks), []
 
     def pending(self, consumer, facts, committed_sequence):
         self.events.append((consumer, facts.partition, facts.bounds(facts.topic, facts.partition), committed_sequence))

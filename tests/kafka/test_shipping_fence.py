@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 from pushrep.kafka import DestinationRefused, KafkaDestination, OutboxTakenOver, ShippingStopped
 from pushrep.kafka.answers import Code
 from pushrep.kafka.fencing import FenceDriver, transactional_id
-from pushrep.kafka.resume import Origin
+from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.shipper import Shipped, Shipper
 from pushrep.log import Durability, LogConfig
 from pushrep.node import NodeSettings, ReplicaNode
@@ -95,7 +95,7 @@ def second_shipper(outbox, directory, cluster):
         outbox_id=identity.outbox_id,
         topic=identity.topic,
         logs=[outbox.log(n) for n in range(2)],
-        origin=Origin(carrier=identity.carrier, pids={0: identity.pid}, pid_epoch=0),
+        origin=RecordOrigin(carrier=identity.carrier, pids={0: identity.pid}, pid_epoch=0),
         batch_bytes=1000,
         filesystem=REAL_FILESYSTEM,
         clock=SYSTEM_CLOCK,

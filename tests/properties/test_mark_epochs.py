@@ -15,7 +15,7 @@ from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.filter_rule import FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
-from spark_jobs.pair_decision import Chunk, PairMarks, PairName, decide_pair
+from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import Packing, pack_rows, unpack_rows
 from spark_jobs.slice_filter import SliceFilters, scan_batches
 from spark_jobs.slice_scan import KEY
@@ -114,7 +114,7 @@ def by_pairs(rows, state, rule):
             data += [row["data"] for row in own]
             continue
         chunks = [
-            Chunk(
+            PairChunk(
                 row["partition"],
                 Epoch(row["startpoint_epoch"], row["marks_epoch"]),
                 row["first_offset"],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pushrep.protocol.calls import CALLS, PLACE_OF
 from pushrep.protocol.client import ClientConnection, first_request
 from pushrep.protocol.errors import FrameTooLarge, MalformedFrame, MalformedMessage, ProtocolError, UnknownCall
-from pushrep.protocol.frames import PREFIX_BYTES, FrameLimits, FrameReader, Kind, frame_head
+from pushrep.protocol.frames import PREFIX_BYTES, FrameKind, FrameLimits, FrameReader, frame_head
 from pushrep.protocol.push_messages import AppendRecordsPartition, AppendRecordsRequest, ListLogsRequest
 from pushrep.protocol.server import ServerConnection
 from pushrep.protocol.values import FileSlice
@@ -260,7 +260,7 @@ def test_the_fullest_header_is_decoded_in_bounded_memory():
 
 
 def test_both_kinds_of_every_call_are_in_the_fuzz():
-    assert {kind for call in CALLS.values() for kind in call} == set(Kind)
+    assert {kind for call in CALLS.values() for kind in call} == set(FrameKind)
 
 
 def test_long_fuzz_of_both_ends(torture):

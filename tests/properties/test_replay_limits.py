@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
-from pushrep.replay.model import LogFacts, ReplaySettings
+from pushrep.replay.model import LogSnapshot, ReplaySettings
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.states import ReplayState
@@ -39,8 +39,8 @@ class Run:
     def __init__(self, batches, plan, settings, draw):
         self.batches, self.draw, self.got, self.now = batches, draw, [], 0
         self.session = ReplaySession(1, plan, settings, 0)
-        self.session.handle(e.Opened(), 0)
-        self.session.handle(e.Attached(draw(st.integers(0, 50))), 0)
+        self.session.handle(e.SegmentOpened(), 0)
+        self.session.handle(e.SubscriberAttached(draw(st.integers(0, 50))), 0)
 
     def turn(self, facts, counter=None):
         """Whether anything was done."""
@@ -64,7 +64,7 @@ class Run:
                 assert effect.spans == 1 or effect.size_bytes <= wanted.max_bytes
                 for _, _, _, offsets in found[: effect.spans]:
                     self.got += [offset for offset in offsets if effect.start <= offset < effect.end]
-                self.session.handle(e.Sent(), self.now)
+                self.session.handle(e.BlockSent(), self.now)
 
     def exhaust(self, facts, counter=None):
         """Turns until nothing moves; credit comes in drops."""
@@ -77,7 +77,7 @@ class Run:
 
 
 def at_rest(end, *, is_live):
-    return LogFacts(start=0, written=end, flushed=end, high_watermark=end, is_live=is_live)
+    return LogSnapshot(start=0, written=end, flushed=end, high_watermark=end, is_live=is_live)
 
 
 def picked(batches, position, stop, count):
@@ -154,7 +154,7 @@ def test_a_rising_bound_lets_whole_batches_out_and_never_more(log, data):
         flushed = data.draw(st.sampled_from([one for one in ends if one >= flushed]))
         watermark = data.draw(st.sampled_from([one for one in ends if one >= watermark]))
         counter = data.draw(st.integers(counter, end + 5))
-        facts = LogFacts(start=0, written=written, flushed=flushed, high_watermark=watermark)
+        facts = LogSnapshot(start=0, written=written, flushed=flushed, high_watermark=watermark)
         run.exhaust(facts, counter)
         limit = {
             "stable": facts.stable,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.errors import PushrepError
-from pushrep.kafka.source import LogSource
+from pushrep.kafka.source import ShippedPartition
 from pushrep.log import CorruptBatch, CorruptLog, LogDamaged, SegmentLog
 from pushrep.node import ReplicaNode
 from pushrep.node.answers import Answers
@@ -424,7 +424,7 @@ def shipping(log, _directory):
 
 
 def shipped(opened, start):
-    source = LogSource(opened, start, 0)
+    source = ShippedPartition(opened, start, 0)
     source.look()
     while (sent := source.next_piece(1 << 20)) is not None:
         assert (sent.start, sent.end) == (sent.batch.header.base_offset, sent.batch.header.next_offset)
@@ -441,13 +441,13 @@ def spark_source(log, _directory):
     """What a task of the source reads on an executor."""
     from spark_jobs.sources.arrow import source_schema
     from spark_jobs.sources.options import SourceOptions
-    from spark_jobs.sources.tasks import LogRange, read_range
+    from spark_jobs.sources.tasks import TaskRange, read_range
 
     options = SourceOptions.parse({"path": str(log.path.parent), "topic": TOPIC, "includeHeaders": "true"})
     schema = source_schema(include_headers=True)
 
     def records(start, end):
-        for rows in read_range(options, schema, LogRange(0, start, end, str(LOG_ID))):
+        for rows in read_range(options, schema, TaskRange(0, start, end, str(LOG_ID))):
             for row in rows.to_pylist():
                 headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
                 time_ms = round(row["timestamp"].timestamp() * 1000)
@@ -505,7 +505,7 @@ WAYS = (
         shipping,
         (
             "pushrep.kafka.reading.SealedReader.read", "pushrep.kafka.source.ShippedLog.records",
-            "pushrep.kafka.source.ShippedLog.batches", "pushrep.kafka.source.LogSource.next_piece",
+            "pushrep.kafka.source.ShippedLog.batches", "pushrep.kafka.source.ShippedPartition.next_piece",
         ),
     ),
     Way(

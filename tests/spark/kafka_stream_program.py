@@ -12,7 +12,7 @@ def main():
     from pyspark.sql import SparkSession
 
     from pushrep.startpoints import Startpoint, StartpointStore
-    from spark_jobs.checkpoint_apply import Place, apply
+    from spark_jobs.checkpoint_apply import CheckpointPlace, apply
 
     place, servers, topic, jars = Path(sys.argv[1]), *sys.argv[2:5]
     spark = SparkSession.builder.master("local[1]").config("spark.jars", jars).getOrCreate()
@@ -33,7 +33,7 @@ def main():
     store = StartpointStore.open(place / "store")
     for partition, wish in ((1, Startpoint.specific(3)), (0, Startpoint.relative(records=-2))):
         store.write("billing", topic, partition, wish, "again")
-        apply(Place(checkpoint=place / "checkpoint", consumer="billing"), store, sleep=lambda _s: None)
+        apply(CheckpointPlace(checkpoint=place / "checkpoint", consumer="billing"), store, sleep=lambda _s: None)
         runs.append(run())
     runs.append(run())
     spark.stop()

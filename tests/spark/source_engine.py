@@ -7,7 +7,7 @@ from typing import Any
 
 from pushrep.log import LogConfig, SegmentLog
 from spark_jobs.sources.datasource import PushrepDataSource, PushrepStreamReader
-from spark_jobs.sources.tasks import LogRange
+from spark_jobs.sources.tasks import TaskRange
 
 Rows = list[tuple[int, int, bytes]]
 
@@ -46,10 +46,10 @@ class Engine:
         """The planned batch, task by task."""
         return [self.read(task) for task in self.tasks()]
 
-    def tasks(self) -> list[LogRange]:
+    def tasks(self) -> list[TaskRange]:
         return self.reader.partitions(self.start(), json.loads(self.offsets[self.committed]))
 
-    def read(self, task: LogRange) -> Rows:
+    def read(self, task: TaskRange) -> Rows:
         """By a reader that travelled as Spark sends it."""
         source = PushrepDataSource({"path": str(self.directory), "topic": "orders"} | self.options)
         executor = pickle.loads(pickle.dumps(source)).streamReader(source.schema())

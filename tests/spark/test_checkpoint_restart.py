@@ -15,7 +15,7 @@ from filtering import StreamMetadata
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore
 from spark_jobs import LocalMarks, ReplayFilteredBatches, register_sources
-from spark_jobs.checkpoint_apply import Place, apply
+from spark_jobs.checkpoint_apply import CheckpointPlace, apply
 from spark_jobs.checkpoint_files import LastBatchUncommitted, QueryRunning, QueryStateful
 from spark_jobs.checkpoint_marks import MarksPlace
 from spark_jobs.checkpoint_pair import NOTES_NAME
@@ -41,7 +41,7 @@ def send(tmp_path, checkpoint, store):
 
     def to(topic, partition, wish, *, sleep=lambda _s: None, **place):
         store.write(CONSUMER, topic, partition, wish, "again")
-        where = Place(checkpoint=tmp_path / "checkpoint", consumer=CONSUMER, **place)
+        where = CheckpointPlace(checkpoint=tmp_path / "checkpoint", consumer=CONSUMER, **place)
         return apply(where, store, sleep=sleep)
 
     return to
@@ -92,7 +92,7 @@ def test_a_query_of_files_that_is_started_on_half_a_pair_reads_each_line_once(sp
         shutil.copytree(tmp_path / "before", checkpoint)
         store = StartpointStore.open(tmp_path / f"store-{written}")
         store.write(CONSUMER, "files-0", 0, Startpoint.specific(1), "again")
-        where = Place(checkpoint=checkpoint, consumer=CONSUMER)
+        where = CheckpointPlace(checkpoint=checkpoint, consumer=CONSUMER)
         with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
             stop_after(written, patched)
             apply(where, store, sleep=lambda _s: None)

@@ -9,7 +9,7 @@ import pytest
 from pushrep.log import LogConfig, SegmentLog
 from spark_jobs.sources import arrow
 from spark_jobs.sources.planning import DataLoss
-from spark_jobs.sources.tasks import LogRange, read_range
+from spark_jobs.sources.tasks import TaskRange, read_range
 from tests.spark.source_engine import Engine, Rows, append, fill, records
 
 
@@ -107,7 +107,7 @@ def test_a_loss_between_two_batches_is_named_or_stepped_over(
 def test_a_planned_batch_whose_records_are_gone_is_a_loss(tmp_path, caplog, lose, told, then, when):
     fill(tmp_path, 0, 10)
     append(tmp_path, 1, 1)
-    tasks: dict[str, list[LogRange]] = {}
+    tasks: dict[str, list[TaskRange]] = {}
     engines = {fail: Engine(tmp_path, failOnDataLoss=fail) for fail in ("true", "false")}
     for fail, engine in engines.items():
         assert engine.plan()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_jobs.sources.options import AtOffsets, AtTimestamp, BadOption, Edge
 from spark_jobs.sources.planning import DataLoss, Extent, resolve, share
-from spark_jobs.sources.positions import CheckpointUnusable, Position, StreamOffset, initial_words
+from spark_jobs.sources.positions import StreamOffset, StreamOffsetUnusable, StreamPosition, initial_words
 from spark_jobs.sources.progress import check_present, end_of_batch, first_step, next_step, ranges_between
 from spark_jobs.sources.ruler import BatchSpan, ByteRuler
 
@@ -100,19 +100,19 @@ def test_the_first_batch_carries_its_own_start():
 def test_an_empty_first_batch_still_fixes_the_start():
     extents = {0: Extent(0, 20, "a")}
     after = end_of_batch(None, "orders", first_step({0: 20}, extents), {0: 20}, extents)
-    assert after == StreamOffset("orders", {0: Position(20, "a")}, {0: 20})
+    assert after == StreamOffset("orders", {0: StreamPosition(20, "a")}, {0: 20})
 
 
 def test_a_batch_goes_on_where_the_one_before_it_ended():
-    before = StreamOffset("orders", {0: Position(10, "a", epoch=3), 1: Position(0, "b")}, {0: 7, 1: 0})
+    before = StreamOffset("orders", {0: StreamPosition(10, "a", epoch=3), 1: StreamPosition(0, "b")}, {0: 7, 1: 0})
     after = advance(before, EXTENTS)
-    assert after == StreamOffset("orders", {0: Position(20, "a", epoch=3), 1: Position(0, "b")}, {})
+    assert after == StreamOffset("orders", {0: StreamPosition(20, "a", epoch=3), 1: StreamPosition(0, "b")}, {})
     assert ranges_between(before, after) == {0: (10, 20)}
     assert advance(after, EXTENTS) is None, "nothing new moves nothing"
 
 
 def test_a_new_partition_joins_with_its_first_record_and_begins_at_0():
-    before = StreamOffset("orders", {0: Position(20, "a")}, {})
+    before = StreamOffset("orders", {0: StreamPosition(20, "a")}, {})
     assert advance(before, EXTENTS) is None, "partition 1 is empty"
     after = advance(before, EXTENTS | {1: Extent(0, 4, "b")})
     assert after is not None
@@ -123,9 +123,9 @@ def test_a_new_partition_joins_with_its_first_record_and_begins_at_0():
 @pytest.mark.parametrize(
     ("position", "extent", "gone", "goes_on_at"),
     [
-        (Position(3, "a"), Extent(5, 20, "a"), (3, 5), 5),
-        (Position(30, "a"), Extent(5, 20, "a"), (20, 30), 20),
-        (Position(8, "old"), Extent(5, 20, "a"), (8, 8), 5),
+        (StreamPosition(3, "a"), Extent(5, 20, "a"), (3, 5), 5),
+        (StreamPosition(30, "a"), Extent(5, 20, "a"), (20, 30), 20),
+        (StreamPosition(8, "old"), Extent(5, 20, "a"), (8, 8), 5),
         (None, Extent(5, 20, "a"), (0, 5), 5),
     ],
     ids=["below the log start", "beyond the end", "made anew", "new, but its beginning is gone"],
@@ -145,13 +145,13 @@ def test_a_loss_names_the_range_or_is_stepped_over(position, extent, gone, goes_
 
 
 def test_what_is_written_but_not_stable_yet_is_waited_for():
-    before = StreamOffset("orders", {0: Position(30, "a")}, {})
+    before = StreamOffset("orders", {0: StreamPosition(30, "a")}, {})
     step = next_step(before, {0: Extent(0, 20, "a")}, written_end=lambda partition: 30, fail_on_data_loss=True)
     assert end_of_batch(before, "orders", step, {0: step.ranges[0][1]}, {0: Extent(0, 20, "a")}) is None
 
 
 def test_a_partition_that_vanished_is_a_loss(caplog):
-    before = StreamOffset("orders", {0: Position(3, "a"), 1: Position(4, "b")}, {})
+    before = StreamOffset("orders", {0: StreamPosition(3, "a"), 1: StreamPosition(4, "b")}, {})
     check_present(before, {0, 1, 2}, fail_on_data_loss=True)
     with pytest.raises(DataLoss, match="orders-1"):
         check_present(before, {0}, fail_on_data_loss=True)
@@ -162,7 +162,7 @@ def test_a_partition_that_vanished_is_a_loss(caplog):
 # What Spark logs.
 
 OFFSETS = st.integers(0, 2**63 - 1)
-POSITIONS = st.builds(Position, OFFSETS, st.uuids().map(str), st.integers(0, 9))
+POSITIONS = st.builds(StreamPosition, OFFSETS, st.uuids().map(str), st.integers(0, 9))
 
 
 @given(st.dictionaries(st.integers(0, 999), POSITIONS), st.dictionaries(st.integers(0, 999), OFFSETS))
@@ -174,7 +174,7 @@ def test_an_offset_survives_json(positions, starts):
 
 
 def test_the_logged_form_is_fixed():
-    logged = StreamOffset("orders", {10: Position(5, "id-b"), 2: Position(23, "id-a")}, {10: 0}).to_json()
+    logged = StreamOffset("orders", {10: StreamPosition(5, "id-b"), 2: StreamPosition(23, "id-a")}, {10: 0}).to_json()
     assert json.dumps(logged) == (
         '{"version": 1, "topic": "orders", "partitions": {"2": {"epoch": 0, "offset": 23, "log": "id-a"}, '
         '"10": {"epoch": 0, "offset": 5, "log": "id-b"}}, "start": {"10": 0}}'
@@ -204,7 +204,7 @@ def test_before_the_first_batch_there_are_only_words(given, words):
     ],
 )
 def test_a_foreign_checkpoint_is_refused(logged, named):
-    with pytest.raises(CheckpointUnusable, match=named):
+    with pytest.raises(StreamOffsetUnusable, match=named):
         StreamOffset.from_json(logged, "orders")
 
 

@@ -22,7 +22,7 @@ from pushrep.testing import SimulatedClock
 from spark_jobs.sources import startpoints
 from spark_jobs.sources.datasource import PushrepDataSource
 from spark_jobs.sources.options import BadOption
-from spark_jobs.sources.positions import CheckpointUnusable
+from spark_jobs.sources.positions import StreamOffsetUnusable
 
 COUNT = 40
 
@@ -231,7 +231,7 @@ def test_a_store_elsewhere_and_one_that_was_replaced(directory, tmp_path):
     assert engine.drain() == rows(0, 30, epoch=1) + rows(1, 0)
     engine.options["startpoints"] = str(tmp_path / "another")
     engine.restart()
-    with pytest.raises(CheckpointUnusable, match="has no such startpoint"):
+    with pytest.raises(StreamOffsetUnusable, match="has no such startpoint"):
         engine.plan()
 
 

@@ -15,7 +15,7 @@ import spark_jobs.jobs.apply as apply_module
 from pushrep import Outbox
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.jobs.apply import main
-from spark_jobs.jobs.options import ApplyOptions, BadOption, store_words
+from spark_jobs.jobs.options import ApplyOptions, BadJobOption, store_words
 from spark_jobs.jobs.reporting import Reporter, one_line
 from spark_jobs.marks import LocalMarks
 from spark_jobs.replay_filter import BatchCounts
@@ -343,7 +343,7 @@ def test_a_start_among_the_sources_own_options_is_the_only_one():
 
 def test_a_gap_is_never_passed_over_in_kafka_whatever_case_the_option_has():
     given = {"topic": "t", "sink": "/s", "checkpoint": "c", "marks": "m", "source": "kafka"}
-    with pytest.raises(BadOption, match="failOnDataLoss"):
+    with pytest.raises(BadJobOption, match="failOnDataLoss"):
         ApplyOptions(source_options={"failondataloss": "FALSE"}, **given)
 
 

@@ -23,7 +23,7 @@ from pushrep.log import SegmentLog
 from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
 from spark_jobs import checkpoint_apply, checkpoint_pair
 from spark_jobs.batch_marks import BatchMarks, MarksKey
-from spark_jobs.checkpoint_apply import MarksPlace, Place, apply
+from spark_jobs.checkpoint_apply import CheckpointPlace, MarksPlace, apply
 from spark_jobs.checkpoint_files import QueryRunning
 from spark_jobs.marks import LocalMarks
 from spark_jobs.sql import SqlTable
@@ -242,7 +242,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_reason(cp):
 def waiting(cp, tmp_path, offset=100, **wish):
     store = StartpointStore.open(tmp_path / "store")
     store.write("billing", "orders", None, Startpoint.specific(offset, **wish), "said before")
-    return store, Place(checkpoint=cp, consumer="billing")
+    return store, CheckpointPlace(checkpoint=cp, consumer="billing")
 
 
 def test_a_query_that_runs_changes_files_while_they_are_watched(cp, tmp_path):
@@ -464,7 +464,7 @@ def appended(cp, tmp_path, monkeypatch):
     make(cp, KAFKA)
     local_marks_of(f"{cp}-marks")
     store, _ = waiting(cp, tmp_path)
-    place = Place(checkpoint=cp, consumer="billing", marks=MarksPlace(f"{cp}-marks"))
+    place = CheckpointPlace(checkpoint=cp, consumer="billing", marks=MarksPlace(f"{cp}-marks"))
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint_apply, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -505,7 +505,7 @@ def test_a_query_that_was_started_on_half_a_pair_of_files_has_finished_it(cp, tm
     make_files(cp)
     store = StartpointStore.open(tmp_path / "store")
     store.write("billing", "files-0", 0, Startpoint.specific(1), "again")
-    place = Place(checkpoint=cp, consumer="billing")
+    place = CheckpointPlace(checkpoint=cp, consumer="billing")
     stop_after(written, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         apply(place, store, sleep=lambda _s: None)
@@ -546,7 +546,7 @@ def test_killed_anywhere_the_same_call_finishes_it_once(cp, tmp_path, source, to
         topic = "orders" if source == "kafka" else "files-0"
         store = StartpointStore.open(place / "store")
         store.write("billing", topic, 0, Startpoint.specific(1, reset_marks=True), "again")
-        where = Place(checkpoint=here, consumer="billing", marks=MarksPlace(str(place / "cp-marks")))
+        where = CheckpointPlace(checkpoint=here, consumer="billing", marks=MarksPlace(str(place / "cp-marks")))
         finished = in_child(lambda: apply(where, store, sleep=lambda _s: None), at)  # noqa: B023 - called at once
         pair = apply(where, store, sleep=lambda _s: None) if store.read("billing", topic, 0) else None
         assert pair is None or pair.first == 3, at

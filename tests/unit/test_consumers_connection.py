@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, MemberAssignment, MemberDescription
 
 from filtering.consumers.confluent_asking import connection_of
-from filtering.consumers.confluent_member import Member, held_by
+from filtering.consumers.confluent_member import ConfluentMember, held_by
 
 WAY = {
     "bootstrap.servers": "127.0.0.1:9",
@@ -144,7 +144,7 @@ def test_a_service_that_hands_out_no_token_holds_no_reader_and_what_is_told_late
     """The client waits for its token for 10 s, at each look: who waited with it would hardly read."""
     token = threading.Event()
     monkeypatch.setattr("filtering.consumers.confluent_member.AdminClient", lambda _: Answering(token))
-    member = Member(Joined(), {**READING, **SECURITY}, "billing")
+    member = ConfluentMember(Joined(), {**READING, **SECURITY}, "billing")
     try:
         assert not member.is_held("orders", 0)
         assert not member.is_held("orders", 1)

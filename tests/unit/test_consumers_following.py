@@ -5,7 +5,7 @@ import pytest
 from filtering import HighwaterMarks, StreamMetadata
 from filtering.consumers.following import Following
 from filtering.consumers.reading import FilterSettings, Reading
-from filtering.consumers.startpoints import Refusal, Wish
+from filtering.consumers.startpoints import RefusedStartpoint, StartTarget
 
 A, B = ("orders", 0), ("orders", 1)
 
@@ -30,21 +30,21 @@ def read(reading, *offsets, partition=A):
 
 
 def test_rule_1_a_startpoint_comes_before_the_committed_position(following, reading):
-    assert following.begin(A, 30, HighwaterMarks(), 0, Wish(12, 5, reset_marks=False)) == 12
+    assert following.begin(A, 30, HighwaterMarks(), 0, StartTarget(12, 5, reset_marks=False)) == 12
     assert following.begin(B, 30, HighwaterMarks(), 4, None) == 30
     assert following.begin(B, None, HighwaterMarks(), 0, None) is None
     assert (reading.startpoint(A), reading.startpoint(B)) == (5, 0)
 
 
 def test_rule_3_a_start_or_a_move_alone_commits_nothing(following, reading):
-    following.begin(A, 30, HighwaterMarks(), 0, Wish(12, 5, reset_marks=True))
+    following.begin(A, 30, HighwaterMarks(), 0, StartTarget(12, 5, reset_marks=True))
     assert reading.due(0) == []
     read(reading, 12)
     [due] = reading.due(0)
     assert (due.offset, due.startpoint, due.has_new_startpoint) == (13, 5, True)
     reading.committed([due])
     assert reading.due(0) == []
-    assert following.move(A, Wish(3, 6, reset_marks=True)) == 3
+    assert following.move(A, StartTarget(3, 6, reset_marks=True)) == 3
     assert reading.due(0) == []
     read(reading, 3)
     [due] = reading.due(0)
@@ -52,7 +52,7 @@ def test_rule_3_a_start_or_a_move_alone_commits_nothing(following, reading):
 
 
 def test_rule_3_a_seek_of_ones_own_goes_on_under_the_startpoint(following, reading):
-    following.begin(A, 30, HighwaterMarks(), 0, Wish(12, 5, reset_marks=True))
+    following.begin(A, 30, HighwaterMarks(), 0, StartTarget(12, 5, reset_marks=True))
     reading.seek(A, 20)
     assert reading.due(0) == []
     read(reading, 20)
@@ -61,7 +61,7 @@ def test_rule_3_a_seek_of_ones_own_goes_on_under_the_startpoint(following, readi
 
 
 def test_rule_4_what_fails_stops_its_partition_only_and_is_told_once(following, reading):
-    failed = Refusal(5, ValueError("beyond the end"))
+    failed = RefusedStartpoint(5, ValueError("beyond the end"))
     assert following.begin(A, 30, HighwaterMarks(), 0, failed) == 30
     following.begin(B, 10, HighwaterMarks(), 0, None)
     assert (A in reading, B in reading) == (False, True)
@@ -76,7 +76,7 @@ def test_rule_4_what_fails_stops_its_partition_only_and_is_told_once(following, 
     assert set(following.stopped) == {A, B}
     with pytest.raises(ValueError, match="beyond the end"):
         following.tell()
-    following.begin(A, 30, HighwaterMarks(), 0, Wish(8, 6, reset_marks=False))
+    following.begin(A, 30, HighwaterMarks(), 0, StartTarget(8, 6, reset_marks=False))
     assert set(following.stopped) == {B}
     following.forget([A, B])
     assert following.stopped == {}
@@ -86,9 +86,11 @@ def test_rule_4_a_run_that_was_stopped_before_its_first_commit_begins_where_it_b
     """Not where the client's reset policy has come to meanwhile: by `latest` that would be behind what came."""
     following.begin(A, None, HighwaterMarks(), 0, None)
     assert read(reading, 100, 101) == [100, 101]
-    failed = Refusal(5, ValueError("beyond the end"))
+    failed = RefusedStartpoint(5, ValueError("beyond the end"))
     following.move(A, failed)
-    assert following.begin(A, None, HighwaterMarks(), 0, Refusal(6, failed.error)) == 100, "another one that fails"
+    assert following.begin(A, None, HighwaterMarks(), 0, RefusedStartpoint(6, failed.error)) == 100, (
+        "another one that fails"
+    )
     assert following.begin(A, None, HighwaterMarks(), 0, None) == 100
     assert read(reading, 100, 101) == [100, 101], "nothing of it was committed"
     following.move(A, failed)
@@ -101,7 +103,7 @@ def test_rule_9_a_move_takes_the_marks_along_or_begins_anew(following, reading, 
     for partition in (A, B):
         following.begin(partition, 0, HighwaterMarks(), 0, None)
         assert read(reading, *range(10), partition=partition) == list(range(10))
-    following.move(A, Wish(4, 6, reset_marks=reset_marks))
+    following.move(A, StartTarget(4, 6, reset_marks=reset_marks))
     assert read(reading, *range(4, 12)) == list(range(4 if reset_marks else 10, 12))
     assert read(reading, 8, 9, 10, partition=B) == [10], "its own marks are as they were"
 

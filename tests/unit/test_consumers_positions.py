@@ -11,7 +11,7 @@ from filtering.consumers import ConsumerError, CorruptPosition, PositionUnknown,
 from filtering.consumers.positions import (
     METADATA_CHARACTERS_MAX,
     NOTHING,
-    Position,
+    CommittedPosition,
     Stored,
     decode,
     encode,
@@ -33,21 +33,21 @@ GOLDEN = (
 )
 def test_what_is_encoded_comes_back(pairs, offset, startpoint):
     marks = HighwaterMarks.from_columns([p for p, _ in pairs], [n for _, n in pairs], [offset] * len(pairs), 0)
-    assert decode(encode(Position(marks, None, startpoint))) == Position(marks, None, startpoint)
+    assert decode(encode(CommittedPosition(marks, None, startpoint))) == CommittedPosition(marks, None, startpoint)
     stored = Stored(3, offset, "group/topic/3/abc")
-    assert decode(encode(Position(None, stored, startpoint))) == Position(None, stored, startpoint)
+    assert decode(encode(CommittedPosition(None, stored, startpoint))) == CommittedPosition(None, stored, startpoint)
     assert unpack_marks(pack_marks(marks)) == marks
 
 
 def test_the_released_bytes_are_read():
     """Others may compress differently; what was committed once must be read for ever."""
-    assert decode(GOLDEN) == Position(MARKS, None, 12)
+    assert decode(GOLDEN) == CommittedPosition(MARKS, None, 12)
 
 
 @pytest.mark.parametrize("behind", ["", "\0", "1\3", "\0{}", '{"pushrep":2}'], ids=repr)
 def test_what_a_client_left_behind_it_counts_for_nothing(behind):
     """One client's commit has a NUL at its end; where it has none, librdkafka's client reads on in its memory."""
-    assert decode(GOLDEN + behind) == Position(MARKS, None, 12)
+    assert decode(GOLDEN + behind) == CommittedPosition(MARKS, None, 12)
 
 
 def test_metadata_of_others_counts_as_none():
@@ -56,7 +56,7 @@ def test_metadata_of_others_counts_as_none():
 
 
 def test_a_damaged_position_is_refused_wherever_a_character_changed():
-    metadata = encode(Position(MARKS, None, 12))
+    metadata = encode(CommittedPosition(MARKS, None, 12))
     for at in range(len(metadata)):
         damaged = metadata[:at] + chr(ord(metadata[at]) ^ 1) + metadata[at + 1 :]
         try:
@@ -82,7 +82,7 @@ def test_each_wrong_field_is_refused(fields):
 def test_a_hundred_pairs_fit_beside_an_offset():
     pids = [int.from_bytes(bytes(range(i, i + 8)), signed=True) for i in range(100)]
     marks = HighwaterMarks.from_columns(pids, range(100), range(10**6, 10**6 + 100), 5, advanced_ms=1_700_000_000_000)
-    assert len(encode(Position(marks))) <= METADATA_CHARACTERS_MAX
+    assert len(encode(CommittedPosition(marks))) <= METADATA_CHARACTERS_MAX
 
 
 def key(pid, partition, offset):

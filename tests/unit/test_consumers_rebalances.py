@@ -11,8 +11,8 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 
 from filtering import PairSplit, StreamMetadata
 from filtering.consumers import aiokafka, confluent, confluent_asking
-from filtering.consumers.aiokafka_starts import AiokafkaStarts, Member
-from filtering.consumers.startpoints import Wish
+from filtering.consumers.aiokafka_starts import AiokafkaMember, AiokafkaStarts
+from filtering.consumers.startpoints import StartTarget
 
 PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
@@ -71,7 +71,7 @@ class _Client(AIOKafkaConsumer):
 async def joined(startpoints=None, committed=None, **more):
     client = _Client()
     consumer = aiokafka.ReplayFilteredConsumer("orders", group_id="g", startpoints=startpoints, **more)
-    member = Member(client, committed or _Committed(), "g", resets_to_earliest=committed is None)
+    member = AiokafkaMember(client, committed or _Committed(), "g", resets_to_earliest=committed is None)
     consumer._client = client
     consumer._starts = AiokafkaStarts(member, consumer._reading, consumer._following, startpoints)
     try:
@@ -90,7 +90,7 @@ def test_what_was_fetched_while_a_startpoint_was_applied_at_assignment_hides_not
         startpoints = _Sent()
         async with joined(startpoints) as (consumer, client):
             await consumer.assigned({PARTITION})
-            startpoints.wish = Wish(1000, 3, reset_marks=True)
+            startpoints.wish = StartTarget(1000, 3, reset_marks=True)
 
             async def during_a_rebalance():
                 await consumer.assigned({PARTITION})

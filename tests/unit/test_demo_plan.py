@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering.extras import install_command
-from spark_jobs.demo.applying import Batch, count_dropped
+from spark_jobs.demo.applying import AppliedBatch, count_dropped
 from spark_jobs.demo.checkpoint import batch_inside, committed_batch, end_offsets
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import PRODUCER, STREAM, History, Kill, Sample
@@ -217,9 +217,11 @@ def test_the_archive_is_unpacked_as_it_is(tmp_path, monkeypatch):
 
 
 def test_what_the_filter_dropped_is_told_by_the_job_or_seen_in_the_table():
-    told = {0: Batch(10, 10), 1: Batch(10, 7), 2: Batch(10, None)}
+    told = {0: AppliedBatch(10, 10), 1: AppliedBatch(10, 7), 2: AppliedBatch(10, None)}
     assert count_dropped(told, {0: 10, 1: 7, 2: 6}) == 0 + 3 + 4
-    assert count_dropped({4: Batch(5, None)}, {}) == 5, "a batch of which nothing passed has no rows in the table"
+    assert count_dropped({4: AppliedBatch(5, None)}, {}) == 5, (
+        "a batch of which nothing passed has no rows in the table"
+    )
 
 
 def test_victims_are_named_if_they_are_alone():

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from pushrep.kafka.answers import Answer
+from pushrep.kafka.answers import BrokerAnswer
 from pushrep.kafka.connection import Connection
 from pushrep.kafka.produce import ProduceBatches, answers_of
 
@@ -79,7 +79,7 @@ def test_the_same_bytes_as_aiokafkas_own_send(contexts, data):
     (one, two, three), answers = asyncio.run(exchange(contexts, ways))
     assert one == two == three
     assert data in one
-    assert [answers_of(answer) for answer in answers] == [({1: Answer(0, 5)}, 0)] * 3
+    assert [answers_of(answer) for answer in answers] == [({1: BrokerAnswer(0, 5)}, 0)] * 3
 
 
 def test_a_closed_connection_says_so():

@@ -76,21 +76,21 @@ def test_a_transaction_that_is_refused_is_decided_by_a_named_init():
     """The coordinator ends one that took too long, and raises the epoch: that is nobody else."""
     for events in ((), (core.Added(),)):
         fence = shipping(Fence(has_members=False))
-        assert go(fence, core.RenewalDue(), *events, core.Refused("x")) == core.InitProducer(ProducerId(7, 5))
+        assert go(fence, core.RenewalDue(), *events, core.FenceRefused("x")) == core.InitProducer(ProducerId(7, 5))
         assert go(fence, core.Given(ProducerId(7, 6))) == core.AddPartitions(ProducerId(7, 6))
 
 
 def test_without_members_a_refused_init_stops_this_opening_for_good():
     fence = shipping(Fence(has_members=False))
     refused = core.RefuseShipping("PRODUCER_FENCED", is_taken_over=True)
-    assert go(fence, core.Begun(), core.Refused("PRODUCER_FENCED")) == refused
+    assert go(fence, core.Begun(), core.FenceRefused("PRODUCER_FENCED")) == refused
     assert go(fence, core.Begun()) == refused
 
 
 def test_with_members_the_newest_grant_decides():
     """Contract: "its grant is the newest: it inits anew; else, or with fewer answers, it neither inits nor ships"."""
     fence = shipping(Fence(has_members=True))
-    assert go(fence, core.Begun(), core.Refused("PRODUCER_FENCED")) == core.AskMembers()
+    assert go(fence, core.Begun(), core.FenceRefused("PRODUCER_FENCED")) == core.AskMembers()
     assert go(fence, core.MembersSaid(is_newest=False)) == core.RefuseShipping("PRODUCER_FENCED", is_taken_over=True)
     assert go(fence, core.Begun()) == core.AskMembers(), "they may say otherwise later"
     assert go(fence, core.MembersSaid(is_newest=True)) == core.InitProducer(NO_PRODUCER)
@@ -124,7 +124,7 @@ def test_a_changed_producer_id_is_refused_where_a_fence_is_required(has_members)
 def test_a_renewal_that_had_to_begin_anew_matches():
     """Another instance shipped meanwhile, before this one was found to lead after all."""
     fence = shipping(Fence(has_members=True))
-    go(fence, core.RenewalDue(), core.Refused("x"), core.Refused("x"), core.MembersSaid(is_newest=True))
+    go(fence, core.RenewalDue(), core.FenceRefused("x"), core.FenceRefused("x"), core.MembersSaid(is_newest=True))
     go(fence, core.Given(ProducerId(7, 9)), core.Added(), core.Ended(ProducerId(7, 10)))
     assert go(fence, core.MarkersRead()) == core.Match()
 
@@ -179,7 +179,7 @@ def events_of(kind):
         core.MarkersRead: [core.MarkersRead()],
         core.Matched: [core.Matched()],
         core.RenewalDue: [core.RenewalDue()],
-        core.Refused: [core.Refused("refused")],
+        core.FenceRefused: [core.FenceRefused("refused")],
         core.NotAllowed: [core.NotAllowed("not allowed")],
         core.MembersSaid: [core.MembersSaid(is_newest=True), core.MembersSaid(is_newest=False)],
     }[kind]

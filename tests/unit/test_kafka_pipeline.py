@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.kafka.answers import Answer, Code, Reaction, reaction_to
-from pushrep.kafka.pipeline import IN_FLIGHT_MAX, Pipeline, Sent, connection_lost
+from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code, reaction_to
+from pushrep.kafka.pipeline import IN_FLIGHT_MAX, Pipeline, SentBatch, connection_lost
 from pushrep.records import BatchHeader, encode_batch
 
-OK = Answer(Code.NONE, 0)
+OK = BrokerAnswer(Code.NONE, 0)
 
 
 def sent(start=0, count=3):
-    return Sent(0, start, start + count, 7, encode_batch([b"x"] * count, timestamps_ms=1))
+    return SentBatch(0, start, start + count, 7, encode_batch([b"x"] * count, timestamps_ms=1))
 
 
 def pipeline(*, is_known=True):
@@ -50,12 +50,12 @@ class Broker:
         batches = self._last.setdefault(key, deque(maxlen=5))
         for known_first, known_last, offset in batches:
             if (known_first, known_last) == (first, last):
-                return Answer(Code.NONE, offset)
+                return BrokerAnswer(Code.NONE, offset)
         if batches and first != (batches[-1][1] + 1) % (1 << 31):
-            return Answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+            return BrokerAnswer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
         batches.append((first, last, len(self.taken)))
         self.taken.append(one.start)
-        return Answer(Code.NONE, len(self.taken) - 1)
+        return BrokerAnswer(Code.NONE, len(self.taken) - 1)
 
     def forget(self):
         """As after a restart, of batches whose records are older than `producer.id.expiration.ms`."""
@@ -147,13 +147,13 @@ def test_a_failure_closes_it_until_every_answer_is_in_and_is_retried_first():
     made = pipeline()
     first, second, third = (go(made, sent(n)) for n in range(3))
     bytes_before = [one.data for one in (first, second, third)]
-    list(made.on_answer(first, Answer(Code.NOT_LEADER_OR_FOLLOWER, -1)))
+    list(made.on_answer(first, BrokerAnswer(Code.NOT_LEADER_OR_FOLLOWER, -1)))
     assert not made.takes_more
     assert not made.is_drained
-    list(made.on_answer(second, Answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
-    list(made.on_answer(third, Answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
+    list(made.on_answer(second, BrokerAnswer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
+    list(made.on_answer(third, BrokerAnswer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
     assert made.is_drained
-    assert made.verdict() == (first, Reaction.REFRESH), "the later ones failed because of the first"
+    assert made.verdict() == (first, AnswerReaction.REFRESH), "the later ones failed because of the first"
     made.reopen()
     again = []
     while (one := made.waiting()) is not None:
@@ -167,31 +167,31 @@ def test_what_was_acknowledged_behind_a_lost_answer_is_not_split():
     made = pipeline()
     first, second = go(made, sent(0)), go(made, sent(3))
     list(made.on_answer(second, OK))  # so the first is in the topic as well
-    list(made.on_answer(first, Answer(Code.MESSAGE_TOO_LARGE, -1)))
-    assert made.verdict() == (first, Reaction.RESYNC)
+    list(made.on_answer(first, BrokerAnswer(Code.MESSAGE_TOO_LARGE, -1)))
+    assert made.verdict() == (first, AnswerReaction.RESYNC)
 
 
 def test_taking_back_gives_the_sequence_numbers_back():
     made = pipeline()
     first, second = go(made, sent(0)), go(made, sent(3))
-    list(made.on_answer(first, Answer(Code.MESSAGE_TOO_LARGE, -1)))
-    list(made.on_answer(second, Answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
-    assert made.verdict() == (first, Reaction.SPLIT)
+    list(made.on_answer(first, BrokerAnswer(Code.MESSAGE_TOO_LARGE, -1)))
+    list(made.on_answer(second, BrokerAnswer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
+    assert made.verdict() == (first, AnswerReaction.SPLIT)
     assert made.forget(first) == [first, second]
     assert go(made, sent(0, 1)).base_sequence == first.base_sequence
 
 
-@pytest.mark.parametrize("code", [code for code in Code if reaction_to(code) is not Reaction.DONE])
+@pytest.mark.parametrize("code", [code for code in Code if reaction_to(code) is not AnswerReaction.DONE])
 def test_every_error_closes_the_pipeline(code):
     made = pipeline()
     one = go(made, sent())
-    assert list(made.on_answer(one, Answer(code, -1))) == []
+    assert list(made.on_answer(one, BrokerAnswer(code, -1))) == []
     assert made.is_drained
     assert made.verdict()[0] is one
 
 
 def test_a_code_without_a_name_is_tried_again():
-    assert reaction_to(4711) is Reaction.RETRY
+    assert reaction_to(4711) is AnswerReaction.RETRY
     assert Code.name_of(4711) == "error 4711"
 
 
@@ -208,7 +208,7 @@ def test_whatever_gets_lost_the_broker_has_it_once_and_in_order(data):
         if made.is_drained:
             wire.clear()
             _, reaction = made.verdict()
-            assert reaction in {Reaction.RETRY, Reaction.REFRESH}, "the broker's state never gets lost here"
+            assert reaction in {AnswerReaction.RETRY, AnswerReaction.REFRESH}, "the broker's state never gets lost here"
             made.reopen()
         step = data.draw(st.sampled_from(["send", "answer", "lose request", "lose answer"]))
         if step == "send" and made.takes_more:
@@ -235,7 +235,7 @@ def test_whatever_gets_lost_the_broker_has_it_once_and_in_order(data):
 
 def recovered(made, broker, following):
     """What goes on behind a failure, as Recovery does it: again, or under a new id from what the topic holds."""
-    if made.verdict()[1] is not Reaction.RESYNC:
+    if made.verdict()[1] is not AnswerReaction.RESYNC:
         made.reopen()
         return following
     made.begin(made.producer_id + 1, 0)
@@ -264,7 +264,7 @@ def test_a_broker_that_forgets_producers_gets_copies_and_never_a_hole(data):
             one = wire.popleft()
             list(made.on_answer(one, broker.append(one)))
         elif wire and step == "refuse":  # it does not lead yet
-            list(made.on_answer(wire.popleft(), Answer(Code.NOT_LEADER_OR_FOLLOWER, -1)))
+            list(made.on_answer(wire.popleft(), BrokerAnswer(Code.NOT_LEADER_OR_FOLLOWER, -1)))
         elif step == "restart":  # its records are old, so it reads nothing of producers from its log
             for number in range(data.draw(st.integers(0, len(wire)))):
                 broker.append(wire[number])

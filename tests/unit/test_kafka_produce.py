@@ -6,7 +6,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.kafka.answers import Answer
+from pushrep.kafka.answers import BrokerAnswer
 from pushrep.kafka.produce import ProduceBatches, answers_of
 
 VERSION_13, VERSION_7 = {0: (0, 13)}, {0: (3, 9)}
@@ -34,4 +34,4 @@ def test_brokers_before_4_1_get_the_topics_name():
 def test_an_answer_by_topic_id():
     request = ProduceBatches("orders", UUID(int=7), {}, 1).prepare(VERSION_13)
     response = request.RESPONSE_TYPE.decode(BytesIO(ANSWER))
-    assert answers_of(response) == ({1: Answer(0, 5), 2: Answer(10, -1, "too")}, 300)
+    assert answers_of(response) == ({1: BrokerAnswer(0, 5), 2: BrokerAnswer(10, -1, "too")}, 300)

@@ -12,8 +12,8 @@ from pushrep.kafka.progress import (
     FILE_NAME,
     EpochPartitions,
     PartitionProgress,
-    Progress,
     Rebase,
+    ShippingProgress,
     Skip,
     decode_progress,
     encode_progress,
@@ -22,7 +22,7 @@ from pushrep.kafka.progress import (
 )
 from pushrep.seams import REAL_FILESYSTEM
 
-PROGRESS = Progress(
+PROGRESS = ShippingProgress(
     topic_id=UUID(int=7),
     pid_epoch=2,
     epochs=(EpochPartitions(0, 3), EpochPartitions(2, None, {0: 100, 1: 50})),
@@ -60,8 +60,8 @@ def test_what_a_rebase_notes_is_read_again():
 
 def test_a_file_is_replaced_whole(tmp_path):
     assert read_progress(REAL_FILESYSTEM, tmp_path) == {}
-    write_progress(REAL_FILESYSTEM, tmp_path, {"orders": PROGRESS, "b": Progress()})
-    assert read_progress(REAL_FILESYSTEM, tmp_path) == {"orders": PROGRESS, "b": Progress()}
+    write_progress(REAL_FILESYSTEM, tmp_path, {"orders": PROGRESS, "b": ShippingProgress()})
+    assert read_progress(REAL_FILESYSTEM, tmp_path) == {"orders": PROGRESS, "b": ShippingProgress()}
 
 
 def test_every_broken_byte_is_refused(tmp_path):
@@ -94,7 +94,7 @@ def test_each_epoch_goes_by_its_own_number_of_partitions():
 def test_where_records_of_another_partition_end():
     """What a partition of the topic lost is sent again from there on, and nothing that went elsewhere."""
     epochs = (EpochPartitions(0, 2), EpochPartitions(1, 4, {3: 20, 1: 20}), EpochPartitions(2, 8, {3: 50, 1: 50}))
-    progress = Progress(epochs=epochs)
+    progress = ShippingProgress(epochs=epochs)
     assert [progress.topic_partition(3, offset) for offset in (19, 20, 49, 50)] == [1, 3, 3, 3]
     assert [progress.same_since(3, offset) for offset in (0, 19, 20, 49, 50, 90)] == [0, 0, 20, 20, 20, 20]
     assert [progress.same_since(1, offset) for offset in (0, 19, 20, 50, 90)] == [0, 0, 0, 0, 0]
@@ -103,7 +103,7 @@ def test_where_records_of_another_partition_end():
 
 def test_a_grown_topic_changes_nothing_before_repartition():
     """Contract: "n is fixed at first use: more partitions change nothing until `pushrep outbox repartition`"."""
-    first = Progress().with_topic(UUID(int=1), 3, 0)
+    first = ShippingProgress().with_topic(UUID(int=1), 3, 0)
     grown = first.with_topic(UUID(int=1), 6, 0)
     assert [grown.topic_partition(p, 10) for p in range(6)] == [0, 1, 2, 0, 1, 2]
     again = grown.repartitioned(1, dict.fromkeys(range(6), 20)).with_topic(UUID(int=1), 6, 1)

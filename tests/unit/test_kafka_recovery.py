@@ -6,8 +6,8 @@ import pytest
 
 from pushrep.kafka import recovery
 from pushrep.kafka.answers import Code
-from pushrep.kafka.cluster import Bounds, BrokerError
-from pushrep.kafka.recovery import Recovery
+from pushrep.kafka.cluster import BrokerError, PartitionBounds
+from pushrep.kafka.recovery import ShippingRecovery
 from pushrep.kafka.topic import TopicFacts
 
 
@@ -26,7 +26,7 @@ class MovedCluster:
         return {0: 100}
 
     async def bounds(self, partition):
-        return Bounds(0, (await self.ends([partition]))[partition])
+        return PartitionBounds(0, (await self.ends([partition]))[partition])
 
 
 class Shipped:
@@ -42,7 +42,7 @@ def test_who_sends_nothing_learns_that_another_broker_leads(monkeypatch):
     monkeypatch.setattr(recovery, "look_at_topic", lambda *_: facts)
     monkeypatch.setattr(recovery, "_LOOK_AT_END_S", 0)
     cluster, shipped = MovedCluster(), Shipped()
-    looking = Recovery(None, facts, cluster, shipped, None, lambda _: None)
+    looking = ShippingRecovery(None, facts, cluster, shipped, None, lambda _: None)
     asyncio.run(looking.check_topic({0: 150}))
     assert cluster.knows_leader
     with pytest.raises(BrokerError, match="ends below"):

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from filtering import StreamMetadata, pack_keys
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, RecordAboveLimit, ShippingStopped, ShippingTimeout
 from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.kafka.progress import EpochPartitions, PartitionProgress, Progress
-from pushrep.kafka.resume import Matching, Origin, behind_old_messages, whole_batches
+from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress
+from pushrep.kafka.resume import Matching, RecordOrigin, behind_old_messages, whole_batches
 from pushrep.kafka.shipment import Shipment
-from pushrep.kafka.source import LogSource
+from pushrep.kafka.source import ShippedPartition
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, RecordBatch, encode_batch, header
 from pushrep.records.checksum import crc32c
 from pushrep.seams import SYSTEM_CLOCK
 
 PID = 7
-ORIGIN = Origin(carrier="key", pids={0: PID, 1: 8}, pid_epoch=0)
+ORIGIN = RecordOrigin(carrier="key", pids={0: PID, 1: 8}, pid_epoch=0)
 LIMIT = 1 << 20
 
 
@@ -52,7 +52,7 @@ def spans(sent):
 def test_only_what_is_below_the_stable_offset_is_shipped(tmp_path):
     """Contract, Kafka as a destination: "It ships below `stable_offset` only"."""
     with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
-        source = LogSource(log, 0, 0)
+        source = ShippedPartition(log, 0, 0)
         append(log, b"a", b"b")
         append(log, b"c")
         assert not source.look()
@@ -65,7 +65,7 @@ def test_only_what_is_below_the_stable_offset_is_shipped(tmp_path):
 
 def test_sealed_batches_come_as_they_are(log):
     first, second = append(log, b"a", b"b"), append(log, b"c")
-    source = LogSource(log, 0, 0)
+    source = ShippedPartition(log, 0, 0)
     sent = pieces(source)
     assert [bytes(one.batch.data[61:]) for one in sent] == [bytes(one.data[61:]) for one in (first, second)]
     assert [one.log_crc for one in sent] == [first.header.crc, second.header.crc]
@@ -74,7 +74,7 @@ def test_sealed_batches_come_as_they_are(log):
 def test_after_a_rewind_everything_unacknowledged_comes_again(log):
     for n in range(4):
         append(log, b"%d" % n)
-    source = LogSource(log, 0, 0)
+    source = ShippedPartition(log, 0, 0)
     assert len(pieces(source)) == 4
     source.on_acknowledged(2, 0, 2)
     source.rewind()
@@ -89,7 +89,7 @@ def test_what_the_disk_broke_does_not_become_valid(log):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    source = LogSource(log, 0, 0)
+    source = ShippedPartition(log, 0, 0)
     source.look()
     with pytest.raises(CorruptBatch):
         pieces(source)
@@ -97,7 +97,7 @@ def test_what_the_disk_broke_does_not_become_valid(log):
 
 def test_the_records_before_one_that_is_too_large_go_first(log):
     append(log, b"a", bytes(5000), b"c")
-    source = LogSource(log, 0, 0)
+    source = ShippedPartition(log, 0, 0)
     source.look()
     assert spans([source.next_piece(1000)]) == [(0, 1)]
     for _ in range(2):  # however often it is tried
@@ -111,7 +111,7 @@ def test_the_records_before_one_that_is_too_large_go_first(log):
 def test_a_skipped_record_counts_once_everything_before_it_is_acknowledged(log):
     append(log, b"a")
     append(log, b"given up")
-    source = LogSource(log, 0, 0)
+    source = ShippedPartition(log, 0, 0)
     source.skipped = OffsetRanges([(1, 2)])
     source.look()
     assert spans([source.next_piece(LIMIT)]) == [(0, 1)]
@@ -194,7 +194,7 @@ FOUND = {
 def test_a_record_of_the_topic_is_ours_by_its_content(tmp_path, name, is_next):
     """identity T1: the 20 bytes and the content; also of one that is not the next one of its log."""
     batch, expected = FOUND[name]
-    origin = Origin(carrier="key", pids={0: 6, 1: PID, 2: 8}, pid_epoch=1)
+    origin = RecordOrigin(carrier="key", pids={0: 6, 1: PID, 2: 8}, pid_epoch=1)
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0)) as log:
         append(log, b"gone")
         append(log, b"b")
@@ -241,7 +241,7 @@ def test_ranges_of_offsets_are_as_the_set(spans, start, length):
 
 
 def test_the_metadata_of_the_header_carrier_is_the_last_one():
-    origin = Origin(carrier="header", pids={0: PID}, pid_epoch=0)
+    origin = RecordOrigin(carrier="header", pids={0: PID}, pid_epoch=0)
     headers = [[("stream-metadata", b"first"), ("other", b"x"), ("stream-metadata", b"last")]]
     (record,) = encode_batch([b"v"], headers=headers, timestamps_ms=1).records()
     assert origin.metadata_of(record) == b"last"
@@ -278,7 +278,7 @@ def test_a_batch_of_others_that_can_not_be_read_is_nobodys(log):
 
 def shipment(log, at, *, pid_epoch=0, stored_epoch=0):
     epochs = (EpochPartitions(0, 1),)
-    progress = Progress(epochs=epochs, pid_epoch=stored_epoch, partitions={0: at} if at else {})
+    progress = ShippingProgress(epochs=epochs, pid_epoch=stored_epoch, partitions={0: at} if at else {})
     return Shipment([log], progress, pid_epoch, SYSTEM_CLOCK)
 
 

@@ -22,7 +22,7 @@ from pushrep.node.access import (
 )
 from pushrep.node.errors import CorruptNodeFile
 from pushrep.protocol.calls import CALLS, ApiKey
-from pushrep.protocol.frames import Kind
+from pushrep.protocol.frames import FrameKind
 from pushrep.protocol.vocabulary import VOCABULARY
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 
@@ -34,7 +34,7 @@ FROM_BEFORE = Place(ID, None, frozenset({"orders"}), is_here=True)
 
 def test_a3_every_call_of_the_vocabulary_has_its_roles():
     assert access.ROLES_OF.keys() == set(VOCABULARY.versions)
-    asked = {key for key, kinds in CALLS.items() if Kind.REQUEST in kinds}
+    asked = {key for key, kinds in CALLS.items() if FrameKind.REQUEST in kinds}
     nobody = {key for key, roles in access.ROLES_OF.items() if not roles}
     assert nobody.isdisjoint(asked), "a call that nobody may make"
     assert {key for key, roles in access.ROLES_OF.items() if roles == access.ALL} == {ApiKey.API_VERSIONS}

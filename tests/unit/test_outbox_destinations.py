@@ -10,7 +10,7 @@ import pytest
 
 from pushrep import KafkaDestination, LogConfig, Outbox
 from pushrep.cli.main import run
-from pushrep.kafka.progress import EpochPartitions, PartitionProgress, Progress, read_progress, write_progress
+from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress, read_progress, write_progress
 from pushrep.log import StillNeeded
 from pushrep.outbox.destinations import repartition
 from pushrep.outbox.identity import read_identity
@@ -18,7 +18,7 @@ from pushrep.seams import REAL_FILESYSTEM
 from tests.kafka.cluster import free_ports
 
 SMALL = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
-BEFORE = Progress(
+BEFORE = ShippingProgress(
     topic_id=UUID(int=7), epochs=(EpochPartitions(0, 3),), partitions={0: PartitionProgress(5, 5, 4711)}
 )  # fmt: skip
 

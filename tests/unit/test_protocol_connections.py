@@ -6,7 +6,7 @@ import pytest
 
 from pushrep.errors import BadArgument
 from pushrep.protocol.calls import ApiKey
-from pushrep.protocol.client import Answer, ClientConnection, Event, first_request
+from pushrep.protocol.client import CallAnswer, ClientConnection, PeerEvent, first_request
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.errors import (
     MalformedFrame,
@@ -16,7 +16,7 @@ from pushrep.protocol.errors import (
     UnexpectedAnswer,
     UnknownCall,
 )
-from pushrep.protocol.frames import FrameLimits, FrameReader, Kind, frame_head
+from pushrep.protocol.frames import FrameKind, FrameLimits, FrameReader, frame_head
 from pushrep.protocol.push_messages import (
     ApiVersion,
     ApiVersionsRequest,
@@ -97,7 +97,7 @@ def test_a_request_and_its_answer(pair):
     assert (server.open_calls, len(client.in_flight)) == (1, 1)
     response = AppendRecordsResponse(results=(AppendRecordsResult(log_end_offset=101),))
     (answer,) = client.feed(joined(server.answer(call, response)))
-    assert answer == Answer(call.correlation_id, append_request(BATCH, b"tail"), response)
+    assert answer == CallAnswer(call.correlation_id, append_request(BATCH, b"tail"), response)
     assert (server.open_calls, client.in_flight) == (0, ())
 
 
@@ -185,7 +185,7 @@ def test_a_replay_streams_under_its_attach(pair):
     data = ReplayData(session_id=77, start_offset=0, end_offset=9, tip_offset=20, records=(BATCH,))
     end = ReplayEnd(session_id=77, reason=ReplayEndReason.LIMIT_REACHED, offset=9)
     stream = joined(server.event(call, data)) + joined(server.event(call, data)) + joined(server.event(call, end))
-    assert client.feed(stream) == [Event(call.correlation_id, data)] * 2 + [Event(call.correlation_id, end)]
+    assert client.feed(stream) == [PeerEvent(call.correlation_id, data)] * 2 + [PeerEvent(call.correlation_id, end)]
     with pytest.raises(BadArgument, match="over"):
         server.event(call, data)
     with pytest.raises(UnexpectedAnswer):
@@ -197,7 +197,7 @@ def test_an_answer_and_its_first_event_may_come_together(pair):
     call = asked(client, server, AttachRequest(session_id=77, credit_bytes=1))
     beat = ReplayData(session_id=77, start_offset=0, end_offset=0, tip_offset=0)
     stream = joined(server.answer(call, AttachResponse())) + joined(server.event(call, beat))
-    assert [type(heard) for heard in client.feed(stream)] == [Answer, Event]
+    assert [type(heard) for heard in client.feed(stream)] == [CallAnswer, PeerEvent]
 
 
 def test_credit_goes_to_the_server_and_may_come_too_late(pair):
@@ -221,7 +221,7 @@ def test_events_want_their_call(pair):
         server.event(call, ReplayData(session_id=1, start_offset=0, end_offset=0, tip_offset=0))
     client.feed(joined(server.answer(call, DeleteResponse())))
     done = DeleteDone(recording_id=1, freed_bytes=10)
-    assert client.feed(joined(server.event(call, done))) == [Event(call.correlation_id, done)]
+    assert client.feed(joined(server.event(call, done))) == [PeerEvent(call.correlation_id, done)]
 
 
 def test_after_a_refused_attach_no_event_follows(pair):
@@ -256,7 +256,7 @@ def test_a_server_does_not_ask(pair):
 def test_a_future_client_learns_what_is_spoken():
     """KIP-511: the request can't be read, and is answered in version 0 all the same."""
     server = ServerConnection()
-    (call,) = server.feed(frame_head((ApiKey.API_VERSIONS, Kind.REQUEST), 9, 3, b"fields of the future", 0))
+    (call,) = server.feed(frame_head((ApiKey.API_VERSIONS, FrameKind.REQUEST), 9, 3, b"fields of the future", 0))
     assert call == Call(3, ApiKey.API_VERSIONS, 0, ApiVersionsRequest(), is_version_known=False)
     client = ClientConnection()
     correlation_id, _ = client.ask(first_request("test", "1"))
@@ -310,7 +310,7 @@ def test_an_event_is_in_the_version_of_its_call():
 
 def test_a_future_version_of_anything_else_is_refused():
     with pytest.raises(UnknownCall, match="versions 0 to 0 are spoken"):
-        ServerConnection().feed(frame_head((ApiKey.LIST_LOGS, Kind.REQUEST), 9, 3, b"", 0))
+        ServerConnection().feed(frame_head((ApiKey.LIST_LOGS, FrameKind.REQUEST), 9, 3, b"", 0))
 
 
 @pytest.mark.parametrize(

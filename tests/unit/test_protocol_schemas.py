@@ -12,7 +12,7 @@ from pushrep.errors import BadArgument
 from pushrep.protocol.calls import CALLS, ApiKey
 from pushrep.protocol.error_codes import ERROR_TABLE, ErrorCode
 from pushrep.protocol.errors import MalformedMessage, NotInVersion, SchemaMismatch
-from pushrep.protocol.frames import FrameLimits, FrameReader, Kind, frame_head
+from pushrep.protocol.frames import FrameKind, FrameLimits, FrameReader, frame_head
 from pushrep.protocol.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
@@ -247,7 +247,7 @@ def test_missing_fields_knows_named_types():
 
 def test_an_error_code_of_the_future_reads_as_unknown():
     message = DescribeLogResponse(logs=(LogDescription(tp=TP, error_code=ErrorCode.LOG_OFFLINE),))
-    road = VOCABULARY._spoken[ApiKey.DESCRIBE_LOG, Kind.RESPONSE, 0].road
+    road = VOCABULARY._spoken[ApiKey.DESCRIBE_LOG, FrameKind.RESPONSE, 0].road
     datum = road.to_datum(message, [])
     datum["logs"][0]["error_code"] = 30_000
     assert road.from_datum(datum, None).logs[0].error_code is ErrorCode.UNKNOWN_SERVER_ERROR
@@ -299,24 +299,24 @@ def test_a_partition_refuses_impossible_numbers(name, value):
 
 def test_numbers_out_of_range_are_refused_on_arrival():
     """The sender's class would not make them: the bytes are written past it."""
-    spoken = VOCABULARY._spoken[ApiKey.CREDIT, Kind.EVENT, 0]
+    spoken = VOCABULARY._spoken[ApiKey.CREDIT, FrameKind.EVENT, 0]
     assert spoken.struct is Credit
     header = b"\x02\x01"  # session 1, bytes -1
     with pytest.raises(MalformedMessage, match=r"Credit\.bytes"):
-        heard(VOCABULARY, frame_head((ApiKey.CREDIT, Kind.EVENT), 0, 1, header, 0))
+        heard(VOCABULARY, frame_head((ApiKey.CREDIT, FrameKind.EVENT), 0, 1, header, 0))
 
 
 def test_sizes_that_only_add_up_are_refused():
     """Ten bytes for one partition and ten less than none for the other make none in all."""
     message = AppendRecordsRequest(partitions=(partition(), partition()))
-    spoken = VOCABULARY._spoken[ApiKey.APPEND_RECORDS, Kind.REQUEST, 0]
+    spoken = VOCABULARY._spoken[ApiKey.APPEND_RECORDS, FrameKind.REQUEST, 0]
     datum = road_of(AppendRecordsRequest).to_datum(message, [])
     for part, size in zip(datum["partitions"], (10, -10), strict=True):
         part["records_bytes"] = size
     target = BytesIO()
     schemaless_writer(target, spoken.writer, datum)
     with pytest.raises(MalformedMessage, match="records_bytes is -10"):
-        heard(VOCABULARY, frame_head((ApiKey.APPEND_RECORDS, Kind.REQUEST), 0, 1, target.getvalue(), 0))
+        heard(VOCABULARY, frame_head((ApiKey.APPEND_RECORDS, FrameKind.REQUEST), 0, 1, target.getvalue(), 0))
     with pytest.raises(ValueError, match="records_bytes is -10"):
         road_of(AppendRecordsRequest).body_bytes(datum)
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from pushrep.cli.main import cli
-from pushrep.kafka.progress import PartitionProgress, Progress, write_progress
+from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.retention import SealedSegment, purgeable
 from pushrep.outbox import Outbox, SettingRefused
@@ -82,7 +82,7 @@ def test_a_destination_keeps_what_it_lacks_until_it_is_dropped(tmp_path):
     with open_outbox(tmp_path) as outbox:
         fill(outbox)
     at = {0: PartitionProgress(7, 7, 0)}
-    write_progress(REAL_FILESYSTEM, tmp_path, {"topic-1": Progress(topic_id=UUID(int=1), partitions=at)})
+    write_progress(REAL_FILESYSTEM, tmp_path, {"topic-1": ShippingProgress(topic_id=UUID(int=1), partitions=at)})
     for is_open in (False, True):
         outbox = open_outbox(tmp_path) if is_open else None
         (found, _) = purge(tmp_path, "--before", "2100-01-01")
@@ -106,7 +106,7 @@ def test_the_retention_by_default_rests_on_the_version_that_made_the_outbox(tmp_
             old = read_identity(REAL_FILESYSTEM, path)
             object.__setattr__(old, "retention_default_ms", None)
             write_identity(REAL_FILESYSTEM, path, old)
-        write_progress(REAL_FILESYSTEM, path, {"t": Progress(topic_id=UUID(int=1))})
+        write_progress(REAL_FILESYSTEM, path, {"t": ShippingProgress(topic_id=UUID(int=1))})
         caplog.clear()
         with open_outbox(path) as outbox:
             assert kept(outbox) == (None if made_before else 7 * 86_400_000, None)

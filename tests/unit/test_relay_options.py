@@ -8,7 +8,7 @@ pytest.importorskip("pyspark")
 
 from click.testing import CliRunner
 
-from spark_jobs.jobs.options import BadOption
+from spark_jobs.jobs.options import BadJobOption
 from spark_jobs.jobs.relay import main
 from spark_jobs.jobs.relaying import RelayOptions
 
@@ -47,7 +47,7 @@ def options(**given):
 )
 def test_refused_by_name(given, names):
     """Contract "Spark": the relay refuses failOnDataLoss=false; jobs refuse Real-Time Mode."""
-    with pytest.raises(BadOption, match=names):
+    with pytest.raises(BadJobOption, match=names):
         options(**given)
 
 

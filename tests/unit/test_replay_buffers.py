@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pushrep.protocol.frames import FrameLimits, FrameReader, Opened, frame_head
+from pushrep.protocol.frames import FrameLimits, FrameReader, OpenedFrame, frame_head
 from pushrep.protocol.spares import SPARE_BYTES
 from pushrep.replay.buffers import Buffers, KeptBuffers
 
@@ -18,7 +18,7 @@ def frame(body):
 @pytest.fixture
 def reader():
     def opened(prefix, _header):
-        return Opened(prefix.body_bytes, lambda body: body)
+        return OpenedFrame(prefix.body_bytes, lambda body: body)
 
     return FrameReader(opened, FrameLimits(), KeptBuffers(SPARE_BYTES))
 

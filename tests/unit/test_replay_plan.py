@@ -9,15 +9,15 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import Span
-from pushrep.replay.model import FOLLOW, TO_END, AtTime, LogFacts, ReplayRequest, ReplaySettings
+from pushrep.replay.model import FOLLOW, TO_END, AtTime, LogSnapshot, ReplayRequest, ReplaySettings
 from pushrep.replay.plan import Node, needs_liveness, plan_replay
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.states import ReplayState
 
-LIVE = LogFacts(start=10, written=100, flushed=80, high_watermark=60)
-STOPPED = LogFacts(start=10, written=60, flushed=60, high_watermark=60, is_live=False)
-EMPTY = LogFacts(start=10, written=10, flushed=10, high_watermark=10)
-EMPTY_STOPPED = LogFacts(start=10, written=10, flushed=10, high_watermark=10, is_live=False)
+LIVE = LogSnapshot(start=10, written=100, flushed=80, high_watermark=60)
+STOPPED = LogSnapshot(start=10, written=60, flushed=60, high_watermark=60, is_live=False)
+EMPTY = LogSnapshot(start=10, written=10, flushed=10, high_watermark=10)
+EMPTY_STOPPED = LogSnapshot(start=10, written=10, flushed=10, high_watermark=10, is_live=False)
 TIMES = {5: 12, 7: 59, 8: 200}
 
 
@@ -132,7 +132,7 @@ def sessions(**settings):
 
 def start(many, recording=3, **request):
     session = many.start(ReplayRequest(recording=recording, **request), LIVE, TIMES.get, 0)
-    many.handle(session, e.Opened(), 0)
+    many.handle(session, e.SegmentOpened(), 0)
     return session
 
 
@@ -196,9 +196,9 @@ def test_one_block_a_turn_is_fair_to_200_sessions_with_unequal_batches():
     sizes = {}
     for _ in range(200):
         session = start(many)
-        many.handle(session, e.Attached(1 << 50), 0)
+        many.handle(session, e.SubscriberAttached(1 << 50), 0)
         sizes[session.id] = chosen.choice([1_000, 9_000, 30_000])
-    endless = LogFacts(start=10, written=1 << 40, flushed=1 << 40, high_watermark=1 << 40)
+    endless = LogSnapshot(start=10, written=1 << 40, flushed=1 << 40, high_watermark=1 << 40)
     budget = 200 * 15 * (1 << 16)  # what the link takes in this test
     while budget > 0:
         for session in many:
@@ -207,7 +207,7 @@ def test_one_block_a_turn_is_fair_to_200_sessions_with_unequal_batches():
                 at, size = effect.position, sizes[session.id]
                 spans = tuple(Span(at + i, at + i + 1, size, 1) for i in range(effect.max_bytes // size + 2))
                 (block,) = many.handle(session, e.BlockRead(spans), 0)
-                many.handle(session, e.Sent(), 0)
+                many.handle(session, e.BlockSent(), 0)
                 budget -= block.size_bytes
             if budget <= 0:
                 break
@@ -227,7 +227,7 @@ def test_whether_somebody_writes_is_asked_only_where_a_request_begins_at_the_end
     assert needed(EMPTY)
     for position in (None, 10, 59):
         stopped, live = (
-            plan(LogFacts(start=10, written=60, flushed=60, high_watermark=60, is_live=is_live), position=position)
+            plan(LogSnapshot(start=10, written=60, flushed=60, high_watermark=60, is_live=is_live), position=position)
             for is_live in (False, True)
         )
         assert stopped == live

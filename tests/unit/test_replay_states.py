@@ -8,13 +8,13 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
-from pushrep.replay.model import LogFacts, ReplaySettings
+from pushrep.replay.model import LogSnapshot, ReplaySettings
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.states import NEXT, EventKind, ImpossibleEvent, ReplayState
 
 SETTINGS = ReplaySettings(connect_timeout_ms=5_000, liveness_timeout_ms=10_000, heartbeat_ms=1_000, block_bytes=1_000)
-STABLE_100 = LogFacts(start=0, written=100, flushed=100, high_watermark=100)
+STABLE_100 = LogSnapshot(start=0, written=100, flushed=100, high_watermark=100)
 SPAN = Span(0, 10, 400, 10)
 
 # The contract, said a second time and without the code's own table. "!" can't happen; else the states it may lead to.
@@ -30,19 +30,19 @@ MAY = {
 }  # fmt: skip
 LETTER = {ReplayState.INIT: "I", ReplayState.REPLAY: "R", ReplayState.INACTIVE: "N", ReplayState.DONE: "D"}
 EVENTS = {
-    EventKind.OPENED: [e.Opened(), e.Opened(leader_epoch=3, epoch_by_log=2)],
+    EventKind.OPENED: [e.SegmentOpened(), e.SegmentOpened(leader_epoch=3, epoch_by_log=2)],
     EventKind.OPEN_FAILED: [e.OpenFailed(ErrorCode.CORRUPT_MESSAGE, "damaged")],
-    EventKind.ATTACHED: [e.Attached(10_000)],
+    EventKind.ATTACHED: [e.SubscriberAttached(10_000)],
     EventKind.CREDITED: [e.Credited(10)],
-    EventKind.TURN: [e.Turn(STABLE_100), e.Turn(LogFacts(start=0, written=1, flushed=1, high_watermark=1))],
+    EventKind.TURN: [e.Turn(STABLE_100), e.Turn(LogSnapshot(start=0, written=1, flushed=1, high_watermark=1))],
     EventKind.BLOCK_READ: [e.BlockRead((SPAN,)), e.BlockRead(())],
     EventKind.READ_FAILED: [e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, "damaged", 0)],
-    EventKind.SENT: [e.Sent()],
+    EventKind.SENT: [e.BlockSent()],
     EventKind.STOP: [e.Stop()],
     EventKind.SUBSCRIBER_GONE: [e.SubscriberGone()],
     EventKind.DELETED: [e.Deleted()],
     EventKind.TRUNCATED: [e.Truncated(2), e.Truncated(50)],
-    EventKind.LEASE_BROKEN: [e.LeaseBroken("the disk is full")],
+    EventKind.LEASE_BROKEN: [e.LeaseLost("the disk is full")],
     EventKind.END_SENT: [e.EndSent()],
 }
 
@@ -62,7 +62,7 @@ class Driver:
         return got
 
     def started(self, credit=10_000):
-        self(e.Opened(), e.Attached(credit))
+        self(e.SegmentOpened(), e.SubscriberAttached(credit))
         return self
 
     @property
@@ -82,7 +82,7 @@ def drivers_in(state):
     """Sessions in that state, by every short road that leads there."""
     if state is ReplayState.INIT:
         yield Driver(position=5)
-        for event in (e.Opened(), e.Attached(10_000)):
+        for event in (e.SegmentOpened(), e.SubscriberAttached(10_000)):
             driver = Driver(position=5)
             driver(event)
             yield driver
@@ -95,7 +95,7 @@ def drivers_in(state):
         sending(e.Turn(STABLE_100), e.BlockRead((SPAN,)))
         yield sending
         between = Driver().started()
-        between(e.Turn(STABLE_100), e.BlockRead((SPAN,)), e.Sent())
+        between(e.Turn(STABLE_100), e.BlockRead((SPAN,)), e.BlockSent())
         yield between
     elif state is ReplayState.INACTIVE:
         for driver in drivers_in(ReplayState.REPLAY):
@@ -163,7 +163,7 @@ def test_an_end_is_told_once_and_its_slot_comes_back_whatever_follows(event):
 
 def test_who_does_not_attach_in_time_loses_the_slot():
     driver = Driver()
-    assert driver(e.Opened()) == [e.Started(0)]
+    assert driver(e.SegmentOpened()) == [e.Started(0)]
     assert driver(e.Turn(STABLE_100), at=4_999) == []
     assert driver(e.Turn(STABLE_100), at=5_000) == [e.ReleaseLease(), e.Forget()]
 
@@ -214,9 +214,9 @@ def test_credit_is_overdrawn_by_one_batch_at_most():
     spans = tuple(Span(base, base + 10, 400, 10) for base in range(0, 50, 10))
     driver(e.Turn(STABLE_100))
     assert only(driver(e.BlockRead(spans)), e.SendBlock) == e.SendBlock(0, 10, 1, 400, 100)
-    driver(e.Sent(), e.Turn(STABLE_100))
+    driver(e.BlockSent(), e.Turn(STABLE_100))
     assert only(driver(e.BlockRead(spans[1:])), e.SendBlock).spans == 1, "100 bytes of credit take one batch of 400"
-    driver(e.Sent())
+    driver(e.BlockSent())
     assert driver(e.Turn(STABLE_100)) == [], "300 bytes overdrawn"
     driver(e.Credited(300))
     assert driver(e.Turn(STABLE_100)) == []
@@ -239,7 +239,7 @@ def test_the_rate_is_kept_and_is_no_stall():
         for effect in driver(e.Turn(STABLE_100), at=now):
             if isinstance(effect, e.ReadBlock) and effect.position < 100:
                 base = effect.position
-                driver(e.BlockRead((Span(base, base + 1, 400, 1),)), e.Sent())
+                driver(e.BlockRead((Span(base, base + 1, 400, 1),)), e.BlockSent())
                 sent.append(now)
     assert driver.ends() == []
     assert len(sent) == 100
@@ -251,7 +251,7 @@ def test_the_rate_is_kept_and_is_no_stall():
 
 def test_a_cut_below_what_was_reached_ends_it_with_offset_and_epoch():
     driver = Driver().started()
-    driver(e.Turn(STABLE_100), e.BlockRead((SPAN,)), e.Sent())
+    driver(e.Turn(STABLE_100), e.BlockRead((SPAN,)), e.BlockSent())
     assert driver(e.Truncated(10, 4)) == [], "nothing above the cut was given"
     end = only(driver(e.Truncated(9, 5)), e.SendEnd)
     assert (end.reason, end.code, end.cut_offset, end.leader_epoch) == (
@@ -262,28 +262,28 @@ def test_a_cut_below_what_was_reached_ends_it_with_offset_and_epoch():
 def test_a_cut_lowers_the_end_that_was_recorded_when_the_request_came():
     driver = Driver(end=100).started()
     driver(e.Truncated(10, 4))
-    driver(e.Turn(STABLE_100), e.BlockRead((SPAN,)), e.Sent())
+    driver(e.Turn(STABLE_100), e.BlockRead((SPAN,)), e.BlockSent())
     assert only(driver(e.Turn(STABLE_100)), e.SendEnd).reason is ReplayEndReason.LIMIT_REACHED
 
 
 def test_an_end_that_is_shorter_than_the_position_is_a_cut_that_nobody_told():
     driver = Driver(position=50).started()
-    facts = LogFacts(start=0, written=40, flushed=40, high_watermark=40)
+    facts = LogSnapshot(start=0, written=40, flushed=40, high_watermark=40)
     assert only(driver(e.Turn(facts)), e.SendEnd).reason is ReplayEndReason.TRUNCATED
 
 
 def test_a_resumed_session_is_refused_if_the_record_before_is_of_another_epoch():
     driver = Driver(position=50, epoch_before=3)
-    refusal = only(driver(e.Opened(leader_epoch=5, epoch_before=4)), e.Refuse)
+    refusal = only(driver(e.SegmentOpened(leader_epoch=5, epoch_before=4)), e.Refuse)
     assert refusal.code is ErrorCode.TRUNCATED
     assert driver.state is ReplayState.DONE
     driver = Driver(position=50, epoch_before=4)
-    assert driver(e.Opened(leader_epoch=5, epoch_before=4)) == [e.Started(50)]
+    assert driver(e.SegmentOpened(leader_epoch=5, epoch_before=4)) == [e.Started(50)]
 
 
 def test_a_counted_replay_waits_at_a_live_tip_and_ends_at_a_stop():
     driver = Driver(position=100, records=5).started()
-    stopped = LogFacts(start=0, written=100, flushed=100, high_watermark=100, is_live=False)
+    stopped = LogSnapshot(start=0, written=100, flushed=100, high_watermark=100, is_live=False)
     assert driver.session.wants_liveness
     assert driver(e.Turn(STABLE_100)) == []
     assert only(driver(e.Turn(stopped)), e.SendEnd).reason is ReplayEndReason.LIMIT_REACHED
@@ -291,9 +291,9 @@ def test_a_counted_replay_waits_at_a_live_tip_and_ends_at_a_stop():
 
 def test_following_survives_a_stop_of_the_writer():
     driver = Driver(position=100).started()
-    stopped = LogFacts(start=0, written=100, flushed=100, high_watermark=100, is_live=False)
+    stopped = LogSnapshot(start=0, written=100, flushed=100, high_watermark=100, is_live=False)
     assert driver(e.Turn(stopped)) == []
-    more = LogFacts(start=0, written=120, flushed=120, high_watermark=120)
+    more = LogSnapshot(start=0, written=120, flushed=120, high_watermark=120)
     assert only(driver(e.Turn(more)), e.ReadBlock).position == 100
 
 
@@ -311,7 +311,7 @@ def test_nothing_asked_for_ends_at_once_and_normally():
 )
 def test_a_bound_of_the_log_is_the_limit_of_every_read(bound, limit):
     driver = Driver(bound=bound).started()
-    facts = LogFacts(start=0, written=100, flushed=80, high_watermark=60)
+    facts = LogSnapshot(start=0, written=100, flushed=80, high_watermark=60)
     assert only(driver(e.Turn(facts)), e.ReadBlock).limit == limit
 
 
@@ -326,7 +326,7 @@ def test_a_batch_that_crosses_the_bound_waits_until_it_has_passed():
 
 def test_a_counter_that_closed_freezes_and_its_session_ends_there():
     driver = Driver(bound="applied").started()
-    driver(e.Turn(STABLE_100, counter=15), e.BlockRead((SPAN, Span(10, 20, 400, 10))), e.Sent())
+    driver(e.Turn(STABLE_100, counter=15), e.BlockRead((SPAN, Span(10, 20, 400, 10))), e.BlockSent())
     assert driver.session.position == 10
     assert driver(e.Turn(STABLE_100, counter=15)) == []
     end = only(driver(e.Turn(STABLE_100, counter=None)), e.SendEnd)
@@ -335,7 +335,7 @@ def test_a_counter_that_closed_freezes_and_its_session_ends_there():
 
 def test_a_counter_lets_nothing_out_above_the_stable_offset():
     driver = Driver(bound="applied").started()
-    facts = LogFacts(start=0, written=100, flushed=80, high_watermark=60)
+    facts = LogSnapshot(start=0, written=100, flushed=80, high_watermark=60)
     assert only(driver(e.Turn(facts, counter=1_000)), e.ReadBlock).limit == 60
 
 
@@ -343,7 +343,7 @@ def test_heartbeats_of_many_sessions_fall_together_and_are_late_by_a_twentieth_a
     dues = set()
     for begun in range(1_001, 1_050):
         one = Driver(position=100)
-        one(e.Opened(), e.Attached(1), at=begun)
+        one(e.SegmentOpened(), e.SubscriberAttached(1), at=begun)
         due = one.session.next_turn_ms
         assert 0 <= due - begun - SETTINGS.heartbeat_ms < SETTINGS.heartbeat_ms // 20
         dues.add(due)

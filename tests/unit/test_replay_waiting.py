@@ -9,7 +9,7 @@ import pytest
 
 from pushrep.records import CorruptRecordBatch, encode_batch
 from pushrep.replay.received import checked
-from pushrep.replay.waiting import Waiting
+from pushrep.replay.waiting import ReplayWaiter
 from pushrep.seams import REAL_NETWORK
 
 FOR_EVER_S = 600
@@ -24,7 +24,7 @@ def pair():
 
 @pytest.fixture
 def waiting():
-    made = Waiting(REAL_NETWORK)
+    made = ReplayWaiter(REAL_NETWORK)
     yield made
     made.close()
 
@@ -124,7 +124,7 @@ class OnePoller:
 
 def test_a_close_lets_go_of_the_descriptors_when_nobody_waits_in_them_any_more(pair):
     network = OnePoller()
-    waiting = Waiting(network)
+    waiting = ReplayWaiter(network)
     waiter = threading.Thread(target=waiting.wait, args=(pair[0], FOR_EVER_S))
     waiter.start()
     assert network.made.inside.wait(30)

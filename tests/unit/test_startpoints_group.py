@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from filtering.consumers.startpoints import PartitionFacts, Refusal, Wish
+from filtering.consumers.startpoints import PartitionFacts, RefusedStartpoint, StartTarget
 from pushrep.errors import BadArgument
 from pushrep.startpoints import (
     Applied,
@@ -50,13 +50,13 @@ def test_rule_2_a_running_partition_is_told_once_and_keeps_the_stored_offset(sto
     assert group.pending("billing", facts(60), 0) is None
     assert group.moved("billing", facts(70), 0) is None
     first = write(store, Startpoint.relative(records=-20, reset_marks=True))
-    assert group.moved("billing", facts(70), 0) == Wish(50, first, reset_marks=True)
-    assert group.moved("billing", facts(90), 0) == Wish(50, first, reset_marks=True), "until it runs from it"
+    assert group.moved("billing", facts(70), 0) == StartTarget(50, first, reset_marks=True)
+    assert group.moved("billing", facts(90), 0) == StartTarget(50, first, reset_marks=True), "until it runs from it"
     assert group.moved("billing", facts(90), first) is None
     second = write(store, Startpoint.latest())
-    assert group.moved("billing", facts(51, end=120), first) == Wish(120, second, reset_marks=False)
+    assert group.moved("billing", facts(51, end=120), first) == StartTarget(120, second, reset_marks=False)
     another = GroupStartpoints(store)  # after a kill: nothing was committed
-    assert another.pending("billing", facts(60, end=130), 0) == Wish(120, second, reset_marks=False)
+    assert another.pending("billing", facts(60, end=130), 0) == StartTarget(120, second, reset_marks=False)
     assert events(store) == [Written, Applied, Written, Applied]
 
 
@@ -93,7 +93,7 @@ def test_rule_4_what_fails_is_a_refusal_with_its_reason(store, group):
         sequence = write(store, wish)
         for ask in (group.moved, group.pending):
             refusal = ask("billing", facts(60), 0)
-            assert isinstance(refusal, Refusal)
+            assert isinstance(refusal, RefusedStartpoint)
             assert refusal.sequence == sequence
             with pytest.raises(StartpointFailed, match=told):
                 raise refusal.error
@@ -166,7 +166,7 @@ def test_a_store_that_goes_away_between_two_questions_is_asked_again(store, cloc
     assert group.version() == seen, "not at once"
     clock.advance(1_000)
     assert group.version() != seen, "nothing was written meanwhile, and yet there is something to look at"
-    assert group.moved("billing", facts(60), 0) == Wish(20, first, reset_marks=False)
+    assert group.moved("billing", facts(60), 0) == StartTarget(20, first, reset_marks=False)
     seen = group.version()
     with away("consume"):
         group.consumed("billing", "orders", 0, first)
@@ -205,16 +205,16 @@ def test_a_late_claim_of_who_was_held_up_inside_its_start_leaves_the_holder_not_
     late = GroupStartpoints(store)
     late.pending("billing", facts(60), 0)
     first = write(store, Startpoint.relative(records=-20))
-    assert late.moved("billing", ours(60), 0) == Wish(40, first, reset_marks=False), "it has the claim"
+    assert late.moved("billing", ours(60), 0) == StartTarget(40, first, reset_marks=False), "it has the claim"
     assert group.moved("billing", facts(70), 0) is None, "rule 3: who lost the partition applies nothing"
     group.version()
     seen = group.version()
     assert group.moved("billing", facts(70), 0) is None
     assert group.version() != seen, "it asks again: the partition may be its own, as soon as the group is at rest"
-    assert group.moved("billing", ours(70), 0) == Wish(40, first, reset_marks=False), "resolved once"
+    assert group.moved("billing", ours(70), 0) == StartTarget(40, first, reset_marks=False), "resolved once"
     assert late.moved("billing", facts(60), 0) is None
     second = write(store, Startpoint.specific(30))
-    assert group.moved("billing", ours(70), first) == Wish(30, second, reset_marks=False)
+    assert group.moved("billing", ours(70), first) == StartTarget(30, second, reset_marks=False)
     group.consumed("billing", "orders", 0, second)
     assert events(store) == [Written, Applied, Written, Applied, Consumed]
 

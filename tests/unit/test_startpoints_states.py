@@ -17,7 +17,7 @@ from pushrep.startpoints import (
     Target,
     Written,
 )
-from pushrep.startpoints.states import NEXT, OVER, Event
+from pushrep.startpoints.states import NEXT, OVER, StartpointEvent
 
 READER = Reader("billing", "orders", 0)
 
@@ -37,25 +37,25 @@ AFTER = {
 
 REACHED_BY = {
     State.PENDING: [],
-    State.APPLIED: [Event.APPLY],
-    State.CONSUMED: [Event.APPLY, Event.CONSUME],
-    State.FAILED: [Event.FAIL],
-    State.EXPIRED: [Event.EXPIRE],
-    State.CANCELLED: [Event.CANCEL],
+    State.APPLIED: [StartpointEvent.APPLY],
+    State.CONSUMED: [StartpointEvent.APPLY, StartpointEvent.CONSUME],
+    State.FAILED: [StartpointEvent.FAIL],
+    State.EXPIRED: [StartpointEvent.EXPIRE],
+    State.CANCELLED: [StartpointEvent.CANCEL],
 }
 
 
 def fact(event, reader=READER, sequence=1, offset=5):
     match event:
-        case Event.APPLY:
+        case StartpointEvent.APPLY:
             return Applied(sequence=sequence, reader=reader, at_ms=0, offset=offset, start=0, end=9, log_id="")
-        case Event.CONSUME:
+        case StartpointEvent.CONSUME:
             return Consumed(sequence=sequence, reader=reader, at_ms=0)
-        case Event.FAIL:
+        case StartpointEvent.FAIL:
             return Failed(sequence=sequence, reader=reader, at_ms=0, why="why")
-        case Event.EXPIRE:
+        case StartpointEvent.EXPIRE:
             return Expired(sequence=sequence, at_ms=0)
-        case Event.CANCEL:
+        case StartpointEvent.CANCEL:
             return Cancelled(sequence=sequence, at_ms=0, author="a", reason="r")
 
 
@@ -76,12 +76,12 @@ def test_the_table_is_complete():
         {str(state) for state in State} == AFTER.keys() == {str(state) for state in NEXT} == set(map(str, REACHED_BY))
     )
     for state in State:
-        assert {str(event) for event in Event} == AFTER[state].keys() == {str(event) for event in NEXT[state]}
+        assert {str(event) for event in StartpointEvent} == AFTER[state].keys() == {str(event) for event in NEXT[state]}
     assert {State.CONSUMED, State.EXPIRED, State.CANCELLED} == OVER
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("event", StartpointEvent)
 def test_every_state_and_event(state, event):
     ledger = Ledger([written(), *map(fact, REACHED_BY[state])])
     assert ledger.standing(1, READER).state is state
@@ -92,25 +92,25 @@ def test_every_state_and_event(state, event):
     assert (found is None) == (after in OVER)
 
 
-@pytest.mark.parametrize("first", Event)
-@pytest.mark.parametrize("second", Event)
+@pytest.mark.parametrize("first", StartpointEvent)
+@pytest.mark.parametrize("second", StartpointEvent)
 def test_one_reader_s_events_leave_the_others_alone(first, second):
     other = Reader("audit", "orders", 3)
     ledger = Ledger([written(target=Target(None, "orders", None)), fact(first), fact(second, other)])
-    for_all = {Event.EXPIRE, Event.CANCEL}
+    for_all = {StartpointEvent.EXPIRE, StartpointEvent.CANCEL}
     alone = Ledger([written(target=Target(None, "orders", None)), *([fact(first)] if first in for_all else [])])
     alone.add(fact(second, other))
     assert ledger.standing(1, other).state is alone.standing(1, other).state
 
 
 def test_the_first_applied_in_order_wins():
-    ledger = Ledger([written(), fact(Event.APPLY, offset=5), fact(Event.APPLY, offset=7)])
+    ledger = Ledger([written(), fact(StartpointEvent.APPLY, offset=5), fact(StartpointEvent.APPLY, offset=7)])
     assert ledger.standing(1, READER).applied.offset == 5
 
 
 def test_a_fact_about_nothing_is_refused():
     with pytest.raises(ValueError, match="never written"):
-        Ledger([fact(Event.EXPIRE)])
+        Ledger([fact(StartpointEvent.EXPIRE)])
     with pytest.raises(ValueError, match="numbered below"):
         Ledger([written(2), written(1)])
 
@@ -144,5 +144,5 @@ def test_targets_cover_whom_they_name():
 def test_one_stands_before_another_only_for_all_of_its_readers():
     ledger = Ledger([written(1), written(2, Target("billing", "orders", None)), written(3)])
     assert [ledger.superseded_by(n) for n in (1, 2, 3)] == [3, None, None]
-    ledger.add(fact(Event.CANCEL, sequence=3))
+    ledger.add(fact(StartpointEvent.CANCEL, sequence=3))
     assert ledger.superseded_by(1) == 2

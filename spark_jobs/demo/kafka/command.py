@@ -20,12 +20,12 @@ from spark_jobs.demo.kafka.servers import Home, Wanted
 from spark_jobs.demo.kafka.summary import KafkaSummary
 from spark_jobs.demo.live import Live
 from spark_jobs.demo.output import data_set
-from spark_jobs.demo.programs import Pace, Surroundings
+from spark_jobs.demo.programs import DemoSurroundings, Pace
 from spark_jobs.demo.shell import SharedOptions, begun, claimed, shared_options, show_run, written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(SharedOptions):
+class KafkaDemoOptions(SharedOptions):
     """The command's options, by name."""
 
     brokers: str | None
@@ -83,7 +83,7 @@ def demo_kafka(**given: Any) -> None:
     Needs Java 17, the jars that `make jars` fetches by Maven, and the extra demo-kafka: pip install '.[demo-kafka]' in
     pushrep's repository; no root. The exit code is 1 if a flight is missing, in the table twice, or out of order.
     """
-    options = Options(**given)
+    options = KafkaDemoOptions(**given)
 
     def checked_run(console: Console) -> KafkaSummary:
         connector = require_tools(
@@ -98,14 +98,14 @@ def demo_kafka(**given: Any) -> None:
     show_run(options, checked_run)
 
 
-def run(output: KafkaOutput, console: Console, options: Options, connector: tuple[Path, ...]) -> KafkaSummary:
+def run(output: KafkaOutput, console: Console, options: KafkaDemoOptions, connector: tuple[Path, ...]) -> KafkaSummary:
     """Make the run, write summary and report. Raises SparkJobError, PushrepError and OSError."""
     from spark_jobs.demo.kafka.report import render_run  # noqa: PLC0415 - plotly takes a second, and may be missing
     from spark_jobs.demo.kafka.supervisor import LABELS, KafkaSupervisor  # noqa: PLC0415 - the same
 
     flights, seed = begun(output, console, options)
     plan = KafkaPlan.draw(seed, flights, options.kills)
-    surroundings = Surroundings(output, options.cores, options.master)
+    surroundings = DemoSurroundings(output, options.cores, options.master)
     servers, pace = Servers(output, surroundings), Pace(flights, options.rate, data_set())
     wanted = Wanted(
         brokers=options.brokers,
@@ -123,6 +123,6 @@ def run(output: KafkaOutput, console: Console, options: Options, connector: tupl
     return summary
 
 
-def topic_of(options: Options) -> str:
+def topic_of(options: KafkaDemoOptions) -> str:
     """A name that nobody has on servers that are the user's; table and second topic follow from it."""
     return "flights" if options.brokers is None and options.database is None else f"flights-{secrets.token_hex(4)}"

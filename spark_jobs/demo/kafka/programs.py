@@ -20,7 +20,7 @@ from spark_jobs.demo.kafka.broker import BrokerHome
 from spark_jobs.demo.kafka.output import KafkaOutput
 from spark_jobs.demo.plan import records_per_trigger
 from spark_jobs.demo.processes import Child
-from spark_jobs.demo.programs import Pace, Surroundings
+from spark_jobs.demo.programs import DemoSurroundings, Pace
 
 PARTITIONS: Final = 3
 """One for each airport."""
@@ -43,7 +43,7 @@ class Servers:
     """Starts what the road needs before there is one."""
 
     output: KafkaOutput
-    surroundings: Surroundings
+    surroundings: DemoSurroundings
 
     def broker(self, home: BrokerHome) -> Child:
         """On its data; `home` was formatted."""
@@ -71,7 +71,7 @@ class KafkaPrograms:
     """Starts what moves the records, and who judges them."""
 
     output: KafkaOutput
-    surroundings: Surroundings
+    surroundings: DemoSurroundings
     pace: Pace
     road: Road
 

@@ -13,9 +13,9 @@ from spark_jobs.demo.picture import (
     RELAYED,
     REPLAYED,
     STREAM_KILL,
-    Line,
     Mark,
     Page,
+    PictureLine,
     draw,
     render,
 )
@@ -60,11 +60,11 @@ def render_run(history: History, samples: list[KafkaSample], found: KafkaFinding
     """The page as HTML."""
     columns: dict[str, Any] = {name: [getattr(s, name) for s in samples] for name in KafkaSample._fields}
     lines = [
-        Line("in the log", columns["logged"], INK),
-        Line("in the first topic", columns["first"], REPLAYED),
-        Line("read by the relay", columns["relayed"], RELAYED, stepped=True),
-        Line("in the second topic", columns["second"], RELAYED, "dot"),
-        Line("read by the apply job", columns["applied"], KEPT, stepped=True),
+        PictureLine("in the log", columns["logged"], INK),
+        PictureLine("in the first topic", columns["first"], REPLAYED),
+        PictureLine("read by the relay", columns["relayed"], RELAYED, stepped=True),
+        PictureLine("in the second topic", columns["second"], RELAYED, "dot"),
+        PictureLine("read by the apply job", columns["applied"], KEPT, stepped=True),
     ]
     marks = []
     for number, (kill, moment) in enumerate(zip(history.kills, found.moments_ms, strict=True), 1):

@@ -11,7 +11,7 @@ import pytest
 from filtering import StreamMetadata
 from pushrep import Outbox
 from spark_jobs.errors import MarksOfAnotherQuery, SparkJobError
-from spark_jobs.jobs.options import ApplyOptions, BadOption
+from spark_jobs.jobs.options import ApplyOptions, BadJobOption
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
 from spark_jobs.sinks.owners import TableOfAnotherQuery
@@ -286,5 +286,5 @@ def test_kafka_gets_its_own_names_and_reads_committed_records():
         "maxOffsetsPerTrigger": "5",
         "includeHeaders": "true",
     }
-    with pytest.raises(BadOption, match="--trigger"):
+    with pytest.raises(BadJobOption, match="--trigger"):
         ApplyOptions(topic="t", sink="/s", checkpoint="c", marks="m", source="kafka", trigger="")

@@ -19,7 +19,7 @@ from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_rule import BatchCounts, FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.operator_counts import CountsListener, Reports, operator_counts, operator_gaps
-from spark_jobs.pair_decision import Chunk, PairMarks, PairName, decide_pair
+from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.pair_state import decided_frames
 from spark_jobs.row_chunks import CHUNK_BYTES, Packing, is_outside, opened, pack_rows, places_of, unpack_rows
 
@@ -49,7 +49,7 @@ def pair_of(chunk):
 
 def chunk_of(row):
     epoch = Epoch(row["startpoint_epoch"], row["marks_epoch"])
-    return Chunk(row["partition"], epoch, row["first_offset"], row["places"], row["data"])
+    return PairChunk(row["partition"], epoch, row["first_offset"], row["places"], row["data"])
 
 
 def rows_in(data):
