@@ -126,27 +126,16 @@ class Channel:
         """Whether it is closed, and all was said that can be until then."""
         if not self.is_closing:
             return False
-        until_ms = self._until_ms
         is_connected = self._sock is not None or self._opened is not None
-        return self.is_idle or (until_ms is not None and (not is_connected or now_ms >= until_ms))
+        if self._until_ms is not None and (not is_connected or now_ms >= self._until_ms):
+            return True
+        may_beat = self._opened is not None or self._beat_ms is not None
+        return self.is_idle and not (self._beats is not None and may_beat and not self._has_said_farewell)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be sent or answered."""
         return not self._ready and not self._in_flight and not self._outgoing
-
-    def say_farewell(self, now_ms: int) -> bool:
-        """Beat for the last time, so that nobody takes the leader for alive; False if that can't be, or was done."""
-        with self._turn:
-            if self._has_said_farewell or self._beats is None or self._sock is None or self._beat_ms is None:
-                return False
-            self._has_said_farewell = True
-            try:
-                self._send_beat(replace(self._beats.request, is_last=True), now_ms)
-                self._watch()
-            except (OSError, ProtocolError) as error:
-                self._lose(error)
-            return self._sock is not None
 
     def wake(self, pusher: Pusher) -> None:
         """It has something to say. Thread-safe."""
@@ -356,10 +345,17 @@ class Channel:
         self._write()
 
     def _beat(self, now_ms: int) -> None:
-        """One a second, and one at a time: they show that the leader lives, not how fast it is answered."""
-        if self._beats is None or self._beat_ms is None or now_ms < self._beat_ms:
+        """One a second, and one at a time: they show that the leader lives, not how fast it is answered.
+
+        The last one goes out behind all that is to be said, answered or not, so that nobody takes a leader for alive
+        that has closed, however slow its replica is.
+        """
+        if self._beats is None or self._beat_ms is None or self._outgoing or self._has_said_farewell:
             return
-        if not self._is_beating and not self._outgoing and not self._has_said_farewell:
+        if self.is_closing and not self._ready:
+            self._has_said_farewell = True
+            self._send_beat(replace(self._beats.request, is_last=True), now_ms)
+        elif now_ms >= self._beat_ms and not self._is_beating:
             self._send_beat(self._beats.request, now_ms)
 
     def _send_beat(self, request: BeatRequest, now_ms: int) -> None:

@@ -71,11 +71,11 @@ class Worker(Waker):
         earliest: int | None = None
         for channel in list(self._channels):
             now_ms = self._clock.monotonic_ms()
-            if channel.is_done(now_ms) and not (channel.is_idle and channel.say_farewell(now_ms)):
+            wake_ms = None if channel.is_done(now_ms) else self._guarded(channel, channel.pump, now_ms)
+            if channel.is_done(now_ms):
                 channel.cut()
                 self._channels.remove(channel)
                 continue
-            wake_ms = self._guarded(channel, channel.pump, now_ms)
             if wake_ms is not None and (earliest is None or wake_ms < earliest):
                 earliest = wake_ms
         return earliest

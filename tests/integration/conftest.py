@@ -167,13 +167,14 @@ class ScriptedReplica:
     """A replica at the level of messages, behind the node's own sockets: the test says what is answered.
 
     It describes empty logs. `answer(part)` gives a partition's result, by default a success up to the part's end;
-    `requests` holds what came, each partition's part for itself; `gate` cleared holds every answer back.
+    `requests` holds what came, each partition's part for itself; `gate` cleared holds every answer back. `beats` holds
+    the leader's.
     """
 
     def __init__(self, index=1):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.replica = Replica(index, Address(*self.listener.getsockname()))
-        self.requests, self.frames = [], 0
+        self.requests, self.beats, self.frames = [], [], 0
         self.changed = threading.Condition()
         self.gate = threading.Event()
         self.gate.set()
@@ -185,6 +186,9 @@ class ScriptedReplica:
 
     def _call(self, request, _sender):
         if isinstance(request, wire.BeatRequest):
+            with self.changed:
+                self.beats.append(request)
+                self.changed.notify_all()
             return wire.BeatResponse()
         if isinstance(request, wire.DescribeLogRequest):
             logs = tuple(wire.LogDescription(tp=tp) for tp in request.partitions)

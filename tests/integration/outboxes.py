@@ -9,7 +9,7 @@ from pushrep.log import LogConfig
 from pushrep.push.settings import PushSettings
 
 WAIT_S = 60
-QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
 SMALL = LogConfig(preallocate_bytes=0)
 
 

@@ -26,7 +26,7 @@ from pushrep.replication.grants import next_ballot, owner_of
 from pushrep.seams import REAL_FILESYSTEM
 
 WAIT_S = 60
-QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, shutdown_timeout_ms=200)
+QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
 SMALL = LogConfig(preallocate_bytes=0)
 
 

@@ -88,6 +88,20 @@ def test_l3_shutdown_with_a_replica_that_is_silent_returns_and_keeps_nothing(wor
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pushrep-push-")]
 
 
+def test_a_replica_that_is_slower_than_the_shutdown_waits_hears_that_nobody_leads_any_more(world, scripted):
+    """Else a promotion of it takes the leader for alive, though that was closed in order."""
+    replica = scripted()
+    service = world.service([replica.replica], settings=replace(QUICK, shutdown_timeout_ms=200))
+    manager = service.leading.manager
+    manager.startup()
+    assert start(service, replica.replica)[2].result(WAIT_S)
+    replica.gate.clear()
+    manager.shutdown()
+    replica.gate.set()
+    with replica.changed:
+        assert replica.changed.wait_for(lambda: any(beat.is_last for beat in replica.beats), WAIT_S), replica.beats
+
+
 def test_l4_it_is_active_between_the_two():
     manager = PushManager(QUICK)
     assert not manager.is_active()
