@@ -8,10 +8,12 @@ LOOKING asks and compares before any number is taken, so that a promotion that c
 not ahead of everybody who answers, or whose leader may be alive. It may be if it, those that say they were in contact
 with it lately, and those that did not answer are together enough to acknowledge. A leader's own node answers only while
 no service has the directory: then that one is not alive. A member that can't say counts as one without contact.
-A member that shows no grant counts for nothing, unless nothing was ever acknowledged: it may be one whose disk was
-lost, with what it held and promised. One that got its first grant since says so (`is_unfilled`) until it has been given
-everything. A member counts only with the directory that the grant names. The first grant takes them from the look, so
-that one waits for all who are asked; every later one carries them on.
+A member that shows a grant of an older generation counts for nothing, and a candidate of one is refused: theirs is
+another history. A member that shows no grant counts for nothing, unless nothing was ever acknowledged: it may be one
+whose disk was lost, with what it held and promised. One that got its first grant since, or began anew in another
+generation, says so (`is_unfilled`) until it has been given everything. A member counts only with the directory that the
+grant names. The first grant takes them from the look, so that one waits for all who are asked; every later one carries
+them on.
 GRANTING has its number and its grant on its own disk before anybody else sees them. What counts is what members answer
 after they stored this very grant: from then on nothing older can be added to what they showed.
 CATCHING_UP fetches, for every partition, what the member that is ahead has and this one has not, and flushes it. So the
@@ -43,10 +45,12 @@ from pushrep.replication.errors import (
     NotAhead,
     NotAMember,
     NotLeader,
+    OlderGeneration,
     ReplicationError,
+    RivalGenerations,
     TooFewMembers,
 )
-from pushrep.replication.grants import Grant, next_ballot
+from pushrep.replication.grants import Grant, are_rivals, newest_list_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
 """A leader beats once a second: one that a member heard so lately may be alive."""
@@ -213,11 +217,11 @@ class Candidate:
     @property
     def base(self) -> Grant:
         """The grant whose lists count: the newest change of members that anybody showed."""
-        shown = [answer.grant for answer in self._answers.values() if answer.grant is not None]
-        if not shown:
+        newest = newest_list_of(answer.grant for answer in self._answers.values())
+        if newest is None:
             assert self._first is not None, "an outbox without a grant is opened with its first one"
             return self._first
-        return max(shown, key=lambda grant: (grant.members_epoch, grant.epoch))
+        return newest
 
     def start(self) -> list[CandidateEffect]:
         """Ask everybody."""
@@ -277,6 +281,7 @@ class Candidate:
                 index
                 for index, answer in self._answers.items()
                 if self.base.is_member(index, answer.directory_id)
+                and (answer.grant is None or answer.grant.generation == self.base.generation)
                 and (is_first or (answer.counts and (answer.grant is not None or index == self.index)))
             )
         return frozenset(
@@ -307,6 +312,27 @@ class Candidate:
         are_all_named = all(answer.directory_id is not None for answer in self._answers.values())
         return are_all_named and not self._is_over and self._answers.keys() < self.base.indexes
 
+    def _why_another_leads(self, newest: Grant | None) -> ReplicationError | None:
+        """An opening takes it from nobody, and nobody from a newer generation."""
+        if newest is None:
+            return None
+        if (why_not := self._why_another_generation(newest)) is None and self._was_led_by_another:
+            return NotLeader(newest.leader, newest.epoch) if self.purpose is Purpose.OPEN else None
+        return why_not
+
+    def _why_another_generation(self, newest: Grant) -> ReplicationError | None:
+        """A grant was forced that this directory has no part in, or two of them beside each other."""
+        for answer in self._answers.values():
+            if answer.grant is not None and are_rivals(newest.generation, answer.grant.generation):
+                known = (newest, answer.grant)
+                own = self._own.grant
+                here, there = known if own == newest else reversed(known)
+                return RivalGenerations(there.leader, there.epoch, generation=here.generation, rival=there.generation)
+        own = self._own.grant
+        if own is None or own.generation == newest.generation:
+            return None
+        return OlderGeneration(newest.leader, newest.epoch, generation=own.generation, newest=newest.generation)
+
     def _why_no_member(self) -> ReplicationError | None:
         """It is not in the list, or its directory is another than the grant's, or two addresses lead to one."""
         if all(member.index != self.index for member in self.base.members):
@@ -323,17 +349,15 @@ class Candidate:
         """Whether no record of this outbox can have been: nobody has a grant, or this member, which had the newest one
         and so holds all that was, has no record of any granted epoch.
         """
-        shown = [answer.grant for answer in self._answers.values() if answer.grant is not None]
-        if not shown:
+        newest = self._newest()
+        if newest is None:
             return True
-        newest = max(shown, key=lambda grant: grant.epoch)
         return newest.leader == self.index and all(
             log.why_unfit is None and log.granted.end_offset == 0 for log in self._own.logs.values()
         )
 
     def _newest(self) -> Grant | None:
-        shown = [answer.grant for answer in self._answers.values() if answer.grant is not None]
-        return max(shown, key=lambda grant: grant.epoch, default=None)
+        return newest_of(answer.grant for answer in self._answers.values())
 
     def _on_look(self) -> list[CandidateEffect]:
         newest = self._newest()
@@ -355,15 +379,13 @@ class Candidate:
             grant = self.base.renewed(epoch, self.index)
         self._become(CandidateState.GRANTING)
         self.grant = grant
-        stored = replace(self._own, grant=grant, highest_epoch=epoch, is_unfilled=None)
+        stored = replace(self._own, grant=grant, highest_epoch=epoch, is_unfilled=self._own.is_unfilled or None)
         self._answers = {self.index: stored}
         return [TakeEpoch(epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
     def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:
         """Whether to take a number, by what was answered until now; or why not, whatever the others say."""
-        if self.purpose is Purpose.OPEN and newest is not None and self._was_led_by_another:
-            return NotLeader(newest.leader, newest.epoch)
-        if (why_not := self._why_no_member()) is not None:
+        if (why_not := self._why_another_leads(newest) or self._why_no_member()) is not None:
             return why_not
         is_enough = self.base.may_lead(self._counting()) and not (self._is_first_grant() and self._may_name_more())
         if newest is None or self.purpose is Purpose.OPEN:
@@ -382,11 +404,11 @@ class Candidate:
         assert self.grant is not None
         for answer in self._answers.values():
             newer = answer.grant
-            if (
-                newer is not None
-                and newer != self.grant
-                and (newer.epoch >= self.grant.epoch or newer.members_epoch > self.grant.members_epoch)
-            ):
+            if newer is None or newer == self.grant or newer.generation < self.grant.generation:
+                continue
+            if (why_not := self._why_another_generation(newer)) is not None:
+                return self._refuse(why_not)
+            if newer.epoch >= self.grant.epoch or newer.members_epoch > self.grant.members_epoch:
                 return self._refuse(NotLeader(newer.leader, newer.epoch))
         if not self.grant.may_lead(self._counting()):
             return []

@@ -17,6 +17,40 @@ class NotLeader(ReplicationError):
         self.leader, self.epoch = leader, epoch
 
 
+class OlderGeneration(NotLeader):
+    """Grants were forced since this directory was away: what it holds is set aside, and it is filled as a replica of
+    member `leader`. generation, newest: its own, and the one that another member showed.
+    """
+
+    def __init__(self, leader: int, epoch: int, *, generation: int, newest: int) -> None:
+        super().__init__(leader, epoch)
+        why = (
+            f"this directory is of generation {told(generation)}, member {leader} leads in {told(newest)} since a loss "
+            "was accepted: it can go back in as a replica, which sets aside what it holds and is given everything"
+        )
+        self.args = (why,)
+        self.generation, self.newest = generation, newest
+
+
+class RivalGenerations(NotLeader):
+    """Two grants were forced beside each other: nobody can say which history counts, so neither is led."""
+
+    def __init__(self, leader: int, epoch: int, *, generation: int, rival: int) -> None:
+        super().__init__(leader, epoch)
+        why = (
+            f"a loss was accepted twice: here in generation {told(generation)}, by member {leader}, epoch {epoch}, in "
+            f"{told(rival)}. Both are offline. Decide which one goes on, and run there: pushrep promote DIRECTORY "
+            "--accept-loss; what the other one holds is set aside then"
+        )
+        self.args = (why,)
+        self.generation, self.rival = generation, rival
+
+
+def told(generation: int) -> str:
+    """A generation as people read it: its number, and what tells it from another of that number."""
+    return f"{generation >> 32}.{generation & 0xFFFFFFFF:08x}" if generation else "0"
+
+
 class NotAMember(ReplicationError):
     """Member `member` was removed by the grant of epoch `epoch`: it can't lead; add it again under a new index."""
 

@@ -1,6 +1,7 @@
 """What a replica does with an AppendRecords: checks in order, then one row of a table by what it finds.
 
-    checks      offline? member? epoch (own above: fenced; own below: taken) · replica epoch, session · bytes · offsets
+    checks      generation · offline? member? epoch (own above: fenced; own below: taken) · replica epoch, session
+                bytes · offsets
     finding     where the request's records lie against the log, and whether what is before them is the same
     row         the answer, what is cut, what is appended: FOLLOWER_RULES, one row for each finding
     effects     what the caller does, in this order, each on disk before the next where its name promises it
@@ -40,7 +41,7 @@ from pushrep.replication.effects import (
 )
 from pushrep.replication.epochs import LogEnds, Ungranted, without_ungranted
 from pushrep.replication.findings import FOLLOWER_RULES, Cut, Finding, Found, find
-from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, owner_of
+from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, are_rivals, owner_of
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
 from pushrep.replication.outcome import Outcome
 
@@ -71,6 +72,11 @@ class ReplicaState:
     def newest_epoch(self) -> int:
         """Of everything older nothing is accepted."""
         return max(self.leader_epoch, self.grant.epoch if self.grant else -1)
+
+    @property
+    def generation(self) -> int:
+        """Of the log, once the grant is kept: what an older one held was set aside."""
+        return self.grant.generation if self.grant else 0
 
 
 class RequestCheck(NamedTuple):
@@ -127,6 +133,8 @@ def follow(state: ReplicaState | None, request: AppendRecords, batch_at: BatchAt
     """
     if state is None:
         return (Answer(AppendRecordsResult(Outcome.UNKNOWN_TOPIC_ID)),)
+    if request.generation != state.generation:
+        return (Answer(_result(state, _of_another_generation(state.generation, request.generation))),)
     error = _first_refusal(LEADER_CHECKS, state, request)
     if error is not None:
         return (Answer(_result(state, error)),)
@@ -155,6 +163,13 @@ def _first_refusal(checks: tuple[RequestCheck, ...], state: ReplicaState, reques
         if check.refuses(state, request):
             return check.error
     return None
+
+
+def _of_another_generation(kept: int, asked: int) -> Outcome:
+    if are_rivals(kept, asked):
+        return Outcome.INCONSISTENT_OUTBOX
+    # Who leads by a higher one has to show its grant first: only with that the log is set aside.
+    return Outcome.FENCED_LEADER_EPOCH if asked < kept else Outcome.STALE_SESSION
 
 
 def _by_the_table(state: ReplicaState, log: LogEnds, request: AppendRecords, found: Found) -> list[FollowerEffect]:
@@ -220,4 +235,5 @@ def _result(
         flushed_offset=min(log.log_end_offset, state.flushed_offset if flushed is None else flushed),
         grant_epoch=state.grant.epoch if state.grant else -1,
         grant_leader=state.grant.leader if state.grant else -1,
+        generation=state.generation,
     )

@@ -15,9 +15,16 @@ acknowledged meanwhile is on that member, too.
 A member is a directory: the grant names its id, and who answers with another counts for nothing. A member whose disk
 is new is filled first; a joint grant then names the new directory beside the old one (`entering`), and acknowledgements
 don't count it before so many stored that grant that nobody can lead by the old directory any more.
+
+A forced grant follows a loss that was accepted: nobody else agrees to it. It begins a generation, which is compared
+before everything else, and its leader leads alone as above. What other members hold of an older generation is another
+history: whoever stores a grant of a higher one sets its logs aside first, and begins anew as unfilled.
+
+    generation   | number: 31 bits | 32 random bits |     two forced grants of one number are rivals: neither knew of
+                                                          the other, and who meets both goes offline
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -32,6 +39,8 @@ BALLOT_STRIDE = 256
 """Member i takes only numbers that are i modulo this: no two members ever take the same."""
 EPOCH_JUMP_MAX = 1 << 20
 """4,096 openings of one member in a row that nobody heard of; more is a broken or a foreign sender."""
+GENERATION_TAG_BITS = 32
+"""The lower half of a generation is drawn by chance."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -82,7 +91,7 @@ class Grant:
     members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
     previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
     next_index: the lowest index that no member ever had; raised above the members' by itself.
-    generation: of the last forced grant, 0 where there was none.
+    generation: of the last forced grant, 0 where there was none (`next_generation`).
     """
 
     outbox_id: UUID
@@ -114,6 +123,11 @@ class Grant:
         quorums = tuple(Quorum(frozenset(one.index for one in members), m) for members, m in lists)
         object.__setattr__(self, "quorums", quorums)  # asked with every acknowledgement
         object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of two grants the one of the greater rank is the newer one."""
+        return self.generation, self.epoch
 
     @property
     def indexes(self) -> frozenset[int]:
@@ -228,6 +242,34 @@ class Grant:
         members = tuple(replace(one, directory_id=directories.get(one.index, one.directory_id)) for one in self.members)
         return replace(self, epoch=epoch, members_epoch=epoch, members=members, accepted_loss="")
 
+    def forced(  # noqa: PLR0913 - what a loss changes
+        self,
+        epoch: int,
+        leader: int,
+        generation: int,
+        *,
+        members: tuple[Member, ...],
+        min_insync_replicas: int,
+        reached: AbstractSet[int] = frozenset(),
+    ) -> "Grant":
+        """The grant of a loss that was accepted: `leader` leads alone until enough of `members` hold what it has.
+
+        reached: those whose directories are known to be there; in place of another's a new one may have come by now.
+        """
+        known = {leader, *reached}
+        listed = tuple(one if one.index in known else replace(one, directory_id=None) for one in members)
+        return replace(
+            self,
+            epoch=epoch,
+            members_epoch=epoch,
+            leader=leader,
+            generation=generation,
+            members=listed,
+            min_insync_replicas=min_insync_replicas,
+            previous_members=tuple(one for one in listed if one.index == leader) if len(listed) > 1 else (),
+            previous_min_insync_replicas=int(len(listed) > 1),
+        )
+
     def settled(self, epoch: int) -> "Grant":
         """The new list alone, once `may_settle`."""
         return replace(
@@ -250,6 +292,27 @@ def owner_of(epoch: int) -> int:
     return epoch % BALLOT_STRIDE
 
 
+def newest_of(grants: Iterable[Grant | None]) -> Grant | None:
+    """By which of them somebody leads; None without any."""
+    return max((one for one in grants if one is not None), key=lambda grant: grant.rank, default=None)
+
+
+def newest_list_of(grants: Iterable[Grant | None]) -> Grant | None:
+    """Whose lists of members count; None without any."""
+    shown = (one for one in grants if one is not None)
+    return max(shown, key=lambda grant: (grant.generation, grant.members_epoch, grant.epoch), default=None)
+
+
+def next_generation(newest: int, tag: int) -> int:
+    """Of a forced grant, above the newest that was seen. tag: GENERATION_TAG_BITS random bits."""
+    return (newest >> GENERATION_TAG_BITS) + 1 << GENERATION_TAG_BITS | tag
+
+
+def are_rivals(generation: int, other: int) -> bool:
+    """Whether they were forced beside each other, so that nobody can say which history counts."""
+    return generation != other and generation >> GENERATION_TAG_BITS == other >> GENERATION_TAG_BITS
+
+
 class OfferedGrant(NamedTuple):
     """A grant that came in, beside what is known here. leader_epoch: the newest one taken in any log, -1 for none."""
 
@@ -257,6 +320,11 @@ class OfferedGrant(NamedTuple):
     sender: int
     kept: Grant | None
     leader_epoch: int
+
+    @property
+    def begins_generation(self) -> bool:
+        """Whether it is of a higher one: then nothing binds that was promised before."""
+        return self.kept is not None and self.offered.generation > self.kept.generation
 
     @property
     def newest_epoch(self) -> int:
@@ -277,9 +345,22 @@ def _is_another_outbox(case: OfferedGrant) -> bool:
     )
 
 
+def _are_rivals(case: OfferedGrant) -> bool:
+    return case.kept is not None and are_rivals(case.kept.generation, case.offered.generation)
+
+
+def _is_of_older_generation(case: OfferedGrant) -> bool:
+    return case.kept is not None and case.offered.generation < case.kept.generation
+
+
 _FIXED_AT_CREATION = ("outbox_id", "topic_id", "topic", "partitions", "carrier")
-GRANT_CHECKS: tuple[GrantCheck, ...] = (
+GENERATION_CHECKS: tuple[GrantCheck, ...] = (
     GrantCheck(Outcome.INCONSISTENT_OUTBOX, _is_another_outbox),
+    GrantCheck(Outcome.INCONSISTENT_OUTBOX, _are_rivals),
+    GrantCheck(Outcome.FENCED_LEADER_EPOCH, _is_of_older_generation),
+)
+"""Before everything else; behind them a grant that begins a generation is judged as if nothing was kept."""
+GRANT_CHECKS: tuple[GrantCheck, ...] = (
     GrantCheck(Outcome.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
     GrantCheck(Outcome.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
     GrantCheck(
@@ -301,7 +382,13 @@ GRANT_CHECKS: tuple[GrantCheck, ...] = (
 
 def judge_grant(case: OfferedGrant) -> Outcome:
     """NONE: store it (if it is not the kept one already), then answer. Else answer so, with the grant that is kept."""
-    return next((check.error for check in GRANT_CHECKS if check.refuses(case)), Outcome.NONE)
+    if (refused := _first_refusal(GENERATION_CHECKS, case)) is not Outcome.NONE:
+        return refused
+    return _first_refusal(GRANT_CHECKS, case._replace(kept=None, leader_epoch=-1) if case.begins_generation else case)
+
+
+def _first_refusal(checks: tuple[GrantCheck, ...], case: OfferedGrant) -> Outcome:
+    return next((check.error for check in checks if check.refuses(case)), Outcome.NONE)
 
 
 def _contradiction(grant: Grant) -> str | None:

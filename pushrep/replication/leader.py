@@ -16,9 +16,10 @@ from typing import NamedTuple, TypeAlias
 
 from pushrep.push_session_end_reason import NOT_ENDED, PushSessionEndReason
 from pushrep.replication.appended import AppendTimes
-from pushrep.replication.epochs import LogEnds
-from pushrep.replication.grants import Grant
+from pushrep.replication.epochs import NO_EPOCH, LogEnds
+from pushrep.replication.grants import Grant, are_rivals
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
+from pushrep.replication.outcome import Outcome
 from pushrep.replication.progress import InFlight, ReplicaProgress, SessionId
 from pushrep.replication.sessions import REACTIONS, Step
 
@@ -61,10 +62,14 @@ class Push(NamedTuple):
 
 
 class Resigned(NamedTuple):
-    """Member `leader` has a newer grant, of `epoch` (-1: not said): nothing is appended or acknowledged from now on."""
+    """Member `leader` has a newer grant, of `epoch` (-1: not said): nothing is appended or acknowledged from now on.
+
+    rival: the generation that it was forced in beside this leader's own; None: its grant is just the newer one.
+    """
 
     epoch: int
     leader: int
+    rival: int | None = None
 
 
 LeaderEffect: TypeAlias = HighWatermarkMoved | Joined | Left | SessionEnded | Push | Resigned
@@ -202,9 +207,10 @@ class PartitionLeader:
             flush_wanted=self._flushed_only,
             restart=sent.restart,
             end_session_reason=NOT_ENDED,
+            generation=self.grant.generation,
         )
 
-    def on_answer(
+    def on_answer(  # noqa: PLR0911 - an answer a line
         self, replica: int, session: SessionId, sequence: int, result: AppendRecordsResult
     ) -> list[LeaderEffect]:
         """A replica answered. Of a session that is over, or to a request that was given up: changes nothing."""
@@ -212,8 +218,10 @@ class PartitionLeader:
         if progress is None or progress.id != session or not progress.is_live:
             return []
         # The newest grant is shown in every answer, whatever else it says.
-        is_led_by_another = result.grant_epoch > self.grant.epoch
-        if is_led_by_another or REACTIONS[progress.state, result.error].step is Step.RESIGN:
+        is_ours = result.grant_epoch <= self.grant.epoch and result.generation == self.grant.generation
+        if not is_ours and (effects := self._on_another_grant(replica, result)):
+            return effects
+        if REACTIONS[progress.state, result.error].step is Step.RESIGN:
             return self.resign(result.grant_epoch, result.grant_leader)
         if result.grant_epoch == self.grant.epoch:
             self.stored.add(replica)
@@ -266,15 +274,34 @@ class PartitionLeader:
         held = self.held_by(replica)
         return self._times.time_of(held) if held < self.log.log_end_offset else None
 
-    def resign(self, epoch: int, leader: int) -> list[LeaderEffect]:
+    def on_grant_shown(self, generation: int, epoch: int, leader: int) -> list[LeaderEffect]:
+        """Somebody keeps a grant of this rank: a newer one, or one that was forced beside ours, ends this lead."""
+        rival = generation if are_rivals(generation, self.grant.generation) else None
+        if rival is None and (generation, epoch) <= self.grant.rank:
+            return []
+        return self.resign(epoch, leader, rival)
+
+    def resign(self, epoch: int, leader: int, rival: int | None = None) -> list[LeaderEffect]:
         """Another has the grant: every session ends, the watermark stands still for good."""
         if self.has_resigned:
             return []
         self.has_resigned = True
-        effects: list[LeaderEffect] = [Resigned(epoch, leader)]
+        effects: list[LeaderEffect] = [Resigned(epoch, leader, rival)]
         for replica in sorted(self._sessions):
             effects += self.end_session(replica, PushSessionEndReason.NEW_LEADER_EPOCH)
         return effects
+
+    def _on_another_grant(self, replica: int, result: AppendRecordsResult) -> list[LeaderEffect]:
+        """An older generation deposes nobody, and acknowledges nothing: the next session begins by showing our grant.
+
+        An answer that tells of no grant at all, as from a log that is not open, is of none.
+        """
+        if resigned := self.on_grant_shown(result.generation, result.grant_epoch, result.grant_leader):
+            return resigned
+        is_told = result.grant_epoch != NO_EPOCH or result.error is Outcome.FENCED_LEADER_EPOCH
+        if is_told and result.generation < self.grant.generation:
+            return self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
+        return []
 
     def _check_leading(self) -> None:
         assert not self.has_resigned, "a leader that resigned takes nothing any more"

@@ -35,7 +35,7 @@ class AppendRecords(NamedTuple):
     epoch_start_offset: where `leader_epoch` starts in the leader's log; what lies below was there when it was granted.
     restart: the leader's log starts above what the replica has; begin anew at `append_offset`.
     cleaned_offset: 0, or the leader says that Kafka's cleaner went so far: only below it may offsets be missing.
-    is_whole: False if some bytes were no batch (`batches_of` says so).
+    generation: of the leader's grant. is_whole: False if some bytes were no batch (`batches_of` says so).
     """
 
     leader_epoch: int
@@ -50,6 +50,7 @@ class AppendRecords(NamedTuple):
     restart: bool = False
     end_session_reason: int = NOT_ENDED
     cleaned_offset: int = 0
+    generation: int = 0
     batches: tuple[Batch, ...] = ()
     is_whole: bool = True
 
@@ -77,7 +78,7 @@ class AppendRecords(NamedTuple):
 
 
 class AppendRecordsResult(NamedTuple):
-    """A replica's answer. `grant_epoch`, `grant_leader`: of the newest grant it keeps, -1 without one.
+    """A replica's answer. `grant_epoch`, `grant_leader`, `generation`: of the newest grant it keeps; -1, -1, 0 without.
 
     With LOG_DIVERGED (`epoch`, `epoch_end_offset`) is its largest epoch at or below the previous epoch and that one's
     end; -1 and -1 say that the log waits for an operator.
@@ -91,6 +92,7 @@ class AppendRecordsResult(NamedTuple):
     grant_leader: int = -1
     epoch: int = NO_EPOCH
     epoch_end_offset: int = -1
+    generation: int = 0
 
 
 def batches_of(data: bytes) -> tuple[tuple[Batch, ...], bool]:

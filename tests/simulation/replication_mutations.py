@@ -1,5 +1,6 @@
 """Each rule of replication broken once: how, and in which world that must be seen. Patches, undone by their caller."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from pushrep.records.leader_epochs import LeaderEpochs
@@ -194,7 +195,72 @@ def name_a_directory_that_is_not_filled(patch):
     patch(PartitionLeader, "caught_up", property(lambda self: frozenset(self._sessions) | {self.grant.leader}))
 
 
+def compare_epochs_before_generations(patch):
+    patch(grants, "GENERATION_CHECKS", grants.GENERATION_CHECKS[:2])
+    patch(grants.OfferedGrant, "begins_generation", property(lambda _: False))
+
+
+def store_an_older_generation(patch):
+    patch(grants, "GENERATION_CHECKS", grants.GENERATION_CHECKS[:2])
+
+
+def leave_the_logs_of_an_older_generation(patch):
+    def finish(self, machine):
+        disk = machine.disk
+        disk.generation = disk.grant.generation if disk.grant else 0
+
+    patch(World, "finish_setting_aside", finish)
+
+
+def forget_what_was_to_be_set_aside(patch):
+    def finish(self, machine, original=World.finish_setting_aside):
+        disk = machine.disk
+        if machine.role == "node":
+            original(self, machine)
+        elif disk.grant is not None:  # behind a crash
+            disk.generation = disk.grant.generation
+
+    patch(World, "finish_setting_aside", finish)
+
+
+def count_the_others_at_once_behind_a_loss(patch):
+    def forced(self, *arguments, original=Grant.forced, **options):
+        alone = original(self, *arguments, **options)
+        return replace(alone, previous_members=(), previous_min_insync_replicas=0)
+
+    patch(Grant, "forced", forced)
+
+    def durable(self, machine, original=World.durable, **values):
+        if "grant" in values and values.get("is_unfilled"):
+            values["is_unfilled"] = False
+        original(self, machine, **values)
+
+    patch(World, "durable", durable)
+
+
+def follow_another_generation(patch):
+    patch(follower.ReplicaState, "generation", property(lambda _: EVERY))
+
+
+class _Every(int):
+    """Equal to every generation."""
+
+    __eq__ = lambda self, other: True  # noqa: E731 - one word
+    __ne__ = lambda self, other: False  # noqa: E731 - as above
+    __hash__ = int.__hash__
+
+
+EVERY = _Every(0)
+
+
+def let_rivals_be(patch):
+    for room in (grants, follower, leader, candidate):
+        patch(room, "are_rivals", lambda *_: False)
+
+
 LOSSY = Rules(accepts_loss=True)
+FORCED = Rules(forces=True)
+FORCED_FIVE = Rules(members=5, min_insync=3, machines=5, forces=True)
 WIPED = Rules(wipes=True)
 WIPED_OF_TWO = Rules(members=2, machines=2, wipes=True)
 FIVE = Rules(members=5, min_insync=3, machines=5)
@@ -233,5 +299,12 @@ MUTATIONS = (
     Mutation("a directory is named once it is filled", name_a_directory_that_is_not_filled, WIPED_OF_TWO),
     Mutation("a directory comes in by a grant that it stored", settle_a_directory_at_once, WIPED_OF_TWO),
     Mutation("a directory comes in by two grants", count_a_directory_before_it_is_settled, WIPED_OF_TWO),
+    Mutation("generations are compared before epochs", compare_epochs_before_generations, FORCED, first_seed=5),
+    Mutation("a grant of an older generation is refused", store_an_older_generation, FORCED_FIVE, first_seed=10),
+    Mutation("logs of an older generation are set aside", leave_the_logs_of_an_older_generation, FORCED, first_seed=9),
+    Mutation("setting aside is finished behind a crash", forget_what_was_to_be_set_aside, FORCED, first_seed=108),
+    Mutation("who leads behind a loss leads alone", count_the_others_at_once_behind_a_loss, FORCED, first_seed=9),
+    Mutation("a replica follows its own generation", follow_another_generation, FORCED_FIVE, first_seed=5),
+    Mutation("two that were forced beside each other go offline", let_rivals_be, FORCED_FIVE, first_seed=20),
     Mutation("two lists have their say while they change", swap_lists_without_a_joint_grant, CHANGING, first_seed=7),
 )

@@ -10,13 +10,15 @@ carried out one by one, and the power can go between any two. `check` holds afte
     every leader's watermark tells one history, which no member contradicts below its own
     (epoch, offset) -> one batch, and one history before it, wherever it lies: prefix equality epoch by epoch
     whichever members are left of any m - 1 lost: the one that is ahead of them holds all that was acknowledged
+    one leader for each epoch; with forced grants all of this in each generation for itself, which begins as the log of
+    the one that was forced to lead: nothing of an older generation gets into it
 """
 
 # ruff: noqa: N802 - a method per effect has the name of the effect
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import NamedTuple
 from uuid import UUID
@@ -27,8 +29,17 @@ from pushrep.replication import effects as do
 from pushrep.replication import follower, leader
 from pushrep.replication.candidate import Candidate, CandidateState, MemberAnswer, PartitionLog, Purpose
 from pushrep.replication.epochs import LogEnds, Ungranted, granted_end, marked_ungranted, without_ungranted
+from pushrep.replication.errors import NotAMember, NotLeader
 from pushrep.replication.follower import ReplicaState
-from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, next_ballot
+from pushrep.replication.grants import (
+    GENERATION_TAG_BITS,
+    Grant,
+    OfferedGrant,
+    judge_grant,
+    newest_list_of,
+    next_ballot,
+    next_generation,
+)
 from pushrep.replication.grants import Member as Listed
 from pushrep.replication.leader import PartitionLeader
 from pushrep.replication.messages import Batch
@@ -67,6 +78,8 @@ class Disk:
     ungranted: Ungranted | None = None
     runs: int = 0
     directory_id: UUID | None = None
+    generation: int = 0  # of the log; below the grant's while it is to be set aside
+    is_unfilled: bool | None = None
 
     @property
     def end(self):
@@ -137,7 +150,30 @@ class Disk:
             logs={0: log},
             contact_age_ms=contact_age_ms,
             directory_id=self.directory_id,
+            is_unfilled=self.is_unfilled,
+            generation=self.grant.generation if self.grant else 0,
         )
+
+
+class Line:
+    """What one generation acknowledged, and who led in it."""
+
+    def __init__(self):
+        self.known = {}  # (epoch, base offset) -> history behind it, wherever it lies
+        self.committed = {0: 0}  # offset -> history, of every watermark of a leader
+        self.committed_end = 0
+        self.leaders = {}
+
+    @classmethod
+    def of(cls, disk, watermark):
+        """That begins as this log."""
+        line = cls()
+        line.known = {(one.batch.leader_epoch, one.batch.base_offset): one.history for one in disk.batches}
+        ends = {one.batch.next_offset: one.history for one in disk.batches}
+        line.committed = {disk.start: disk.start_history}
+        line.committed |= {end: history for end, history in ends.items() if end <= watermark}
+        line.committed_end = watermark
+        return line
 
 
 class Owner:
@@ -198,6 +234,7 @@ class Rules:
     loses_power: bool = True
     changes_members: bool = False
     accepts_loss: bool = False
+    forces: bool = False
     leader_alive_steps: int = 0
     wipes: bool = False
     names_directories: bool = True
@@ -223,9 +260,7 @@ class World:
         self.machines = [Machine(index) for index in range(rules.machines)]
         self.wires = {}
         self.cuts = {}
-        self.known = {}  # (epoch, base offset) -> history behind it, wherever it lies
-        self.committed = {0: 0}  # offset -> history, of every watermark of a leader
-        self.committed_end = 0
+        self.lines = {0: Line()}  # by generation
         self.now_ms = self.now_steps = 0
         self.counts = {}
         self.trace = deque(maxlen=60)
@@ -246,8 +281,9 @@ class World:
         self.directories, self.lost, self.aside = 0, set(), {}
         for machine in self.machines:
             self.new_directory(machine)
-        self.looks = None
+        self.looks = {}
         self.slow = set()
+        self.heals_at = -1
         for machine in self.machines[1:]:
             self.start_node(machine)
 
@@ -260,6 +296,8 @@ class World:
 
     def step(self):
         self.now_steps += 1
+        if self.now_steps == self.heals_at:
+            self.slow = set()
         draw = self.random.random()
         try:
             if draw < self.trouble_rate:
@@ -287,6 +325,16 @@ class World:
         self.directories += 1
         if self.rules.names_directories:
             machine.disk.directory_id = UUID(int=self.directories)
+        if self.rules.forces:
+            machine.disk.is_unfilled = False
+
+    @property
+    def committed_end(self):
+        return max(line.committed_end for line in self.lines.values())
+
+    def line_of(self, machine):
+        """Of the generation of its log."""
+        return self.lines[machine.disk.generation]
 
     def wipe(self, machine):
         """A new disk under the old name, which holds nothing and promised nothing; or an older one that is put back. Of
@@ -323,6 +371,8 @@ class World:
         elif kind == "promote":
             if machine.role == "node":
                 self.promote(machine)
+            elif self.may_force(machine) and self.random.random() < 0.3:
+                self.force(machine)
         elif machine.role == "owner" and machine.owner.leader is None:
             self.note(machine, "deadline")
             self.apply_candidate(machine, machine.owner.candidate.on_deadline())
@@ -337,6 +387,7 @@ class World:
     # ---- processes
 
     def start_node(self, machine):
+        self.finish_setting_aside(machine)
         machine.role, machine.owner, machine.serial = "node", None, machine.serial + 1
         machine.started_at, machine.contact = self.now_steps, NO_CONTACT
         machine.disk.runs += 1
@@ -353,6 +404,7 @@ class World:
 
     def open(self, machine, purpose, change=None):
         self.note(machine, purpose.name)
+        self.finish_setting_aside(machine)
         machine.role, machine.serial = "owner", machine.serial + 1
         machine.watermark = machine.disk.high_watermark
         machine.session = do.NO_SESSION
@@ -378,6 +430,9 @@ class World:
         if self.rules.accepts_loss and self.random.random() < 0.5:
             self.promote_with_loss(machine)
             return
+        if self.rules.forces and self.random.random() < 0.3:
+            self.force(machine)
+            return
         machine.disk.high_watermark = min(machine.watermark, machine.disk.end)  # the node closes its log cleanly
         self.open(machine, self.random.choice((Purpose.PROMOTE, Purpose.PROMOTE_AND_CATCH_UP)))
 
@@ -391,6 +446,68 @@ class World:
         self.note(machine, "accept_loss")
         for effect in (do.TakeEpoch(epoch), do.StoreGrant(grant), candidates.Lead(grant)):
             self.apply_candidate(machine, [effect])
+
+    def may_force(self, machine):
+        return self.rules.forces and machine.role == "down" and machine.disk.grant is not None
+
+    def force(self, machine):
+        """A grant behind a loss that was accepted, while the others are only away: they come back later."""
+        self.finish_setting_aside(machine)
+        disk, grant = machine.disk, machine.disk.grant
+        if machine.index not in grant.indexes or disk.end < disk.high_watermark:
+            return
+        if machine.role == "down":
+            machine.watermark = disk.high_watermark
+        disk.high_watermark = machine.watermark = min(machine.watermark, disk.end)
+        others = sorted(grant.indexes - {machine.index})
+        reached = set(self.random.sample(others, self.random.randint(0, len(others))))
+        near = {machine.index, *reached}
+        seen = near if self.random.random() < 0.3 else range(len(self.machines))  # or two are forced beside each other
+        self.slow = {
+            (one.index, other.index)
+            for one in self.machines
+            for other in self.machines
+            if (one.index in near) != (other.index in near)
+        }
+        self.heals_at = self.now_steps + self.random.randint(1, 400)
+        shown = [self.machines[index].disk.grant for index in seen]
+        generation = next_generation(
+            max(one.generation for one in shown if one is not None), self.random.getrandbits(GENERATION_TAG_BITS)
+        )
+        epoch = next_ballot(machine.index, disk.highest_epoch)
+        forced = grant.forced(
+            epoch,
+            machine.index,
+            generation,
+            members=tuple(one for one in grant.members if one.index in grant.indexes),
+            min_insync_replicas=grant.min_insync_replicas,
+            reached=reached,
+        )
+        self.note(machine, f"force {generation >> GENERATION_TAG_BITS}")
+        machine.role, machine.serial = "owner", machine.serial + 1
+        machine.owner = Owner(None)
+        self.lines[generation] = Line.of(disk, machine.watermark)
+        self.durable(machine, numbers=epoch)
+        self.power(machine)
+        self.durable(machine, grant=forced, taken=epoch, generation=generation, is_unfilled=False)
+        for member in others:
+            self.send("grant", machine.index, member, forced, machine.serial)
+        self.power(machine)
+        self.lead(machine, forced)
+
+    def finish_setting_aside(self, machine):
+        """What lies here is of an older generation than the grant: it goes aside whole."""
+        disk = machine.disk
+        if disk.grant is None or disk.grant.generation == disk.generation:
+            return
+        if self.power_rate and self.random.random() < 0.3:
+            raise PowerCut(machine.index)
+        self.note(machine, "aside")
+        machine.disk = replace(
+            Disk(), grant=disk.grant, taken=disk.taken, numbers=disk.numbers, runs=disk.runs,
+            directory_id=disk.directory_id, is_unfilled=disk.is_unfilled, generation=disk.grant.generation,
+        )  # fmt: skip
+        machine.watermark = 0
 
     def crash(self, machine):
         if machine.role == "down":
@@ -472,6 +589,8 @@ class World:
                 self.check_fences_no_living(machine)
                 self.durable(machine, numbers=effect.leader_epoch)
             elif isinstance(effect, do.StoreGrant):
+                if effect.grant.generation != disk.generation:
+                    raise Violation(f"{machine.index} would lead in a generation that its log is not of")
                 self.durable(machine, grant=effect.grant, taken=max(disk.taken, effect.grant.epoch))
             elif isinstance(effect, candidates.SendGrant):
                 for member in effect.members:
@@ -499,11 +618,11 @@ class World:
             self.apply_candidate(machine, machine.owner.candidate.on_fetched(0))
             return
         machine.owner.fetch = fetch
-        self.send("fetch", machine.index, fetch.member, (machine.owner.candidate.grant.epoch, disk.end), machine.serial)
+        self.send("fetch", machine.index, fetch.member, (machine.owner.candidate.grant.rank, disk.end), machine.serial)
 
     def on_fetch(self, machine, message):
-        epoch, offset = message.body
-        if machine.disk.grant is not None and machine.disk.grant.epoch == epoch and offset >= machine.disk.start:
+        rank, offset = message.body
+        if machine.disk.grant is not None and machine.disk.grant.rank == rank and offset >= machine.disk.start:
             self.reply(machine, message, machine.disk.read(offset, machine.disk.end, 2))
 
     def on_fetch_answer(self, machine, message):
@@ -514,7 +633,7 @@ class World:
             if batch.base_offset == disk.end and batch.next_offset <= fetch.until.end_offset:
                 self.write(machine, batch)
         if disk.end < fetch.until.end_offset:
-            body = (machine.owner.candidate.grant.epoch, disk.end)
+            body = (machine.owner.candidate.grant.rank, disk.end)
             self.send("fetch", machine.index, fetch.member, body, machine.serial)
             return
         disk.flushed = disk.end
@@ -523,9 +642,14 @@ class World:
 
     def lead(self, machine, grant):
         disk = machine.disk
+        if grant.generation != disk.generation:
+            raise Violation(f"{machine.index} leads in {grant.generation} over a log of {disk.generation}")
         if self.random.random() < 0.5:  # the effect says so; the watermark must be safe if a shell forgets
             disk.flushed = disk.end
         self.begin_epoch(disk, grant.epoch, disk.end)
+        leaders = self.line_of(machine).leaders
+        if leaders.setdefault(grant.epoch, (machine.index, machine.serial)) != (machine.index, machine.serial):
+            raise Violation(f"epoch {grant.epoch} of {machine.index} is led twice")
         self.lost -= {
             one.index
             for one in grant.members
@@ -550,7 +674,7 @@ class World:
         if type(error).__name__ == "TooFewMembers" and is_open and own_grant and owner.candidate.grant is None:
             self.append_ungranted(machine)
         machine.role, machine.owner = "down", None
-        if type(error).__name__ in {"NotLeader", "NotAMember"} or not is_open:
+        if isinstance(error, NotLeader | NotAMember) or not is_open:
             self.start_node(machine)
 
     def append_ungranted(self, machine):
@@ -576,6 +700,10 @@ class World:
             return
         if owner.leader.has_resigned:
             machine.role, machine.owner, machine.serial = "down", None, machine.serial + 1
+            return
+        if owner.leader.grant.is_led_alone and self.rules.forces and owner.leader.may_settle:
+            self.note(machine, "settled")
+            self.reopen(machine, lambda base, epoch: base.settled(epoch))
             return
         if self.rules.wipes and owner.leader.uncounted and self.random.random() < 0.3:
             self.admit(machine)
@@ -613,7 +741,8 @@ class World:
             raise Violation(f"{machine.index} appends at {batch.base_offset}, its log ends at {disk.end}")
         before = disk.history_at(disk.end)
         history = hash((before, batch.data))
-        if self.known.setdefault((batch.leader_epoch, batch.base_offset), history) != history:
+        known = self.line_of(machine).known
+        if known.setdefault((batch.leader_epoch, batch.base_offset), history) != history:
             raise Violation(f"epoch {batch.leader_epoch} has two histories at {batch.base_offset}")
         disk.batches.append(Stored(batch, history))
         disk.epochs = disk.epochs.assigned(batch.leader_epoch, batch.base_offset)
@@ -628,7 +757,8 @@ class World:
         if progress is None or not progress.is_live:
             if target not in owner.describing or self.random.random() < 0.1:
                 owner.describing.add(target)
-                self.send("describe", machine.index, target, None, machine.serial)
+                shown = owner.leader.grant if self.rules.forces else None  # a session begins with it
+                self.send("describe", machine.index, target, shown, machine.serial)
             return
         if len(progress.in_flight) >= self.window:
             return
@@ -644,15 +774,22 @@ class World:
         self.send("append", machine.index, target, body, machine.serial)
 
     def on_describe(self, machine, message):
+        if message.body is not None:
+            self.take_grant(machine, message.body, message.source)
         disk = machine.disk
-        self.reply(machine, message, (disk.ends, disk.runs, disk.directory_id))
+        self.reply(machine, message, (disk.ends, disk.runs, disk.directory_id, disk.grant))
 
     def on_describe_answer(self, machine, message):
         owner = machine.owner
         if owner.leader is None or owner.leader.has_resigned or message.source not in owner.describing:
             return
         owner.describing.discard(message.source)
-        theirs, runs, directory_id = message.body
+        theirs, runs, directory_id, grant = message.body
+        if self.rules.forces and grant is not None:
+            shown = owner.leader.on_grant_shown(grant.generation, grant.epoch, grant.leader)
+            self.apply_leader(machine, shown)
+            if shown or grant.generation != owner.leader.grant.generation:
+                return
         owner.shown[message.source] = directory_id
         is_members = owner.leader.grant.is_member(message.source, directory_id)
         self.apply_leader(machine, owner.leader.on_directory(message.source, is_members=is_members))
@@ -664,7 +801,11 @@ class World:
         leading = machine.owner.leader
         if leading is not None:
             session, sequence, result = message.body
-            self.apply_leader(machine, leading.on_answer(message.source, session, sequence, result))
+            effects = leading.on_answer(message.source, session, sequence, result)
+            is_older = result.generation >> GENERATION_TAG_BITS < leading.grant.generation >> GENERATION_TAG_BITS
+            if is_older and any(isinstance(effect, leader.Resigned) for effect in effects):
+                raise Violation(f"{machine.index} is deposed by an older generation")
+            self.apply_leader(machine, effects)
 
     def apply_leader(self, machine, effects):
         for effect in effects:
@@ -809,14 +950,30 @@ class World:
                 raise Violation(f"{machine.index} fences {leading.index}, which {sorted(heard)} heard all the time")
 
     def on_grant(self, machine, message):
+        self.take_grant(machine, message.body, message.source)
         disk = machine.disk
-        verdict = judge_grant(OfferedGrant(message.body, message.source, disk.grant, disk.taken))
-        self.note(machine, f"grant {verdict.name}")
-        if verdict is Outcome.NONE:
-            self.power(machine)
-            self.durable(machine, grant=message.body)
         disk.high_watermark = machine.watermark
         self.reply(machine, message, disk.answer(machine.index))
+
+    def take_grant(self, machine, grant, sender):
+        disk = machine.disk
+        verdict = judge_grant(OfferedGrant(grant, sender, disk.grant, disk.taken))
+        self.note(machine, f"grant {verdict.name}")
+        if verdict is not Outcome.NONE:
+            return
+        older, newer = ((one >> GENERATION_TAG_BITS, one) for one in (disk.generation, grant.generation))
+        if newer < older or (newer[0] == older[0] and newer != older):
+            raise Violation(f"{machine.index} goes from generation {older} to {newer}")
+        self.power(machine)
+        if grant.generation == disk.generation:
+            is_first = self.rules.forces and disk.grant is None
+            self.durable(machine, grant=grant)
+            if is_first and disk.directory_id not in {one.directory_id for one in grant.members}:
+                self.durable(machine, is_unfilled=True)
+            return
+        self.durable(machine, grant=grant, taken=grant.epoch, ungranted=None, is_unfilled=True)
+        machine.session = do.NO_SESSION
+        self.finish_setting_aside(machine)
 
     def on_append(self, machine, message):
         session, sequence, request = message.body
@@ -829,6 +986,10 @@ class World:
                 if effect.result.error is not Outcome.FENCED_LEADER_EPOCH:
                     self.hear(machine, request.leader_epoch)
                 self.note(machine, effect.result.error.name)
+                is_filled = machine.disk.end >= max(request.high_watermark, request.epoch_start_offset)
+                if effect.result.error is Outcome.NONE and machine.disk.is_unfilled and is_filled:
+                    machine.disk.flushed = machine.disk.end
+                    self.durable(machine, is_unfilled=False)
                 self.reply(machine, message, (session, sequence, effect.result))
             else:
                 self.follow(machine, effect)
@@ -881,7 +1042,7 @@ class World:
 
     def set_aside(self, machine, effect):
         disk, (offset, epoch) = machine.disk, effect
-        history = self.committed.get(offset)
+        history = self.line_of(machine).committed.get(offset)
         if history is None:
             raise Violation(f"{machine.index} begins anew at {offset}, where nothing was acknowledged")
         disk.batches, disk.start, disk.start_history = [], offset, history
@@ -913,67 +1074,78 @@ class World:
 
     def commit(self, machine, watermark):
         """A leader acknowledged everything below: it is one history, for ever."""
+        line = self.line_of(machine)
         for stored in reversed(machine.disk.batches):
             offset = stored.batch.next_offset
             if offset > watermark:
                 continue
-            is_known = offset in self.committed
-            if self.committed.setdefault(offset, stored.history) != stored.history and not self.rules.accepts_loss:
+            is_known = offset in line.committed
+            if line.committed.setdefault(offset, stored.history) != stored.history and not self.rules.accepts_loss:
                 raise Violation(f"{machine.index} acknowledges another history at {offset}")
             if is_known:
                 break
-        self.committed_end = max(self.committed_end, watermark)
+        line.committed_end = max(line.committed_end, watermark)
 
     def set_watermark(self, machine, watermark):
         if watermark < machine.watermark:
             raise Violation(f"{machine.index}'s watermark falls from {machine.watermark} to {watermark}")
         machine.watermark = watermark
-        if not self.rules.accepts_loss and machine.disk.history_at(watermark) != self.committed.get(watermark):
+        committed = self.line_of(machine).committed.get(watermark)
+        if not self.rules.accepts_loss and machine.disk.history_at(watermark) != committed:
             raise Violation(f"{machine.index} takes {watermark} for acknowledged over another history")
 
     def check_ahead(self):
         """Of all members that may lead, the one ahead holds all that was acknowledged; after a power cut, too."""
-        if self.rules.accepts_loss or not self.committed_end:
+        if self.rules.accepts_loss:
             return
-        looks = [(self.committed_end, *(self.look_of(machine.disk) for machine in self.machines))]
-        if looks == self.looks:
+        for generation, line in self.lines.items():
+            if line.committed_end:
+                self.check_generation(generation, line)
+
+    def check_generation(self, generation, line):
+        held = [
+            machine
+            for machine in self.machines
+            if machine.disk.grant
+            and machine.disk.grant.generation == machine.disk.generation == generation
+            and not machine.disk.is_unfilled
+        ]
+        looks = [(line.committed_end, *((one.index, self.look_of(one.disk)) for one in held))]
+        if looks == self.looks.get(generation):
             return
-        self.looks = looks
+        self.looks[generation] = looks
         states = [self.end_of] + ([self.durable_end_of] if self.rules.loses_power else [])
-        held = [machine for machine in self.machines if machine.disk.grant]
-        ends = [{machine.index: end_of(machine.disk) for machine in held} for end_of in states]
+        ends = [{machine.index: end_of(machine.disk, line) for machine in held} for end_of in states]
         for count in range(1, len(held) + 1):
             for group in combinations(held, count):
-                base = max(
-                    (machine.disk.grant for machine in group), key=lambda grant: (grant.members_epoch, grant.epoch)
-                )
+                base = newest_list_of(machine.disk.grant for machine in group)
                 left = {one.index for one in group if base.is_member(one.index, one.disk.directory_id)} & base.indexes
                 if base.may_lead(left):
-                    self.check_left(left, ends)
+                    self.check_left(left, ends, line)
 
     def look_of(self, disk):
         return disk.end, disk.flushed, disk.start, id(disk.epochs), id(disk.grant), disk.ungranted
 
-    def check_left(self, left, ends):
+    def check_left(self, left, ends, line):
         for is_cut, of in enumerate(ends):
             _, holds_all = max(of[index] for index in left)
             if not holds_all:
                 when = " after a power cut" if is_cut else ""
-                lost = f"all that was acknowledged up to {self.committed_end}"
+                lost = f"all that was acknowledged up to {line.committed_end}"
                 raise Violation(f"members {sorted(left)}{when} would lead without {lost}")
 
-    def end_of(self, disk):
-        return granted_end(disk.ends, disk.ungranted), self.holds(disk, disk.end)
+    def end_of(self, disk, line):
+        return granted_end(disk.ends, disk.ungranted), self.holds(disk, disk.end, line)
 
-    def durable_end_of(self, disk):
+    def durable_end_of(self, disk, line):
         kept = disk.ends._replace(log_end_offset=disk.flushed, leader_epochs=disk.epochs.cut_from(disk.flushed + 1))
-        return granted_end(kept, disk.ungranted), self.holds(disk, disk.flushed)
+        return granted_end(kept, disk.ungranted), self.holds(disk, disk.flushed, line)
 
-    def holds(self, disk, end):
+    def holds(self, disk, end, line):
         """Whether a log that ends there has everything that was acknowledged."""
-        if disk.start > self.committed_end:
+        if disk.start > line.committed_end:
             return True
-        return end >= self.committed_end and disk.history_at(self.committed_end) == self.committed[self.committed_end]
+        return end >= line.committed_end and disk.history_at(line.committed_end) == line.committed[line.committed_end]
 
 
 def on_candidate_answer(world, machine, message):

@@ -23,6 +23,8 @@ WORLDS = {
     "disks are lost": Rules(wipes=True),
     "disks are lost, one of two": Rules(members=2, machines=2, wipes=True),
     "disks are lost, of five": Rules(members=5, min_insync=3, machines=5, wipes=True),
+    "losses are accepted, and the lost come back": Rules(forces=True),
+    "losses are accepted, of five": Rules(members=5, min_insync=3, machines=5, forces=True),
     "page cache, processes die": Rules(flushed_only=False, loses_power=False),
     "members change": Rules(machines=5, changes_members=True),
     "members change from four": Rules(members=4, min_insync=3, machines=5, changes_members=True),
@@ -57,13 +59,14 @@ def test_the_worlds_meet_what_they_are_about(torture):
     """Every effect, every answer of the table, truncation and catching up: by count over some seeds."""
     counts = {}
     for seed in range(torture.count(30, 200)):
-        for rules in (Rules(), WORLDS["members change"], WORLDS["disks are lost, one of two"]):
+        for rules in (Rules(), WORLDS["members change"], WORLDS["disks are lost, one of two"], Rules(forces=True)):
             for what, count in World(seed, rules).steps(800).counts.items():
                 counts[what] = counts.get(what, 0) + count
     wanted = {
         "TakeEpoch", "StoreGrant", "BeginEpoch", "Truncate", "SetAside", "SetLogStart", "SetUngrantedAside",
         "Fetch", "Lead", "Refused", "Resigned", "Joined", "Left", "HighWatermarkMoved", "SessionEnded",
         "LOG_DIVERGED", "FENCED_LEADER_EPOCH", "STALE_SESSION", "ungranted", "change_members", "wipe", "admitted",
+        "force", "aside", "settled",
     }  # fmt: skip
     assert wanted <= {what for what, count in counts.items() if count}, f"never met: {wanted - counts.keys()}"
 

@@ -1,5 +1,6 @@
 """`The replica's rules`: every row of the table, every check and their order, the effects' order."""
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -25,7 +26,7 @@ from pushrep.replication.effects import (
 from pushrep.replication.epochs import EpochEnd, LogEnds, Ungranted
 from pushrep.replication.findings import FOLLOWER_RULES, Cut, Finding
 from pushrep.replication.follower import LEADER_CHECKS, SESSION_CHECKS, ReplicaState, follow, storage_error
-from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, Member
+from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, Member, next_generation
 from pushrep.replication.messages import AppendRecords, Batch
 from pushrep.replication.outcome import Outcome
 
@@ -349,3 +350,25 @@ def test_what_was_not_granted_goes_first_and_takes_its_flushed_offset_with_it():
 def test_a_disk_error_is_answered_with_what_the_log_holds_now():
     answer = storage_error(state(THREE))
     assert answer[:2] == (Outcome.KAFKA_STORAGE_ERROR, 3)
+
+
+FORCED = next_generation(0, 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (0, Outcome.FENCED_LEADER_EPOCH),
+        (FORCED, Outcome.NONE),
+        (FORCED + 1, Outcome.INCONSISTENT_OUTBOX),
+        (next_generation(FORCED, 0), Outcome.STALE_SESSION),
+    ],
+    ids=["older", "its own", "a rival", "newer: its grant has to come first"],
+)
+def test_a_replica_follows_its_own_generation_alone(asked, error):
+    kept = replace(grant(), generation=FORCED)
+    for epoch in (LEADER, LEADER + 256):  # compared before the epoch is, and before that is taken
+        done = effects(THREE, request(3, 1, batch(3, 1), leader_epoch=epoch, generation=asked), grant=kept)
+        assert result(done).error is error
+        assert result(done).generation == FORCED
+        assert len(done) == 1 or error is Outcome.NONE, done

@@ -13,9 +13,13 @@ from pushrep.replication.grants import (
     Member,
     OfferedGrant,
     Quorum,
+    are_rivals,
     default_min_insync,
     judge_grant,
+    newest_list_of,
+    newest_of,
     next_ballot,
+    next_generation,
     owner_of,
 )
 from pushrep.replication.outcome import Outcome
@@ -186,3 +190,65 @@ def test_a_member_that_is_the_whole_list_before_leads_alone_and_has_its_say_in_e
     wide = grant(members=(0, 3, 4), m=1, previous_members=listed(0), previous_min_insync_replicas=1)
     assert not wide.may_acknowledge({0}), "nothing rests on one member before the new list can be settled"
     assert wide.may_acknowledge({0, 3, 4})
+
+
+def test_a_generation_is_above_all_seen_and_two_of_one_number_are_rivals():
+    first, other = next_generation(0, 7), next_generation(0, 0xFFFFFFFF)
+    assert 0 < first < other < next_generation(first, 0)
+    assert are_rivals(first, other)
+    assert not are_rivals(first, first)
+    assert not any(are_rivals(one, two) for one, two in ((0, first), (first, next_generation(other, 7))))
+
+
+def forced(epoch, generation, kept=KEPT, **changes):
+    members = changes.pop("members", kept.members)
+    made = kept.forced(epoch, owner_of(epoch), generation, members=members, min_insync_replicas=len(members) // 2 + 1)
+    return replace(made, **changes)
+
+
+FIRST, SECOND = next_generation(0, 7), next_generation(next_generation(0, 7), 3)
+OF_GENERATIONS = {
+    "a higher one, of a lower epoch": (forced(1, SECOND), Outcome.NONE),
+    "a higher one, of an epoch that jumps": (forced(513 + 2 * EPOCH_JUMP_MAX, SECOND), Outcome.NONE),
+    "a higher one, by a member that came in meanwhile": (forced(9, SECOND, members=listed(1, 9)), Outcome.NONE),
+    "a higher one, of the same number": (forced(512, SECOND), Outcome.NONE),
+    "a higher one, by somebody else": (replace(forced(513, SECOND), epoch=514, leader=2), Outcome.IMPOSSIBLE_EPOCH),
+    "a higher one, of another outbox": (forced(513, SECOND, outbox_id=UUID(int=9)), Outcome.INCONSISTENT_OUTBOX),
+    "an older one, of a higher epoch": (grant(epoch=768), Outcome.FENCED_LEADER_EPOCH),
+    "its own": (replace(KEPT, epoch=768, generation=FIRST), Outcome.NONE),
+    "its own, older": (replace(KEPT, epoch=256, generation=FIRST), Outcome.FENCED_LEADER_EPOCH),
+    "a rival": (forced(768, next_generation(0, 8)), Outcome.INCONSISTENT_OUTBOX),
+    "a rival of a lower random part": (forced(768, next_generation(0, 6)), Outcome.INCONSISTENT_OUTBOX),
+}
+
+
+@pytest.mark.parametrize(("offered", "outcome"), OF_GENERATIONS.values(), ids=OF_GENERATIONS)
+def test_generations_are_compared_before_everything_else(offered, outcome):
+    kept = replace(KEPT, generation=FIRST)
+    sender = 1 if outcome is Outcome.IMPOSSIBLE_EPOCH else offered.leader
+    assert judge_grant(OfferedGrant(offered, sender, kept, 512)) is outcome
+
+
+def test_of_two_grants_the_one_of_the_higher_generation_is_newer_and_has_the_newer_list():
+    older = replace(grant(epoch=2048), members_epoch=2048)
+    newer = forced(513, FIRST)
+    assert newest_of([older, None, newer]) is newest_list_of([newer, older]) is newer
+    assert newest_of([None]) is None
+
+
+def test_who_leads_behind_a_loss_leads_alone_and_any_directory_may_come_for_one_that_was_not_reached():
+    named = tuple(replace(one, directory_id=UUID(int=one.index + 1)) for one in listed(0, 1, 2))
+    made = replace(KEPT, members=named).forced(
+        513, 1, FIRST, members=named, min_insync_replicas=2, reached=frozenset({2})
+    )
+    assert [one.directory_id for one in made.members] == [None, UUID(int=2), UUID(int=3)]
+    assert made.rank == (FIRST, 513)
+    assert made.is_led_alone
+    assert made.may_lead({1})
+    assert not made.may_lead({0, 2})
+    assert not made.may_acknowledge({1})
+    assert made.may_acknowledge({1, 2})
+    assert not made.entering
+    alone = KEPT.forced(513, 1, FIRST, members=listed(1), min_insync_replicas=1)
+    assert not alone.previous_members
+    assert alone.may_acknowledge({1})

@@ -31,9 +31,11 @@ from pushrep.replication.errors import (
     NotAhead,
     NotAMember,
     NotLeader,
+    OlderGeneration,
+    RivalGenerations,
     TooFewMembers,
 )
-from pushrep.replication.grants import Grant, Member
+from pushrep.replication.grants import Grant, Member, next_generation
 from pushrep.replication.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, Push, Resigned, SessionEnded
 from pushrep.replication.messages import AppendRecordsResult
 from pushrep.replication.outcome import Outcome
@@ -131,6 +133,40 @@ def test_fenced_ends_every_session_and_the_lead(shown):
     assert [e.replica for e in effects[1:]] == [1, 2]
     assert {e.reason for e in effects[1:]} == {PushSessionEndReason.NEW_LEADER_EPOCH}
     assert not leader.takes_all
+
+
+FIRST, SECOND = next_generation(0, 5), next_generation(next_generation(0, 5), 1)
+
+
+def leading_forced():
+    made = leading()
+    made.grant = replace(made.grant, generation=FIRST)
+    return made
+
+
+@pytest.mark.parametrize("error", [Outcome.NONE, Outcome.FENCED_LEADER_EPOCH])
+def test_an_answer_of_an_older_generation_deposes_nobody_and_acknowledges_nothing(error):
+    leader = leading_forced()
+    session, sequence, request = pushed(leader, ends(4, (0, 0)))
+    assert request.generation == FIRST
+    effects = leader.on_answer(1, session, sequence, answer(error, 4, grant_epoch=768, grant_leader=1))
+    assert effects == [SessionEnded(1, session, PushSessionEndReason.STALE_REPLICA_EPOCH)]
+    assert (leader.high_watermark, leader.stored, leader.has_resigned) == (0, {0}, False)
+    assert PushSessionEndReason.STALE_REPLICA_EPOCH in BEGINS_ANEW, "the next one begins with our grant"
+
+
+def test_an_answer_that_tells_of_no_grant_is_of_no_generation():
+    leader = leading_forced()
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    assert leader.on_answer(1, session, sequence, answer(Outcome.REQUEST_TIMED_OUT)) == [Push(1, backoff=True)]
+
+
+@pytest.mark.parametrize(("shown", "rival"), [(SECOND, None), (FIRST + 1, FIRST + 1), (FIRST - 1, FIRST - 1)])
+def test_a_higher_generation_ends_the_lead_whatever_its_epoch_and_so_does_a_rival(shown, rival):
+    leader = leading_forced()
+    session, sequence, _ = pushed(leader, ends(4, (0, 0)))
+    told = answer(Outcome.FENCED_LEADER_EPOCH, 4, grant_epoch=1, grant_leader=1, generation=shown)
+    assert leader.on_answer(1, session, sequence, told)[0] == Resigned(1, 1, rival)
 
 
 def test_a_newer_grant_in_any_answer_ends_the_lead():
@@ -627,3 +663,59 @@ def test_an_entering_directory_joins_no_in_sync_set():
 def test_one_directory_is_not_two_members():
     with pytest.raises(BadGrant, match="2 directories"):
         named(DISKS[0], DISKS[1], DISKS[1])
+
+
+def of_generation(index, generation, log=LOG, epoch=256, **changes):
+    kept = replace(grant(epoch=epoch), generation=generation)
+    return replace(member(index, log, kept), generation=generation, **changes)
+
+
+AHEAD = ends(9, (0, 0), (512, 2))
+
+
+def test_a_member_of_an_older_generation_counts_for_nothing_and_is_compared_with_nobody():
+    promotion = candidate(1, Purpose.PROMOTE, of_generation(1, FIRST), leader_alive_ms=0)
+    assert promotion.on_answer(of_generation(0, 0, AHEAD, epoch=512)) == []
+    effects = promotion.on_answer(of_generation(2, FIRST))
+    assert [type(effect) for effect in effects] == [TakeEpoch, StoreGrant, SendGrant]
+    assert promotion.grant.generation == FIRST
+    late = promotion.on_answer(of_generation(0, 0, AHEAD, epoch=promotion.grant.epoch + 256))
+    assert late == [], "it deposes nobody"
+    assert stored(promotion, 2) == [Lead(promotion.grant)]
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_directory_of_an_older_generation_does_not_lead(purpose):
+    attempt = candidate(1, purpose, of_generation(1, 0, AHEAD, epoch=513), leader_alive_ms=0)
+    error = refusal(attempt.on_answer(of_generation(0, FIRST, epoch=256)))
+    assert isinstance(error, OlderGeneration if purpose is not Purpose.OPEN else NotLeader)
+    assert (error.leader, error.newest) == (0, FIRST)
+    assert "0.0000" not in str(error)
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_of_two_that_were_forced_beside_each_other_neither_leads(purpose):
+    attempt = candidate(1, purpose, of_generation(1, FIRST, epoch=257), leader_alive_ms=0)
+    error = refusal(attempt.on_answer(of_generation(2, FIRST + 1, epoch=258)))
+    assert isinstance(error, RivalGenerations)
+    assert (error.generation, error.rival, error.leader) == (FIRST, FIRST + 1, 2)
+    assert "1.00000005" in str(error)
+    assert "1.00000006" in str(error)
+
+
+def test_a_forced_grant_that_is_shown_while_grants_are_stored_refuses_the_candidate():
+    for shown, expected in ((SECOND, OlderGeneration), (FIRST + 1, RivalGenerations)):
+        opening = candidate(0, Purpose.OPEN, of_generation(0, FIRST))
+        opening.on_answer(of_generation(1, FIRST))
+        assert isinstance(refusal(opening.on_answer(of_generation(2, shown, epoch=258))), expected)
+
+
+def test_a_candidate_that_was_not_filled_counts_for_nothing_itself():
+    """What it held and promised before may be held by those alone that have not answered yet."""
+    own = replace(member(1, LOG), is_unfilled=True)
+    promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, own, leader_alive_ms=0)
+    promotion.on_answer(member(0, LOG))
+    promotion.on_answer(member(2, LOG))
+    assert promotion.state is CandidateState.GRANTING
+    assert stored(promotion, 2) == []
+    assert stored(promotion, 0) == [Lead(promotion.grant)]
