@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from pushrep.log.checkpoints import OFFSET_MAX
 from pushrep.log.derived import DerivedStore, DerivedStores
 from pushrep.log.directory import DirectoryView
 from pushrep.log.errors import NotALog, PartitionMetadataMissing
@@ -146,7 +147,14 @@ def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> t
         log_id = _identity(view.path, filesystem, attached)
         checkpoints = _Checkpoints(view, derived)
         recovery = Recovery(
-            filesystem, view.path, around.config, around.clock, checkpoints, is_copy=view.is_copy, log_id=log_id
+            filesystem,
+            view.path,
+            around.config,
+            around.clock,
+            checkpoints,
+            is_copy=view.is_copy,
+            log_id=log_id,
+            repairable_below=_repairable_below(around, derived, attached),
         )
         recovered = recovery.run(
             view.known_on_disk,
@@ -164,6 +172,14 @@ def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> t
         checkpoints.ends_at(report.log_end_offset)
         view.lower_to_end(report.log_end_offset)  # it was cut, now or before
     return recovered, log_id
+
+
+def _repairable_below(around: Surroundings, derived: DerivedStores, attached: Attached) -> int:
+    """Up to where a sealed segment may be damaged: its epochs are told without it, and no store has to hear of it."""
+    if not attached.has_replicas or read_leader_epochs(around.view.path, around.filesystem) is None:
+        return 0
+    lowest = derived.lowest_end()
+    return OFFSET_MAX if lowest is None else lowest[0]
 
 
 def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:

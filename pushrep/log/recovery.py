@@ -8,6 +8,8 @@
     damage                               nothing is touched; the log ends there and takes no appends. In a copy of a
                                          directory the checkpoint may be newer than the file: what ends the newest
                                          segment, with no whole batch behind it, is a torn tail there
+    damage of a sealed segment that      as if the scrub had found it: the log goes on behind it, another member repairs
+    another member can repair            it (segment_repair.py)
 Progress (the recovery point) is saved after each segment, so that a recovery that is killed goes on where it was.
 """
 
@@ -29,6 +31,7 @@ from pushrep.log.joints import sealed_end
 from pushrep.log.log_names import parse_log_name
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
+from pushrep.log.scrub import ScrubFinding
 from pushrep.log.seals import HeadersCrc, read_seal, remove_seals
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_path, segments_in, swaps_in
@@ -78,8 +81,11 @@ class Recovery:
         *,
         is_copy: bool = False,
         log_id: UUID | None = None,
+        repairable_below: int = 0,
     ) -> None:
-        self._log_id = log_id
+        """repairable_below: sealed segments that end there or before may be damaged: other members have them, too."""
+        self._log_id, self._repairable_below = log_id, repairable_below
+        self._damaged: list[ScrubFinding] = []
         self._is_copy = is_copy
         self._filesystem, self._directory, self._config = filesystem, directory, config
         self._clock, self._progress = clock, progress
@@ -219,21 +225,17 @@ class Recovery:
                 continue
             segment = Segment(self._filesystem, self._directory, base, self._config)
             try:
-                end = self._walk(segment, plan, number, next_base)
-                if self._is_copy and isinstance(end, Damage) and next_base is None:
-                    end = self._as_in_a_copy(segment, end)
-                elif self._closed_at is not None and isinstance(end, TornTail):
-                    end = Damage(end.position, end.next_offset, end.reason)  # of what was closed clean, nothing tore
+                end = self._judged(segment, plan, number, next_base)
                 if isinstance(end, Damage):
+                    segment.close()
+                    if self._is_for_others(segment, end, plan, next_base):
+                        continue
+                    if end.next_offset < segment.next_offset:  # all of it was walked over
+                        segment = Segment(self._filesystem, self._directory, base, self._config)
                     return self._recovered(plan, bases[: number + 1], segment, start, damage=end)
                 if isinstance(end, TornTail):
                     cut = self._cut(segment, end, bases[number + 1 :])
                     return self._finished(plan, bases[: number + 1], segment, cut, start)
-                self._check_joint(base, segment.next_offset, next_base)
-                if next_base is not None and (why := self._broken_seal(segment, next_base)) is not None:
-                    segment.close()
-                    segment = Segment(self._filesystem, self._directory, base, self._config)
-                    return self._recovered(plan, bases[: number + 1], segment, start, damage=Damage(0, base, why))
                 if next_base is None:
                     return self._finished(plan, bases, segment, None, start)
                 self._settle_sealed(segment, proven=number >= plan.first and plan.opening is Opening.ABNORMAL)
@@ -241,6 +243,36 @@ class Recovery:
                 segment.close()
                 raise
         raise AssertionError("a log has a newest segment")
+
+    def _judged(self, segment: Segment, plan: RecoveryPlan, number: int, next_base: int | None) -> ScanEnd:
+        """How its walk ended, or what is wrong though its batches are whole. Raises CorruptLog."""
+        end = self._walk(segment, plan, number, next_base)
+        if self._is_copy and isinstance(end, Damage) and next_base is None:
+            return self._as_in_a_copy(segment, end)
+        if self._closed_at is not None and isinstance(end, TornTail):
+            return Damage(end.position, end.next_offset, end.reason)  # of what was closed clean, nothing tore
+        if not isinstance(end, CleanEnd) or next_base is None:
+            return end
+        is_short = end.next_offset < next_base and not self._range(segment.base_offset).is_hole(
+            end.next_offset, next_base
+        )
+        if is_short and self._is_repairable(plan, next_base):
+            return Damage(end.position, end.next_offset, f"it ends at {end.next_offset}, not at {next_base}")
+        self._check_joint(segment.base_offset, segment.next_offset, next_base)
+        why = self._broken_seal(segment, next_base)
+        return end if why is None else Damage(0, segment.base_offset, why)
+
+    def _is_repairable(self, plan: RecoveryPlan, next_base: int) -> bool:
+        """All of the segment was on disk, and what follows it is known."""
+        return next_base <= min(plan.recovery_point, self._repairable_below)
+
+    def _is_for_others(self, segment: Segment, damage: Damage, plan: RecoveryPlan, next_base: int | None) -> bool:
+        """Whether another member is to repair it, as the disk holds it: it is noted then."""
+        if next_base is None or plan.opening is not Opening.ABNORMAL or not self._is_repairable(plan, next_base):
+            return False
+        name, where = segment.path.name, (damage.position, damage.next_offset, damage.reason)
+        self._damaged.append(ScrubFinding(self._directory.name, name, *where, segment.base_offset, next_base))
+        return True
 
     def _walk(self, segment: Segment, plan: RecoveryPlan, number: int, next_base: int | None) -> ScanEnd:
         """Scan a segment as far as the plan wants it; how its walk ended.
@@ -391,6 +423,7 @@ class Recovery:
             cut=cut,
             damaged_from=damage.next_offset if damage else None,
             damage=damage.reason if damage else None,
+            damaged_segments=tuple(self._damaged),
             seconds=(self._clock.monotonic_ms() - self._started_ms) / 1000,
         )
         return Recovered(tuple(bases), active, report, tuple(self._epochs), self._has_news, self._log_id)

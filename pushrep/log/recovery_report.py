@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pushrep.log.recovery_plan import Opening
+from pushrep.log.scrub import ScrubFinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Cut:
 class RecoveryReport:
     """How a log was opened. `str()` of it is a sentence, `as_dict()` is for JSON.
 
-    damaged_from: first offset that was known to be on disk and can't be read; None if all is well.
+    damaged_from: first offset that was known to be on disk and can't be read; None if all is well. damaged_segments:
+    sealed ones of a log with replicas, which goes on behind them: another member's to repair.
     """
 
     opening: Opening
@@ -38,6 +40,7 @@ class RecoveryReport:
     damaged_from: int | None
     damage: str | None
     seconds: float
+    damaged_segments: tuple[ScrubFinding, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain values."""
@@ -55,4 +58,8 @@ class RecoveryReport:
             )
         if self.damaged_from is not None:
             parts.append(f"DAMAGED from offset {self.damaged_from} on ({self.damage}): read-only below it")
+        parts += [
+            f"{one.segment} is DAMAGED from offset {one.offset} on ({one.reason}): for another member to repair"
+            for one in self.damaged_segments
+        ]
         return "; ".join(parts)

@@ -131,6 +131,17 @@ class Scrub:
         self._paused = False
         self._come_again(0)
 
+    def report(self, log: Scrubbed, found: ScrubFinding) -> None:
+        """This is wrong with `log`: until a later pass finds the segment whole, or it is repaired."""
+        with self._turn:
+            if found not in self._status.findings:
+                self._status = replace(self._status, damaged=self._status.damaged + 1)
+                _LOG.error(
+                    "%s: %s byte %d offset %d: %s", log.path, found.segment, found.position, found.offset, found.reason
+                )
+            self._is_whole(log, found.base_offset)
+            self._status = replace(self._status, findings=(*self._status.findings, found))
+
     def repaired(self, log: Scrubbed, base: int) -> None:
         """This segment was put together anew, and read again."""
         with self._turn:
@@ -319,11 +330,7 @@ class Scrub:
     def _found(self, log: Scrubbed, base: int, following: int, end: ScanEnd, reason: str) -> None:
         name = segment_path(Path(), base).name
         found = ScrubFinding(log.path.name, name, end.position, end.next_offset, reason, base, following)
-        if found not in self._status.findings:
-            self._status = replace(self._status, damaged=self._status.damaged + 1)
-            _LOG.error("%s: %s byte %d offset %d: %s", log.path, name, end.position, end.next_offset, reason)
-        self._is_whole(log, base)
-        self._status = replace(self._status, findings=(*self._status.findings, found))
+        self.report(log, found)
 
     def _is_whole(self, log: Scrubbed, base: int) -> None:
         gone = (log.path.name, segment_path(Path(), base).name)

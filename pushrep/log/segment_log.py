@@ -68,6 +68,8 @@ class SegmentLog:
         config = around.config
         scrub = directory.scrub
         scrub.add(self._writer, config.scrub_bytes_per_s, config.scrub_pause_s)
+        for found in self.recovery.damaged_segments:
+            scrub.report(self._writer, found)
         self._writer.on_unsealed = partial(scrub.soon, self._writer)
         self._reader.on_suspect = self._suspect_index
         self._reader.on_damage = partial(scrub.soon, self._writer)

@@ -40,6 +40,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.push")
 _PIECE_BYTES = 1 << 20
+_REMEDY = "start a member that holds these records, or stop this one and run pushrep log repair --from-copy"
 
 
 class Repairs:
@@ -126,19 +127,20 @@ class Repairs:
         damaged: list[tuple[TopicIdPartition, ScrubFinding]],
         gave_up: Callable[[], bool],
     ) -> None:
-        troubles: dict[TopicIdPartition, str] = {}
+        troubles: dict[TopicIdPartition, list[str]] = {}
         for tp, one in damaged:
-            where = f"{one.segment}, damaged from offset {one.offset} on"
+            where = f"{one.segment}, damaged from offset {one.offset} on, of [{one.base_offset}, {one.end_offset})"
             try:
                 self._fetch(client, tp, one, gave_up)
             except ReplicaUnreachable:
                 raise
             except (OSError, PushrepError) as error:
-                troubles[tp] = f"{where} ({one.reason}), is not repaired by {replica}: {error}"
-                _LOG.error("%s: %s", tp, troubles[tp])
+                why = f"{where} ({one.reason}), is not repaired by {replica}: {error}"
+                troubles.setdefault(tp, []).append(why)
+                _LOG.error("%s: %s; %s", tp, why, _REMEDY)
             else:
                 _LOG.warning("%s: %s, is repaired with the batches of %s", tp, where, replica)
-        self.own_trouble = troubles
+        self.own_trouble = {tp: f"{'; '.join(of_log)}; {_REMEDY}" for tp, of_log in troubles.items()}
 
     def _fetch(
         self, client: ReplicaClient, tp: TopicIdPartition, one: ScrubFinding, gave_up: Callable[[], bool]

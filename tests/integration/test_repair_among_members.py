@@ -21,9 +21,10 @@ from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
 from pushrep.records.header import HEADER_BYTES
 from tests.integration.conftest import WAIT_S
-from tests.integration.outboxes import wait_until
+from tests.integration.outboxes import open_outbox, wait_for_all, wait_until
 
 SMALL = LogConfig(segment_bytes=4000, preallocate_bytes=0)
+LOOKING = replace(SMALL, verify_last_segments=99)
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, repair_interval_ms=50)
 
 
@@ -53,6 +54,13 @@ def flip(log, base, at=HEADER_BYTES + 20):
 
 def bytes_of(log):
     return {base: segment_path(log.path, base).read_bytes() for base in sealed(log)}
+
+
+def cut_short(log, base, whole):
+    """Behind the first of its batches, which are of one size."""
+    with SegmentLog.open_reader(log.path, isolation="written") as reader:
+        (first,) = reader.batches(base, base + 1)
+    segment_path(log.path, base).write_bytes(whole[base][: len(first.data)])
 
 
 def replica_of(world, index):
@@ -143,6 +151,54 @@ def test_o8_what_nobody_holds_is_said_by_name(world):
     assert "CRC-32C" in service.leading.troubles()[1]
     assert service.leading.partitions[0].leader.in_sync == {0, 1}
     assert len(log.damaged_segments) == len(ours.damaged_segments) == 1
+
+
+def test_o8_what_a_replicas_opening_finds_damaged_is_repaired_and_nothing_is_set_aside(world):
+    service = led(world, 1)
+    log, ours = replica_of(world, 1).log, service.logs[0]
+    end, bases, whole = log.log_end_offset, sealed(log), bytes_of(log)
+    world.nodes[1].stop()
+    flip(log, bases[1])  # told by a scan alone
+    cut_short(log, bases[2], whole)  # told by where it ends
+    world.node(1, log_config=LOOKING)
+    service.append(b"another")
+    assert service.wait() is None
+    log = replica_of(world, 1).log
+    assert [one.base_offset for one in log.recovery.damaged_segments] == bases[1:3]
+    assert "for another member to repair" in str(log.recovery)
+    assert (log.damaged_from, log.recovery.log_end_offset) == (None, end)
+    wait_until(lambda: not log.damaged_segments, "both are repaired")
+    assert bytes_of(log) == bytes_of(ours)
+    assert {base: data for base, data in bytes_of(log).items() if base in whole} == whole
+    assert not [path.name for path in log.path.iterdir() if path.name.endswith(".log.corrupt")], "none went whole"
+
+
+def test_o8_what_a_leaders_opening_finds_damaged_comes_from_a_member_or_is_named_while_it_leads_on(world):
+    replicas = [world.node(index, log_config=SMALL).index for index in (1, 2)]
+    given = {"log_config": SMALL, "push": QUICK}
+    with open_outbox(world, *replicas, **given) as outbox:
+        for number in range(40):
+            assert outbox.append(0, b"record %04d " % number + bytes(400)).result(WAIT_S) == number
+        wait_for_all(outbox)
+        [ours], [one, two] = outbox.facts.logs.values(), [replica_of(world, index).log for index in replicas]
+        identity, whole, bases = outbox.identity, bytes_of(ours), sealed(ours)
+    cut_short(ours, bases[1], whole)
+    with open_outbox(world, *replicas, **given) as outbox:
+        [ours] = outbox.facts.logs.values()
+        assert [found.base_offset for found in ours.recovery.damaged_segments] == bases[1:2]
+        assert outbox.append(0, b"it leads").result(WAIT_S) == 40
+        wait_until(lambda: not ours.damaged_segments, "it was fetched")
+        assert {base: data for base, data in bytes_of(ours).items() if base in whole} == whole
+        assert outbox.identity.pid_epoch == identity.pid_epoch, "no record was lost"
+    for log in (ours, one, two):
+        flip(log, bases[2])
+    with open_outbox(world, *replicas, **given | {"log_config": LOOKING}) as outbox:
+        [ours] = outbox.facts.logs.values()
+        assert outbox.append(0, b"nothing else is lost").result(WAIT_S) == 41
+        wait_until(lambda: f"[{bases[2]}, {bases[3]})" in str(outbox.status().members), "it is named")
+        assert "pushrep log repair" in str(outbox.status().members)
+        assert [found.base_offset for found in ours.damaged_segments] == [bases[2]]
+        assert ours.log_end_offset == 42
 
 
 def test_o8_who_leads_no_more_repairs_nothing(world):

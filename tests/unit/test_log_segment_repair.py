@@ -9,12 +9,13 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
+from pushrep.log.checkpoints import Checkpoint, write_checkpoint
 from pushrep.log.cutting import remove_segments
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
 from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log
 from pushrep.records.header import HEADER_BYTES
-from pushrep.seams import RealFilesystem
+from pushrep.seams import REAL_FILESYSTEM, RealFilesystem
 from pushrep.seams.filesystem import RealFile
 
 SMALL = LogConfig(segment_bytes=2000, preallocate_bytes=0)
@@ -323,3 +324,58 @@ def test_o8_a_segment_with_a_sector_that_can_not_be_read_is_repaired(tmp_path, l
         filesystem.path = None
         assert segment_path(path, base).read_bytes() == segment_path(leader.path, base).read_bytes()
         assert found(copy) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "is_killed"),
+    [("a bit", False), *((what, dead) for what in ("cut short", "emptied", "a file is missing") for dead in (0, 1))],
+)
+def test_o8_what_an_opening_finds_damaged_in_a_sealed_segment_is_repaired_as_the_scrubs_findings(
+    leader, copy, what, is_killed
+):
+    base, following, end = *bases(copy)[1:3], copy.log_end_offset
+    copy.close()
+    path = segment_path(copy.path, base)
+    if what == "a bit":
+        flip(copy, base, RECORDS_AT)
+    elif what == "a file is missing":
+        path.unlink()
+        base = 0
+    else:
+        os.truncate(path, 0 if what == "emptied" else starts(copy, base)[1])
+    if is_killed:
+        (copy.path.parent / ".pushrep_cleanshutdown").unlink()
+    looking = LogConfig(segment_bytes=2000, preallocate_bytes=0, verify_last_segments=9)
+    with SegmentLog.open(copy.path, looking, has_replicas=True) as opened:
+        [finding] = opened.recovery.damaged_segments
+        assert (finding.base_offset, finding.end_offset) == (base, following)
+        assert opened.damaged_segments == (finding,)
+        assert (opened.log_end_offset, opened.damaged_from, opened.high_watermark) == (end, None, end)
+        assert "another member" in str(opened.recovery)
+        with pytest.raises(CorruptBatch):
+            list(opened.records(0))
+        append(opened, end)
+        heal(opened, leader, base)
+        assert [record.value for record in opened.records(0, end)] == [record.value for record in leader.records(0)]
+        assert opened.damaged_segments == ()
+    assert not verify_log(copy.path).findings
+    with SegmentLog.open(copy.path, looking, has_replicas=True) as again:
+        assert again.recovery.damaged_segments == ()
+        assert again.log_end_offset == end + 10
+
+
+@pytest.mark.parametrize("without", ["replicas", "epochs", "recovery point"])
+def test_o8_a_log_that_can_not_be_repaired_so_ends_at_the_damage_that_its_opening_finds(copy, without):
+    base, following = bases(copy)[1:3]
+    copy.close()
+    flip(copy, base, RECORDS_AT)
+    if without == "epochs":
+        (copy.path / "leader-epoch-checkpoint").unlink()
+    if without == "recovery point":  # so that nobody knows what followed the damage
+        (copy.path.parent / ".pushrep_cleanshutdown").unlink()
+        (copy.path.parent / ".pushrep_published").unlink()
+        write_checkpoint(copy.path.parent, Checkpoint.RECOVERY_POINT, {copy.path.name: following - 1}, REAL_FILESYSTEM)
+    looking = LogConfig(segment_bytes=2000, preallocate_bytes=0, verify_last_segments=9)
+    with SegmentLog.open(copy.path, looking, has_replicas=without != "replicas") as opened:
+        assert opened.damaged_from == opened.log_end_offset == base
+        assert opened.damaged_segments == ()
