@@ -13,8 +13,8 @@ from pushrep.cli.log.showing import show_json
 from pushrep.cli.log_settings import copy_check_option
 from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout
+from pushrep.kafka.destination import destination_of
 from pushrep.kafka.progress import ShippingProgress, read_progress
-from pushrep.kafka.properties import destination_of
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogLocked
 from pushrep.log.slots import outboxes_at

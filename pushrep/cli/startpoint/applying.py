@@ -146,7 +146,7 @@ def _place(
     reached = tool.Brokers(*brokers()) if known is not None and kind_of(known) == KAFKA else None
     if known is None and table is not None:
         raise click.UsageError("--table is of --marks: name the database, too")
-    return tool.Place(
+    return tool.CheckpointPlace(
         checkpoint=checkpoint,
         consumer=consumer if consumer is not None else tool.query_id_of(checkpoint),
         marks=None if known is None else tool.MarksPlace(known, table, reached),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from pushrep.cli.startpoint.preview import partitions_of
-from pushrep.kafka.properties import read_properties
+from pushrep.kafka.destination import read_properties
 from pushrep.log.errors import InvalidLogName
 from pushrep.log.slots import parse_shown_name
 from pushrep.startpoints import STORE_NAME, StartpointStore, places, store_at
