@@ -11,7 +11,7 @@ from itertools import count
 from confluent_kafka.admin import AdminClient
 
 from pushrep.kafka import KafkaDestination
-from pushrep.kafka.produce import ProduceBatches
+from pushrep.kafka.requests import ProduceBatches
 from pushrep.kafka.topic import look_at_topic
 from pushrep.records import RecordBatch
 from tests.kafka.cluster import KafkaCluster

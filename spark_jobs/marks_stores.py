@@ -75,7 +75,7 @@ def topic_marks(place: str, brokers: Brokers) -> "TopicMarks":
             from spark_jobs.topic_marks import TopicMarks  # noqa: PLC0415 - needs a Kafka client, which is an extra
     except MissingExtra as error:
         raise NoSuchMarks(place, str(error)) from error
-    from pushrep.kafka.properties import destination_of  # noqa: PLC0415
+    from pushrep.kafka.destination import destination_of  # noqa: PLC0415
 
     return TopicMarks(destination_of(brokers.servers, place.removeprefix(KAFKA), brokers.config))
 

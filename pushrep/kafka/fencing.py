@@ -32,15 +32,15 @@ from pushrep.kafka.fence import (
     coordinator_reaction_to,
 )
 from pushrep.kafka.recovery import backoff_s, in_thread
-from pushrep.kafka.resume import whole_batches
-from pushrep.kafka.topic import TopicFacts
-from pushrep.kafka.transaction_requests import (
+from pushrep.kafka.requests import (
     AbortTxn,
     AbortTxnAndRaise,
     AskFeatures,
     InitProducerId,
     transaction_version_of,
 )
+from pushrep.kafka.resume import whole_batches
+from pushrep.kafka.topic import TopicFacts
 from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")

@@ -8,26 +8,148 @@
 
 A writer that was fenced begins again, looks at what came in, and writes if that is nothing. So of two that decided from
 one state a single one gets its change in, and a mere reader that began does no harm.
+
+    0        1        2        3        4            offsets: {"a": 3, "b": 2}; the values stay on the brokers
+    format   a        b        a        c, null      last_offset 4, written by the change in its header
+
+Compaction removes a tombstone delete.retention.ms after it was written. A reader that was away for longer may have
+missed some, and reads everything again.
 """
 
 import json
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from time import monotonic, sleep
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any, Self
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from filtering.consumers.asking import Failure, ask
 from filtering.consumers.confluent_asking import failure_of_code
-from pushrep.kafka.committed import CommittedRecords
+from pushrep.errors import PushrepError
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
-from pushrep.kafka.keyed_topic_errors import ChangedByOther, ChangeNotStored
-from pushrep.kafka.keyed_topic_reading import CHANGE, FORMAT, KeyedReading
+from pushrep.kafka.store_topic import FENCED, QUIET, CommittedRecords, Report, delivered
 from pushrep.kafka.topic import TopicFacts, look_at_topic
-from pushrep.kafka.transactional import FENCED, QUIET, Report, delivered
+
+
+class KeyedTopicError(PushrepError):
+    """Anything a KeyedTopic refuses; brokers that don't answer are KafkaUnreachable."""
+
+
+class ChangedByOther(KeyedTopicError):
+    """Someone else changed the topic since it was looked at. Nothing of this change is stored."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic} was changed by another writer meanwhile; nothing of this change is stored")
+        self.topic = topic
+
+
+class ChangeNotStored(KeyedTopicError):
+    """The brokers refused a change; nothing of it is stored."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"topic {topic} took nothing of a change: {why}")
+        self.topic, self.why = topic, why
+
+
+class RecordsOfOthers(KeyedTopicError):
+    """The topic holds records that are none of this map's: take a topic of its own, or restore it."""
+
+    def __init__(self, topic: str, offset: int, why: str) -> None:
+        super().__init__(
+            f"topic {topic}: the record at offset {offset} is none of ours ({why}): take a topic of its own"
+        )
+        self.topic, self.offset, self.why = topic, offset, why
+
+
+FORMAT, CHANGE = "format", "change"
+
+
+class KeyedReading:
+    """What was read so far, committed records only. Not thread-safe.
+
+    offsets: of each key that is there, its newest record's; last_offset: of the newest record, -1 before the first;
+    last_change: what its header says. Everything raises KafkaUnreachable, TopicReplaced, RecordsOfOthers.
+    """
+
+    def __init__(
+        self,
+        records: CommittedRecords,
+        facts: TopicFacts,
+        format_: Mapping[str, Any],
+        now_s: Callable[[], float] = monotonic,
+    ) -> None:
+        self._records, self._topic, self._format, self._now_s = records, facts.topic, dict(format_), now_s
+        self._tombstones_s = facts.delete_retention_ms / 1000
+        self._was_there_s: float | None = None  # when it asked for the end up to which it has read
+        self.offsets: dict[str, int] = {}
+        self.last_offset, self.last_change = -1, b""
+
+    def has_open_change(self) -> bool:
+        """Whether a transaction is begun that is neither committed nor aborted yet."""
+        return self._records.has_open_change()
+
+    def to_the_end(self, at_least: int = 0) -> None:
+        """Read what is new. `at_least`: wait until the end is there."""
+        began_s, before = self._now_s(), self._records.position
+        self._read(at_least)
+        was_there_s, self._was_there_s = self._was_there_s, began_s
+        is_away_for_s = 0.0 if was_there_s is None else self._now_s() - was_there_s
+        if self._records.position > before and is_away_for_s > self._tombstones_s:
+            self._forget()
+            self.to_the_end(at_least)
+
+    def values(self, wanted: Mapping[int, str]) -> dict[str, bytes]:
+        """Offset → key as of the last reading, to key → value; what was replaced since is left out."""
+        found: dict[str, bytes] = {}
+        if not wanted:
+            return found
+        position = self._records.position
+        try:
+            for message in self._records.between(min(wanted), max(wanted) + 1):
+                key = wanted.get(int(message.offset() or 0))
+                if key is not None:
+                    found[key] = bytes(message.value() or b"")
+        finally:
+            self._records.position = position
+        return found
+
+    def close(self) -> None:
+        """Let the client go."""
+        self._records.close()
+
+    def _forget(self) -> None:
+        self.offsets, self.last_offset, self.last_change = {}, -1, b""
+        self._was_there_s, self._records.position = None, 0
+
+    def _read(self, at_least: int) -> None:
+        for message in self._records.new(at_least):
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        offset, value = int(message.offset() or 0), message.value()
+        try:
+            key, change = self._parsed(message)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordsOfOthers(self._topic, offset, repr(error)) from error
+        if value is None:
+            self.offsets.pop(key, None)
+        elif key != FORMAT:
+            self.offsets[key] = offset
+        self.last_offset, self.last_change = offset, change
+
+    def _parsed(self, message: Message) -> tuple[str, bytes]:
+        """The key, and which change it is of. Raises KeyError, TypeError, ValueError for records of others."""
+        key = (message.key() or b"").decode()
+        headers: dict[str, Any] = dict(message.headers() or ())
+        if self.last_offset < 0 and key != FORMAT:
+            raise ValueError("the first one says the format")
+        if key == FORMAT and (told := json.loads(message.value() or b"null")) != self._format:
+            raise ValueError(f"it says {told}, this pushrep reads {self._format}")
+        return key, bytes(headers[CHANGE])
+
 
 RECORD_OVERHEAD_BYTES = 1024
 """What a record alone in its batch takes beside its value, with a key and some headers: less, by far."""
@@ -115,16 +237,17 @@ class KeyedTopic:
         Raises ChangedByOther, ChangeNotStored.
         """
         with self._mutex:
-            reading, deadline_s = self._reading, monotonic() + self._timeout_s
-            seen = reading.last_offset
-            while True:
+            reading, seen = self._reading, self._reading.last_offset
+
+            def attempt(_left_s: float) -> int:
                 self._begin()
                 reading.to_the_end()
                 if reading.last_offset != seen and reading.last_change != self._undecided:
                     raise ChangedByOther(self.topic)
-                if self._write(records, deadline_s):
-                    return reading.last_offset
-                sleep(_PAUSE_S)
+                self._write(records)
+                return reading.last_offset
+
+            return ask(attempt, _failure_of_change, self._timeout_s)
 
     def close(self) -> None:
         """Let the clients go; a change that is not done is none."""
@@ -134,21 +257,22 @@ class KeyedTopic:
 
     def _begin(self) -> None:
         """From here on all writers of before are fenced, and what they had begun is decided."""
-        deadline_s = monotonic() + self._timeout_s
-        while self._producer is None:
-            producer = Producer(self._settings)
-            try:
-                producer.init_transactions(self._timeout_s)
-            except KafkaException as error:
-                code = error.args[0]
-                if _is_worth_another(code, FENCED) and monotonic() < deadline_s:
-                    sleep(_PAUSE_S)  # another began at the same moment, or the coordinator moves
-                    continue
-                raise KafkaUnreachable(f"no transaction on topic {self.topic} can begin: {code.str()}") from error
-            self._producer = producer
+        if self._producer is not None:
+            return
 
-    def _write(self, records: Sequence[tuple[str, bytes | None]], deadline_s: float) -> bool:
-        """False: surely not stored, and worth another try. Raises ChangedByOther, ChangeNotStored."""
+        def begun(left_s: float) -> Producer:
+            producer = Producer(self._settings)
+            producer.init_transactions(left_s)
+            return producer
+
+        try:
+            self._producer = ask(begun, _failure_of_begin, self._timeout_s)
+        except KafkaException as error:
+            why = f"no transaction on topic {self.topic} can begin: {error.args[0].str()}"
+            raise KafkaUnreachable(why) from error
+
+    def _write(self, records: Sequence[tuple[str, bytes | None]]) -> None:
+        """Raises ChangedByOther, ChangeNotStored: nothing of it is stored."""
         producer, reading, change = self._producer, self._reading, uuid.uuid4().bytes
         assert producer is not None, "who writes has begun"
         before, self._undecided = reading.last_offset, change
@@ -163,17 +287,13 @@ class KeyedTopic:
             self._begin()  # with it the fate of our change is decided
             reading.to_the_end()
             if reading.last_change == change:
-                return True  # only the answer was lost
+                return  # only the answer was lost
             if reading.last_offset != before:
                 raise ChangedByOther(self.topic) from error
-            code = error.args[0]
-            if _is_worth_another(code, _AGAIN) and monotonic() < deadline_s:
-                return False
-            raise ChangeNotStored(self.topic, code.str()) from error
+            raise ChangeNotStored(self.topic, error.args[0].str()) from error
         reading.to_the_end(last + 1)
         if reading.last_offset != last:
             raise ChangedByOther(self.topic)  # by someone who writes here without the right to
-        return True
 
     def _sent(self, producer: Producer, records: Sequence[tuple[str, bytes | None]], change: bytes) -> int:
         """The offset of the last one. Raises KafkaException."""
@@ -193,8 +313,20 @@ def _missing_topics(error: BaseException) -> Failure:
     return Failure.NOT_THERE if isinstance(error, TopicMissing) else Failure.STAYS
 
 
-def _is_worth_another(error: KafkaError, known: set[int]) -> bool:
-    return error.code() in known or failure_of_code(error) is Failure.PASSES
+def _failure_of_begin(error: BaseException) -> Failure:
+    """Another writer began at the same moment, or the coordinator moves: that passes."""
+    return _judged(error, FENCED)
+
+
+def _failure_of_change(error: BaseException) -> Failure:
+    return _judged(error.__cause__, _AGAIN) if isinstance(error, ChangeNotStored) else Failure.STAYS
+
+
+def _judged(error: BaseException | None, passing: set[int]) -> Failure:
+    if not isinstance(error, KafkaException):
+        return Failure.STAYS
+    again = error.args[0].code() in passing or failure_of_code(error.args[0]) is Failure.PASSES
+    return Failure.PASSES if again else Failure.STAYS
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

@@ -20,8 +20,8 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
 from pushrep.kafka.fencing import Fencing
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
-from pushrep.kafka.produce import ProduceBatches, answers_of
 from pushrep.kafka.recovery import ShippingRecovery
+from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.shipment import Shipment
 from pushrep.kafka.source import ShippedPartition

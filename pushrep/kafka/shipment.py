@@ -18,8 +18,7 @@ from pushrep.kafka.errors import (
     ShippingTimeout,
 )
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress
-from pushrep.kafka.reading import ReusedMemory
-from pushrep.kafka.source import ShippedLog, ShippedPartition
+from pushrep.kafka.source import ReusedMemory, ShippedLog, ShippedPartition
 from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")

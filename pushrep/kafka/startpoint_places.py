@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pushrep.kafka.properties import destination_by
+from pushrep.kafka.destination import destination_by
 from pushrep.kafka.startpoints import open_store
 from pushrep.startpoints import StartpointStore
 

@@ -1,10 +1,11 @@
-"""Committed records of a topic with one partition that serves as a store: from where one was up to the end of now.
+"""What stores in topics share: reading committed records of the topic's one partition, and writing in transactions.
 
-An idle reader reads nothing and costs the brokers nothing but a question for the end: the consumer has the partition
-only while it reads. A topic that was deleted and made again under its name is another one, whatever its end is.
+An idle reader costs the brokers one question for the end: its consumer has the partition assigned only while it reads.
+A topic that was deleted and made again under its name is another one, whatever its end is.
 """
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain
@@ -17,13 +18,14 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
+    Producer,
     TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of_code
+from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of_code, flush
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicReplaced
 from pushrep.kafka.topic import TopicFacts, kafka_failure, uuid_of
@@ -145,3 +147,36 @@ def _told(topic: str) -> Iterator[None]:
         raise kafka_failure(error.args[0], topic, "READ") from error
     except TimeoutError as error:
         raise KafkaUnreachable("no answer in time") from error
+
+
+FENCED = {
+    KafkaError._FENCED,  # noqa: SLF001 - its only name
+    KafkaError._FATAL,  # noqa: SLF001 - fenced before this call
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.INVALID_TXN_STATE,
+}
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their only names
+"""What a client reports of records whose transaction has failed; it does not tell of what."""
+Report = tuple[KafkaError | None, Message]
+
+QUIET = logging.getLogger("pushrep.kafka.stores.librdkafka")
+"""To be fenced is no news, and the client would tell it as fatal; what matters is raised."""
+QUIET.propagate = False
+QUIET.addHandler(logging.NullHandler())
+
+
+def delivered(producer: Producer, reports: Sequence[Report], count: int, timeout_s: float) -> list[int]:
+    """The offsets of so many records, of which `reports` are told, in order. Raises KafkaException."""
+    flush(producer, timeout_s)
+    for error, message in reports:
+        if error is not None and error.code() in _PURGED:
+            why = f"the brokers refused the transaction: is the right WRITE on topic {message.topic()!r} there?"
+            raise KafkaException(KafkaError(error.code(), why))
+        if error is not None:
+            raise KafkaException(error)
+    if len(reports) < count:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
+    return [int(message.offset() or 0) for _, message in reports]

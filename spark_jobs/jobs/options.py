@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from filtering.extras import install_command
 from pushrep.errors import BadArgument
-from pushrep.kafka.properties import read_properties
+from pushrep.kafka.destination import read_properties
 from pushrep.startpoints import StorePlace, StoreUnavailable
 from pushrep.startpoints.places import BOOTSTRAP_SERVERS, kind_of
 from pushrep.startpoints.places import KAFKA as KAFKA_KIND

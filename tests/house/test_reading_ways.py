@@ -33,7 +33,7 @@ def functions(body, prefix):
 
 def _sent(node):
     """What is shipped is a batch in its clothes."""
-    return {"Sent"} if node.name == "next_piece" else set()
+    return {"SentBatch"} if node.name == "next_piece" else set()
 
 
 def giving_records():

@@ -8,7 +8,7 @@ from aiokafka.protocol.types import CompactArray, CompactString, Int16, Int32, I
 
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.cluster import Cluster
-from pushrep.kafka.produce import ProduceBatches, answers_of
+from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.topic import look_at_topic
 from pushrep.records import encode_batch
 

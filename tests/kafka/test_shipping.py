@@ -28,8 +28,8 @@ from pushrep.kafka import (
     TopicMissing,
 )
 from pushrep.kafka.cluster import Cluster
-from pushrep.kafka.produce import ProduceBatches, answers_of
 from pushrep.kafka.progress import read_progress
+from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
 from pushrep.outbox import Outbox, begin_pid_epoch, slot_directories

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from pushrep.kafka import KafkaDestination
-from pushrep.kafka.startpoints_reading import FORMAT
+from pushrep.kafka.startpoints import FORMAT
 from pushrep.startpoints import (
     Applied,
     CorruptStore,
@@ -190,7 +190,7 @@ def test_writers_in_several_processes_lose_nothing(broker, topic):
 KILLED = """
 import os, signal, sys
 from pushrep.kafka import KafkaDestination
-from pushrep.kafka.startpoints import TopicFacts, open_store
+from pushrep.kafka.startpoints import FactsInTopic, open_store
 from pushrep.startpoints import Startpoint
 
 def killed(self, producer, records):
@@ -198,7 +198,7 @@ def killed(self, producer, records):
     os.kill(os.getpid(), signal.SIGKILL)
 
 store = open_store(KafkaDestination(bootstrap_servers=sys.argv[1], topic=sys.argv[2]))
-sent, TopicFacts._sent = TopicFacts._sent, killed
+sent, FactsInTopic._sent = FactsInTopic._sent, killed
 store.write("billing", "orders", 0, Startpoint.specific(30), "never told")
 """
 

@@ -504,7 +504,7 @@ WAYS = (
         "shipping",
         shipping,
         (
-            "pushrep.kafka.reading.SealedReader.read", "pushrep.kafka.source.ShippedLog.records",
+            "pushrep.kafka.source.SealedReader.read", "pushrep.kafka.source.ShippedLog.records",
             "pushrep.kafka.source.ShippedLog.batches", "pushrep.kafka.source.ShippedPartition.next_piece",
         ),
     ),

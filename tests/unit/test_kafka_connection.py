@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaConnectionError
 
 from pushrep.kafka.answers import BrokerAnswer
 from pushrep.kafka.connection import Connection
-from pushrep.kafka.produce import ProduceBatches, answers_of
+from pushrep.kafka.requests import ProduceBatches, answers_of
 
 LARGE = bytes(range(256)) * 8192  # 2 MiB: more than a socket takes at once
 

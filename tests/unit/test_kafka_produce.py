@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.kafka.answers import BrokerAnswer
-from pushrep.kafka.produce import ProduceBatches, answers_of
+from pushrep.kafka.requests import ProduceBatches, answers_of
 
 VERSION_13, VERSION_7 = {0: (0, 13)}, {0: (3, 9)}
 ANSWER = bytes.fromhex(

@@ -4,7 +4,7 @@ from io import BytesIO
 
 import pytest
 
-from pushrep.kafka.transaction_requests import (
+from pushrep.kafka.requests import (
     AbortTxn,
     AbortTxnAndRaise,
     AskFeatures,
