@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from tests.class_archives import SPARK, java_options
 # A property of the JVM, not a file in SPARK_CONF_DIR: that stands on the class path, and no archive would fit.
 _SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s"
 _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK
+os.environ["PUSHREP_TESTS_PYTHON"] = sys.executable  # for tests/worker_python
 os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAITS}")
 
 # A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.

@@ -4,13 +4,14 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from spark_jobs.demo.processes import processes
 
 ROOT = Path(__file__).parents[1]
+WORKERS_PYTHON = str(Path(__file__).with_name("worker_python"))
+"""PYSPARK_PYTHON for the tests' Sparks: worker_forks.py."""
 _GONE_S = 120
 
 
@@ -24,8 +25,8 @@ class SparkPrograms:
         self._place, self._started = place, []
         self._environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": WORKERS_PYTHON,
+            "PYSPARK_DRIVER_PYTHON": WORKERS_PYTHON,
             "PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell",
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(place / "scratch"),

@@ -1,6 +1,7 @@
 """The examples in README.md and docs/ run as they stand, each file in a process and a directory of its own."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -8,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark_programs import WORKERS_PYTHON
+
 ROOT = Path(__file__).parents[2]
 DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUNNER = Path(__file__).with_name("doc_blocks.py")
 TIMEOUT_S = 900
+SMALL = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2 pyspark-shell"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)")
 
 _spec = importlib.util.spec_from_file_location("doc_blocks", RUNNER)
@@ -37,9 +41,12 @@ def run(path, directory, *flags):
     """Run a file's blocks; returns the finished process."""
     # A reader's interpreter shows warnings; here they fail, except inside Spark's and its workers' own code.
     warnings = [] if "--with-spark" in flags else ["-W", "error"]
+    # One page's Spark has nothing but what a reader's has; the others' starts no Python and no web page for each query.
+    own = {"PYSPARK_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL} if path.name != "README.md" else {}
     return subprocess.run(
         [sys.executable, *warnings, str(RUNNER), str(path), *flags],
         cwd=directory,
+        env=os.environ | own,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

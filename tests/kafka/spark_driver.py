@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from spark_jobs.demo.processes import processes
 from tests.kafka.spark_driver_program import ANSWER
-from tests.spark_programs import ROOT, kill_session
+from tests.spark_programs import ROOT, WORKERS_PYTHON, kill_session
 
 LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
 CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
@@ -34,8 +34,8 @@ def missing_jars() -> str | None:
 def environment() -> dict[str, str]:
     """For a Spark of its own: this checkout and this Python, on loopback."""
     return os.environ | {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": WORKERS_PYTHON,
+        "PYSPARK_DRIVER_PYTHON": WORKERS_PYTHON,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }

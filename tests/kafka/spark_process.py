@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from tests.spark_programs import ROOT, kill_session
+from tests.spark_programs import ROOT, WORKERS_PYTHON, kill_session
 
 _LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
 _CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
@@ -26,7 +26,7 @@ class SparkJob:
     def __init__(self, place, job, *arguments):
         place.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": WORKERS_PYTHON,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell",
             "SPARK_LOCAL_IP": "127.0.0.1",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kafka.plain_client import create_topic, plain_producer
+from tests.spark_programs import WORKERS_PYTHON
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
@@ -44,7 +45,7 @@ def test_a_kafka_source_goes_on_at_the_named_offset(broker, topic, connector, tm
     program = ROOT / "tests" / "spark" / "kafka_stream_program.py"
     own = os.environ | {
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": WORKERS_PYTHON,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
         "PYSPARK_SUBMIT_ARGS": "--driver-memory 1g --conf spark.ui.enabled=false pyspark-shell",

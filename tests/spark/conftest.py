@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from tests.postgresql import running_server
+from tests.spark_programs import WORKERS_PYTHON
 
 LOG4J = """\
 status = error
@@ -25,7 +25,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2], two shuffle partitions, Arrow, the RocksDB state store; warehouse and scratch in a temporary place."""
     home = tmp_path_factory.mktemp("spark")
     (home / "log4j2.properties").write_text(LOG4J)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = WORKERS_PYTHON
     session = (
         SparkSession.builder.master("local[2]")
         .appName("pushrep-tests")

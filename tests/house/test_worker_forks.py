@@ -1,0 +1,68 @@
+"""The Python that the tests give to Spark's JVMs does what the one that it stands for does."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.programs import mentioning
+from tests.spark_programs import WORKERS_PYTHON
+
+pytest.importorskip("pyspark")
+
+PROGRAM = """
+import os, signal, sys
+if __name__ == "__main__":
+    print(os.getcwd(), os.environ["SAID"], sys.argv[1:], sys.stdin.read(), "pandas" in sys.modules, flush=True)
+    print("an error", file=sys.stderr)
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "a_program_of_spark.py").write_text(PROGRAM)
+    (tmp_path / "a_reader.py").write_text("import sys; print('begun', flush=True); sys.stdin.read()")
+    return tmp_path
+
+
+def told(python, place, argument):
+    done = subprocess.run(
+        [python, "-m", "a_program_of_spark", argument, "x"],
+        cwd=place, env=os.environ | {"SAID": argument}, input="in", capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout.split(), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there Python starts as always")
+def test_a_fork_is_as_a_start_but_has_its_libraries(place):
+    for argument in ("0", "3", "killed"):
+        forked, started = told(WORKERS_PYTHON, place, argument), told(sys.executable, place, argument)
+        assert (forked[1].pop(), started[1].pop()) == ("True", "False"), "forked, or started"
+        assert forked == started
+    assert mentioning(f"--serve\0{os.getpid()}\0"), "one server for this parent"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there Python starts as always")
+def test_it_ends_with_who_asked_and_the_server_with_its_parent(place):
+    """As a worker ends with the process that Spark started, and all with the JVM."""
+    command = [WORKERS_PYTHON, "-m", "a_reader"]
+    pipes = {"cwd": place, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as reader:
+        assert reader.stdout.readline() == b"begun\n"
+        reader.send_signal(signal.SIGTERM)
+        assert reader.stdout.read() == b"", "nobody has its output open any more"
+    with subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({command})"], **pipes) as parent:
+        assert parent.stdout.readline() == b"begun\n"
+        server = f"--serve\0{parent.pid}\0"
+        assert mentioning(server)
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while mentioning(server):
+        assert time.monotonic() < deadline, "the server outlives its parent"
+        time.sleep(0.05)
