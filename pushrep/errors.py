@@ -40,4 +40,6 @@ def checked_path(argument: str, value: object) -> Path:
     """The path that a caller gave. Raises BadArgument for what is none, as None."""
     if not isinstance(value, str | os.PathLike) or value == "":
         raise BadArgument(argument, f"give a path, not {value!r}")
+    if "\0" in str(value):
+        raise BadArgument(argument, f"no path has a NUL in it: {value!r}")
     return Path(value)

@@ -242,6 +242,10 @@ def _errors() -> Iterator[None]:
         yield
     except (SparkJobError, PushrepError, OSError) as error:
         raise click.ClickException(str(error)) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in {"psycopg", "sqlite3"}:  # of the extra that is loaded
+            raise
+        raise click.ClickException(f"the database of the marks: {error}") from error
 
 
 @contextmanager

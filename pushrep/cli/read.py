@@ -17,6 +17,7 @@ from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.errors import PushrepError
 from pushrep.log import Isolation, LogReader, SegmentLog
+from pushrep.log.inspection import is_log
 from pushrep.log.slots import in_its_slot, is_named, log_at, readable_logs, shown_name, shown_partition
 from pushrep.records import Record
 
@@ -113,6 +114,8 @@ def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[st
     logs = readable_logs(directory)
     chosen = [log for log in logs if log[0] == topic] or [log for log in logs if is_named(log, topic)]
     if not chosen:
+        if is_log(directory):
+            raise UnknownTopic(f"{directory} is one log: name the directory above it, {directory.absolute().parent}")
         known = ", ".join(sorted({name for name, _ in logs})) or "no log at all"
         raise UnknownTopic(f"{directory} holds no log of {topic}; it holds {known}")
     if partition is None:

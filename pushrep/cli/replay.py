@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -108,7 +109,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
         length = count
     elif follow:
         length = FOLLOW
-    end = _until(until)
+    end = _until(until, from_)
     names = recordings_of(where, recording)
     if len(names) > 1 and (follow or format_ == "avro" or _is_offset(from_) or _is_offset(until)):
         raise click.UsageError(
@@ -119,19 +120,28 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
         stream: BinaryIO | None = None if out is not None else sys.stdout.buffer
         for name in names:
             topic, partition = log_of(client, name)
-            request = ReplayRequest(name, _position(from_, client, name, bound), length, bound, max_bytes_per_s)
-            try:
-                running = opened.enter_context(client.replay(request))
-            except ReplayRefused as refused:
-                if refused.code is not ErrorCode.EMPTY_RECORDING:
-                    raise
-                click.echo(f"nothing to replay: {refused.why}", err=True)
-                running = None
+            running = _begun(client, ReplayRequest(name, None, length, bound, max_bytes_per_s), from_)
+            if running is not None:
+                opened.enter_context(running)
             if stream is None and out is not None:  # not before the first is there to replay
                 stream = opened.enter_context(out.open("wb" if force else "xb"))
             assert stream is not None
             chosen = carrier or carrier_of(log_at(where, topic, partition).parent, topic)
             _run(running, stream, _Job(format_, partition, chosen, count, end, follow=follow, to_file=out is not None))
+
+
+def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None) -> Replay | None:
+    """None: the log is empty. Raises ClickException for a log that is not there, and as `ReplayClient.replay`."""
+    try:
+        position = _position(from_, client, request.recording, request.bound)
+        return client.replay(replace(request, position=position))
+    except ReplayRefused as refused:
+        if refused.code is ErrorCode.UNKNOWN_RECORDING:
+            raise click.ClickException(f"{refused.why}; pushrep recording list {client.where} names all") from refused
+        if refused.code is not ErrorCode.EMPTY_RECORDING:
+            raise
+        click.echo(f"nothing to replay: {refused.why}", err=True)
+        return None
 
 
 class _Job(NamedTuple):
@@ -220,10 +230,12 @@ def _position(text: str | None, client: ReplayClient, name: int | str, bound: st
     return AtTime(_time_ms(text, "--from"))
 
 
-def _until(text: str | None) -> Until:
+def _until(text: str | None, from_: str | None) -> Until:
     if text is None:
         return Until()
     if _is_offset(text):
+        if from_ is not None and _is_offset(from_) and int(text) < int(from_):
+            raise click.BadParameter(f"{text} lies before --from {from_}", param_hint="--until")
         return Until(offset=int(text))
     return Until(timestamp_ms=_time_ms(text, "--until"))
 

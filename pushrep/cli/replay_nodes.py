@@ -1,6 +1,5 @@
 """What commands that may speak to a node have in common: its certificates, and how a recording is named."""
 
-import ssl
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pushrep.cli.replica.certificates import client_tls
 from pushrep.log.slots import is_named, parse_shown_name, readable_logs, shown_name, slot_directories
 from pushrep.replay import NodeAccess, ReplayClient
 
@@ -56,14 +56,5 @@ def log_of(client: ReplayClient, recording: int | str) -> tuple[str, int]:
 
 
 def _access(cert: Path | None, key: Path | None, ca: Path | None) -> NodeAccess | None:
-    given = [path for path in (cert, key, ca) if path is not None]
-    if not given:
-        return None
-    if cert is None or key is None or ca is None:
-        raise click.UsageError("give --cert, --key and --ca, all three or none")
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise click.UsageError(f"the certificates can't be used: {error}") from error
-    return NodeAccess(tls=context)
+    context = client_tls(cert, key, ca)
+    return None if context is None else NodeAccess(tls=context)

@@ -18,8 +18,9 @@ from pushrep.kafka.progress import ShippingProgress, read_progress
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogLocked
 from pushrep.log.slots import outboxes_at
-from pushrep.outbox import Acks, NoOutbox, Outbox, read_identity
+from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.destinations import ship_again
+from pushrep.outbox.identity import identity_in
 from pushrep.seams import REAL_FILESYSTEM
 
 _LOOK_S = 0.25
@@ -84,19 +85,18 @@ def _ship_one(  # noqa: PLR0913 - the options
     *,
     copy_check: bool,
 ) -> dict[str, Any]:
-    identity = read_identity(REAL_FILESYSTEM, directory)
-    if identity is None:
-        raise NoOutbox(directory)
+    identity = identity_in(REAL_FILESYSTEM, directory)
     if again:
         ship_again(directory, _offsets(again, identity.partitions), topic=topic or identity.topic)
     known = read_progress(REAL_FILESYSTEM, directory).get(topic or identity.topic, ShippingProgress()).partitions
     started = time.monotonic()
     timeout_s = None if deadline is None else max(0.0, deadline - started)
+    wait_s = destination.request_timeout_ms / 1000
     with Outbox.open(
         directory, identity.topic, identity.partitions, identity.producer,
         carrier=identity.carrier, create=False, kafka=destination, batch_bytes=1,
         replicas=[address for _, address in identity.replicas], acks=Acks.LOCAL if identity.replicas else None,
-        open_timeout_s=destination.request_timeout_ms / 1000, copy_check=copy_check,
+        open_timeout_s=wait_s if timeout_s is None else min(wait_s, timeout_s), copy_check=copy_check,
     ) as outbox:  # fmt: skip
         name = next(name for name in outbox.lag() if name.startswith("kafka:"))
         logs = [outbox.log(n) for n in range(identity.partitions)]

@@ -146,7 +146,7 @@ class ShippingTimeout(ShippingError, TimeoutError):
 
     def __init__(self, timeout: float, records: int, reason: str | None) -> None:
         why = f"; the last trouble: {reason}" if reason else ""
-        super().__init__(f"{records} records were not acknowledged by the topic within {timeout} s{why}")
+        super().__init__(f"{records} records were not acknowledged by the topic within {timeout:.3g} s{why}")
         self.timeout, self.records, self.reason = timeout, records, reason
 
 

@@ -100,6 +100,8 @@ class BatchReader:
         At most `max_bytes`, but at least one batch; empty at the end of the range, and in a batch that crosses it.
         """
         bounds = self._checked(offset, None)
+        if not hasattr(max_bytes, "__index__"):
+            raise BadArgument("max_bytes", f"give a number of bytes, not {max_bytes!r}")
         if offset == bounds.end:
             return b""
         parts: list[bytes | bytearray | memoryview] = []

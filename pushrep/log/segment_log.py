@@ -57,6 +57,12 @@ class SegmentLog:
     everything raises LogClosed, and in a fork of the process that opened it everything raises ForkedProcess.
     """
 
+    def __new__(cls, *given: object, **_named: object) -> Self:
+        """Raises BadArgument for who calls the class, and not `open`."""
+        if not given or not isinstance(given[0], LogDirectory):
+            raise BadArgument("SegmentLog", "is made by SegmentLog.open(directory)")
+        return super().__new__(cls)
+
     def __init__(self, directory: LogDirectory, around: Surroundings, opened: OpenedLog) -> None:
         """Use `SegmentLog.open`."""
         self._directory, self._around = directory, around
@@ -368,6 +374,8 @@ class SegmentLog:
         BelowHighWatermark unless `force` says that acknowledged records may go, OffsetOutOfRange below the log start,
         LogDamaged.
         """
+        if not hasattr(offset, "__index__"):
+            raise BadArgument("offset", f"give an offset, not {offset!r}")
         writer = self._checked_writer()
         if offset < writer.log_start_offset:
             raise OffsetOutOfRange(offset, *writer.bounds())

@@ -15,6 +15,7 @@ from typing import Self
 from uuid import UUID
 
 from pushrep.errors import BadArgument, checked_path
+from pushrep.log.inspection import is_log
 from pushrep.log.slots import OUTBOX_FILE_NAME
 from pushrep.node.access import Access, Kept
 from pushrep.node.answers import Answers
@@ -49,8 +50,13 @@ class ReplicaNode:
         if not isinstance(settings, NodeSettings | None):
             raise BadArgument("settings", f"give a NodeSettings, not {settings!r:.60}")
         home = checked_path("directory", directory)
-        if filesystem.exists(home / OUTBOX_FILE_NAME):
-            raise BadArgument("directory", f"{home} is the directory of an outbox: give a node one of its own")
+        for is_taken, what in (
+            (filesystem.exists(home / OUTBOX_FILE_NAME), "the directory of an outbox"),
+            (is_log(home, filesystem), "a single log"),
+            (home.is_file(), "a file"),
+        ):
+            if is_taken:
+                raise BadArgument("directory", f"{home} is {what}: give a node one of its own")
         settings = settings or NodeSettings()
         listener = _listen(settings.address, network)
         try:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 from filtering import StreamMetadata
+from pushrep.errors import BadArgument
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import SegmentLog
 from pushrep.outbox.awaiting import call_in_loop
@@ -95,6 +96,8 @@ class AsyncOutbox:
     """
 
     def __init__(self, outbox: Outbox) -> None:
+        if not isinstance(outbox, Outbox):
+            raise BadArgument("outbox", "give an open Outbox, or write `await AsyncOutbox.open(directory, ...)`")
         self.outbox = outbox
         """The same outbox, for threads."""
         self._block_ms = outbox.facts.settings.block_ms

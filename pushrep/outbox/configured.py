@@ -97,21 +97,27 @@ def outbox_settings(
     settings = in_code | settings
     missing = [one for one in known.values() if one.section == "outbox" and one.is_needed and one.name not in settings]
     if missing:
+        tables = [] if file is None else _tables_in(checked_path("file", file))
+        near = [] if "outbox" in tables else get_close_matches("outbox", tables, 1)
         others = ", ".join(one.name for one in missing[1:])
         raise SettingRefused(
             missing[0].name,
             f"has to be given, in the table [outbox] of the file or as {missing[0].variable}"
-            + (f"; missing, too: {others}" if others else ""),
+            + (f"; missing, too: {others}" if others else "")
+            + (f"; {file} has no table [outbox], but [{near[0]}]" if near else ""),
         )
     return settings
 
 
-def _take_file(path: Path, known: Mapping[tuple[str, str], Setting], given: dict[str, dict[str, Any]]) -> None:
+def _tables_in(path: Path) -> dict[str, Any]:
     try:
-        read = tomllib.loads(_text("file", path))
+        return tomllib.loads(_text("file", path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingRefused(str(path), f"is no TOML: {error}") from error
-    for section, values in read.items():
+
+
+def _take_file(path: Path, known: Mapping[tuple[str, str], Setting], given: dict[str, dict[str, Any]]) -> None:
+    for section, values in _tables_in(path).items():
         if section not in _SECTIONS:
             continue  # of the command line, or of another program
         if not isinstance(values, dict):

@@ -18,8 +18,7 @@ from pushrep.log import LogLocked, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.log_names import log_name
 from pushrep.outbox.epoch import begin_pid_epoch
-from pushrep.outbox.errors import NoOutbox
-from pushrep.outbox.identity import OutboxIdentity, read_identity
+from pushrep.outbox.identity import OutboxIdentity, identity_in
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 
@@ -61,9 +60,7 @@ class Unshipped(NamedTuple):
 
 def not_known_to_be_shipped(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Unshipped]:
     """By every topic that the outbox ships to. Takes no lock. Raises NoOutbox, CorruptDestinationsFile."""
-    identity = read_identity(filesystem, directory)
-    if identity is None:
-        raise NoOutbox(directory)
+    identity = identity_in(filesystem, directory)
     found = []
     for topic, progress in read_progress(filesystem, directory).items():
         for partition in range(identity.partitions):
@@ -164,16 +161,12 @@ def drop_destination(
 @contextmanager
 def locked_outbox(directory: Path, filesystem: Filesystem, clock: Clock) -> Iterator[tuple[Path, OutboxIdentity]]:
     """The directory's lock is held, by nobody else in this process either. Raises NoOutbox, LogLocked."""
-    if read_identity(filesystem, directory) is None:  # before anything is made there
-        raise NoOutbox(directory)
+    identity_in(filesystem, directory)  # before anything is made there
     held = LogDirectory.acquire(directory, filesystem, clock)
     try:
         if held.references > 1:  # by this very process
             raise LogLocked(held.path, os.getpid(), is_own=True)
-        identity = read_identity(filesystem, held.path)
-        if identity is None:
-            raise NoOutbox(directory)
-        yield held.path, identity
+        yield held.path, identity_in(filesystem, held.path)
     finally:
         held.release()
 

@@ -29,8 +29,8 @@ from pushrep.log import SegmentLog
 from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint, read_checkpoints
 from pushrep.log.directory import LogDirectory
 from pushrep.log.log_names import log_name, parse_log_name
-from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing, NoOutbox
-from pushrep.outbox.identity import FILE_NAME, OutboxIdentity, read_identity, write_identity
+from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing
+from pushrep.outbox.identity import FILE_NAME, OutboxIdentity, identity_in, read_identity, write_identity
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
@@ -107,13 +107,10 @@ def begin_pid_epoch(
     Raises `NoOutbox`, `CorruptOutboxFile`, `LogLocked`.
     """
     directory = Path(directory)
-    if read_identity(filesystem, directory) is None:
-        raise NoOutbox(directory)
+    identity_in(filesystem, directory)  # before anything is made there
     held = LogDirectory.acquire(directory, filesystem, clock)
     try:
-        identity = read_identity(filesystem, held.path)
-        if identity is None:
-            raise NoOutbox(directory)
+        identity = identity_in(filesystem, held.path)
         raised = _raised(filesystem, held.path, identity, _leap(identity.pid_epoch), "it was asked for")
         if held.is_unsettled_copy and not identity.replicas:
             held.settle_id()  # the next opening need not begin one more

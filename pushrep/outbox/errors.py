@@ -49,7 +49,7 @@ class CorruptOutboxFile(PushrepError):
 class NoOutbox(PushrepError):
     """There is no outbox in the directory, and none was to be made: look at the path. Nothing was changed."""
 
-    def __init__(self, directory: Path, why: str = "look at the path, or open it with create=True") -> None:
+    def __init__(self, directory: Path, why: str = "look at the path") -> None:
         super().__init__(f"there is no outbox in {directory}: {why}")
         self.directory, self.why = directory, why
 

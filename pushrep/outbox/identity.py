@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import google_crc32c
 
 from filtering import producer_id
+from pushrep.log.inspection import is_log
 from pushrep.log.log_names import is_topic
-from pushrep.log.slots import OUTBOX_FILE_NAME
-from pushrep.outbox.errors import CorruptOutboxFile, OutboxDiffers, SettingRefused
+from pushrep.log.slots import OUTBOX_FILE_NAME, slot_directories
+from pushrep.outbox.errors import CorruptOutboxFile, NoOutbox, OutboxDiffers, SettingRefused
 from pushrep.replication.grants import Grant, default_min_insync
 from pushrep.seams import Filesystem, read_whole, write_atomic
 
@@ -157,9 +158,23 @@ def read_identity(filesystem: Filesystem, directory: Path) -> OutboxIdentity | N
     path = directory / FILE_NAME
     try:
         data = read_whole(filesystem, path, _FILE_BYTES_MAX)
+    except NotADirectoryError:
+        return None
     except OSError as error:
         raise CorruptOutboxFile(path, f"can't be read: {error.strerror or error}") from error
     return None if data is None else decode(path, data)
+
+
+def identity_in(filesystem: Filesystem, directory: Path) -> OutboxIdentity:
+    """As `read_identity`; where no outbox was made, raises `NoOutbox`, which says what the directory is instead."""
+    identity = read_identity(filesystem, directory)
+    if identity is not None:
+        return identity
+    if slots := slot_directories(directory, filesystem):
+        raise NoOutbox(directory, f"it holds worker slots, each of them an outbox: name one, as {slots[0]}")
+    if is_log(directory, filesystem):
+        raise NoOutbox(directory, f"it is a single log: name the directory above it, {directory.absolute().parent}")
+    raise NoOutbox(directory)
 
 
 def write_identity(filesystem: Filesystem, directory: Path, identity: OutboxIdentity) -> None:

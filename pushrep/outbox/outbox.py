@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
-from pushrep.errors import ForkedProcess, checked_path, checked_timeout
+from pushrep.errors import BadArgument, ForkedProcess, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
@@ -59,7 +59,7 @@ from pushrep.outbox.settings import (
 )
 from pushrep.outbox.shared import Shared
 from pushrep.outbox.shipping import check_destination
-from pushrep.outbox.slots import open_free_slot, refuse_above_slots
+from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import Sealer, Writers, release_sealer, sealer_for
 from pushrep.push.settings import PushSettings
@@ -73,6 +73,12 @@ _GRACE_S = 1.0  # a writer that is not stuck ends its round in that time
 
 class Outbox:
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
+
+    def __new__(cls, *given: object, **_named: object) -> Self:
+        """Raises BadArgument for who calls the class, and not `open`."""
+        if len(given) < 2 or not isinstance(given[1], Opened):
+            raise BadArgument("Outbox", "is made by Outbox.open(directory, topic, partitions, producer), or open_slot")
+        return super().__new__(cls)
 
     def __init__(  # noqa: PLR0913 - what it stands on
         self,
@@ -216,9 +222,9 @@ class Outbox:
         )
         check_flags(create=create, accept_loss=accept_loss, copy_check=copy_check)
         directory = checked_path("directory", directory)
-        refuse_above_slots(directory)
+        refuse_other_kinds(directory)
         if not create and read_identity(filesystem, directory) is None:
-            raise NoOutbox(directory)
+            raise NoOutbox(directory, "look at the path, or open it with create=True")
         asked = ToOpen(
             directory=directory,
             wanted=wanted,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pushrep.errors import checked_path
 from pushrep.log.errors import LogLocked
+from pushrep.log.inspection import is_log
 from pushrep.log.slots import SLOTS_MAX, slot_directories, slot_path
 from pushrep.outbox.errors import NoFreeSlot, SettingRefused
 from pushrep.outbox.identity import FILE_NAME
@@ -42,9 +43,15 @@ def open_free_slot(directory: Path | str, slots: int, open_outbox: "Callable[[Pa
     raise NoFreeSlot(parent, slots, holders)
 
 
-def refuse_above_slots(directory: Path) -> None:
-    """Raise SettingRefused where an outbox would be made beside slots: no worker could open its slot any more."""
-    if not (directory / FILE_NAME).exists() and (slots := slot_directories(directory)):
+def refuse_other_kinds(directory: Path) -> None:
+    """Raise SettingRefused where an outbox would be made among the files of one log, or beside slots: no worker could
+    open its slot any more.
+    """
+    if (directory / FILE_NAME).exists():
+        return
+    if is_log(directory):
+        raise SettingRefused("directory", f"{directory} is a single log: name the directory above it, or a new one")
+    if slots := slot_directories(directory):
         raise SettingRefused(
             "directory",
             f"{directory} holds the outboxes of worker slots ({slots[0].name} ...): use Outbox.open_slot, or name one "

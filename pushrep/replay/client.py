@@ -57,6 +57,8 @@ class ReplayClient:
         self._disk = filesystem if filesystem.exists(Path(where)) else None
         self._clock = clock
         if self._disk is not None:
+            if Path(where).is_file():
+                raise BadArgument("where", f"{where} is a file: give a directory of logs, or a node as host:port")
             if node is not None:
                 raise BadArgument("node", f"{where} is a directory, and no node is spoken to")
             self._road = LocalReplays(

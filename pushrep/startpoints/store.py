@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, checked_path
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.startpoints.base import BaseStore, changes
 from pushrep.startpoints.changing import Change, answer_of, author_name, check_text
@@ -69,7 +69,7 @@ class StartpointStore(BaseStore):
         if "://" in str(location) or str(location).startswith("kafka:"):
             why = "name a directory; one in a Kafka topic is opened by pushrep.startpoints.store_at"
             raise StoreUnavailable(location, why)
-        directory = Path(location)
+        directory = checked_path("location", location)
         journal = Journal(directory, filesystem, lock_wait_s=lock_wait_s)
         return cls(journal, CheckpointFiles(directory, filesystem), clock)
 

@@ -38,6 +38,12 @@ def opening(**settings):
     return lambda _: Outbox.open(**given)
 
 
+def mistyped_table():
+    path = Path("mistyped.toml")
+    path.write_text('[outbx]\ntopic = "t"\n')
+    return path
+
+
 API = {
     "a path of None": (opening(directory=None), "directory: give a path, not None"),
     "an empty path": (opening(directory=""), "directory: give a path, not ''"),
@@ -127,6 +133,24 @@ API = {
         lambda box: StartpointStore.open(box.directory / "startpoints").write("c", "orders", 0, "earliest", "why"),
         "startpoint: give a Startpoint, as Startpoint.earliest(), not 'earliest'",
     ),
+    "an outbox by its class": (lambda _: Outbox("dir", topic="t"), "is made by Outbox.open(directory, topic,"),
+    "an async outbox by its class": (lambda _: AsyncOutbox("dir"), "`await AsyncOutbox.open(directory, ...)`"),
+    "a log by its class": (lambda _: SegmentLog("dir"), "is made by SegmentLog.open(directory)"),
+    "an outbox among the files of a log": (
+        lambda box: Outbox.open(box.directory / "orders-0", "orders", 2, "p"),
+        "orders-0 is a single log: name the directory above it",
+    ),
+    "a node among the files of a log": (lambda box: ReplicaNode(box.directory / "orders-0"), "is a single log"),
+    "a file as a node's directory": (lambda _: ReplicaNode(__file__), "is a file: give a node one of its own"),
+    "a path with a NUL": (opening(directory="a\0b"), "directory: no path has a NUL in it"),
+    "a cut at an offset as text": (lambda box: box.log(0).truncate_to("1"), "offset: give an offset, not '1'"),
+    "a read of so many bytes as text": (lambda box: box.log(0).read(0, "x"), "max_bytes: give a number of bytes"),
+    "a replay of a file": (lambda _: ReplayClient(__file__), "is a file: give a directory of logs"),
+    "startpoints at None": (lambda _: StartpointStore.open(None), "location: give a path, not None"),
+    "a mistyped table of settings": (
+        lambda _: outbox_settings(mistyped_table(), {}),
+        "has no table [outbox], but [outbx]",
+    ),
     "append to a log as text": (lambda box: box.log(0).append("text", durability=Durability.FLUSHED), "bytes"),
 }
 
@@ -174,6 +198,31 @@ COMMANDS = {
         "of an outbox (producer pushrep-append)",
     ),
     "moved, and the original is there": ("replica moved copied", 1, "made, which is still there"),
+    "no outbox for a new epoch": ("log new-epoch nowhere", 1, "there is no outbox in nowhere: look at the path\n"),
+    "a file for an outbox": ("log new-epoch file", 1, "there is no outbox in file: look at the path\n"),
+    "one log for an outbox": ("log new-epoch made/t-0", 1, "it is a single log: name the directory above it"),
+    "a status of one log": ("replica status made/t-0", 1, "it is a single log: name the directory above it"),
+    "slots for an outbox": ("log new-epoch workers", 1, "each of them an outbox: name one, as workers/slot-0"),
+    "slots for an outbox to rebase": ("outbox repartition workers", 1, "name one, as workers/slot-0"),
+    "an append into a log": ("append made/t-0 t file", 1, "made/t-0 is a single log"),
+    "a node in a log": ("replica serve made/t-0 --listen 127.0.0.1:0", 1, "made/t-0 is a single log"),
+    "one log to read from": ("read made/t-0 t", 1, "made/t-0 is one log: name the directory above it"),
+    "no log to purge": ("log purge . --before 2026-01-01", 1, "is no log"),
+    "a copy that is nowhere": ("log verify made --against nowhere", 2, "for --against: nowhere is no directory"),
+    "a dump that ends before it begins": ("log dump made/t-0 --from 3 --to 1", 2, "1 lies before --from 3"),
+    "a dump from beyond the end": ("log dump made/t-0 --from 9", 0, "nothing at or above --from 9"),
+    "a replay that ends before it begins": ("replay made t-0 --from 3 --until 1", 2, "1 lies before --from 3"),
+    "a replay of another log": ("replay made t-9", 1, "no recording t-9; pushrep recording list made names all"),
+    "a replay of a file's log": ("replay file t-0", 1, "file is a file: give a directory of logs"),
+    "no certificate": ("recording list h:1 --cert n --key n --ca n", 2, "cert: n can't be read: No such file"),
+    "no certificate in the file": (
+        "recording list h:1 --cert file --key file --ca file",
+        2,
+        "ca: file holds no certificate in PEM",
+    ),
+    "startpoints of nothing": ("startpoint list nowhere", 2, "there is no directory nowhere: name that of the logs"),
+    "a topic where the logs are named": ("startpoint list kafka:t", 2, "is named by --store kafka:t"),
+    "marks in a file that is no database": ("marks show sqlite:file --table t", 1, "file is not a database"),
     "moved, and it is the original": ("replica moved made", 1, "it is the original"),
 }
 
@@ -184,6 +233,9 @@ def test_the_command_line_says_what_to_do(mistake, tmp_path, monkeypatch, capsys
 
     monkeypatch.chdir(tmp_path)
     line, code, said = COMMANDS[mistake]
+    Path("file").write_text("no database, no PEM, no directory\n" * 100)
+    if "workers" in line:
+        Outbox.open_slot("workers", "t", 1, "p").close()
     if "made" in line or "copied" in line:
         Outbox.open("made", "t", 1, "pushrep-append").close()
         shutil.copytree("made", "copied")
@@ -262,7 +314,7 @@ with Outbox.open("shipped", "t", 1, "p") as outbox:
     outbox.append(0, b"a").result(60)
 for line in ("ship shipped --bootstrap-servers 127.0.0.1:1", "marks show postgresql://h/d --table t", "demo",
         "marks show kafka:t --bootstrap-servers 127.0.0.1:1",
-        "startpoint list kafka:t --bootstrap-servers 127.0.0.1:1"):
+        "startpoint list . --store kafka:t --bootstrap-servers 127.0.0.1:1"):
     print("--", line, file=sys.stderr)
     assert run(line.split()) == 1, line
 """
@@ -302,3 +354,22 @@ def test_who_does_not_need_the_hidden_package_is_not_disturbed(tmp_path):
     code = "import pushrep, spark_jobs\nassert spark_jobs.mine\npushrep.Outbox.open('o', 't', 1, 'p').close()"
     done = python(code, tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
+
+
+def test_errors_of_spark_jobs_name_a_worker_slot_as_people_do():
+    """The number that the log has among all slots, 1<<30 and more, says nothing to anybody."""
+    from pushrep.log.slots import parse_shown_partition
+    from spark_jobs.errors import FrameChanged, LogOrderBroken, LogRowTwice
+    from spark_jobs.mark_epochs import EpochsMixed
+
+    number = parse_shown_partition("slot-7/3")
+    told = (
+        LogRowTwice("t", number, 5),
+        LogOrderBroken("t", number, 5, 4),
+        FrameChanged(number, 0, 5, 5, 4),
+        EpochsMixed("t", number, [1, 2]),
+    )
+    for error in told:
+        assert "partition slot-7/3" in str(error)
+        assert error.partition == number
+    assert "partition 3 of t" in str(LogRowTwice("t", 3, 5))

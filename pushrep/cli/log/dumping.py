@@ -44,19 +44,21 @@ def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
     files = files_to_dump(path, window, indexes=indexes)
     # A file that the writer removed meanwhile is passed over.
     shown = [_show(file, window, records=records, as_json=as_json) for file in files if file == path or file.exists()]
-    if not all(shown):
+    if not any(found for _, found in shown) and from_:
+        click.echo(f"nothing at or above --from {from_}", err=True)
+    if not all(good for good, _ in shown):
         click.get_current_context().exit(1)
 
 
-def _show(file: Path, window: OffsetWindow, *, records: bool, as_json: bool) -> bool:
-    """Print one file; whether all of it is good."""
+def _show(file: Path, window: OffsetWindow, *, records: bool, as_json: bool) -> tuple[bool, bool]:
+    """Print one file; whether all of it is good, and whether there was anything to print."""
     if not as_json:
         click.echo(f"Dumping {file}")
         if file.suffix == ".log":
             click.echo(f"Log starting offset: {int(file.stem)}")
-    good, entry = True, None
+    good, found, entry = True, False, None
     for entry in dump_file(file, window):
-        good = good and not _is_bad(entry)
+        good, found = good and not _is_bad(entry), found or not isinstance(entry, DumpedEnd)
         if as_json:
             show_json({"file": str(file)} | _as_json(entry, records=records))
             continue
@@ -64,7 +66,7 @@ def _show(file: Path, window: OffsetWindow, *, records: bool, as_json: bool) -> 
             click.echo(line)
     if file.suffix == ".index" and entry is None and not as_json and window == OffsetWindow():
         click.echo(f"{file} is empty.")
-    return good
+    return good, found
 
 
 def _is_bad(entry: Dumped) -> bool:

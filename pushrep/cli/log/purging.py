@@ -7,6 +7,7 @@ import click
 
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.log.showing import show_json, size
+from pushrep.log.inspection import logs_at
 from pushrep.log.log_names import is_log_name, parse_log_name
 from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at, shown_below
 from pushrep.outbox.control import NobodyAnswers, ask
@@ -40,6 +41,8 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
     if offset is not None and partition is None:
         raise click.BadParameter("an offset is one of one LOG: DIRECTORY/<topic>-<n>", param_hint="--before")
     time_ms = _time_ms(before) if offset is None else None
+    if partition is None:
+        logs_at(path)  # raises NotALog where there is none
     wanted = {"before_offset": offset, "before_ms": time_ms, "partition": partition, "dry_run": dry_run}
     for place in places:
         try:

@@ -16,8 +16,9 @@ from pushrep.cli.granted import addresses_of
 from pushrep.cli.log.showing import count, show_json
 from pushrep.cli.replica.certificates import client_tls, tls_options
 from pushrep.errors import BadArgument
-from pushrep.outbox import Acks, NoOutbox, Outbox, read_identity
+from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.control import NobodyAnswers, ask
+from pushrep.outbox.identity import identity_in
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from pushrep.seams import REAL_FILESYSTEM
@@ -175,9 +176,7 @@ def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
 
 
 def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
-    identity = read_identity(REAL_FILESYSTEM, directory)
-    if identity is None:
-        raise NoOutbox(directory)
+    identity = identity_in(REAL_FILESYSTEM, directory)
     addresses = addresses_of(directory, identity)
     return Outbox.open(
         directory,

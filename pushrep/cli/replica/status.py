@@ -16,8 +16,9 @@ from pushrep.cli.log.showing import count, show_json, size
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.slots import outboxes_at
 from pushrep.node.promises import REPLICA_EPOCH_NAME, find_promises
-from pushrep.outbox import NoOutbox, read_identity
+from pushrep.outbox import NoOutbox
 from pushrep.outbox.control import NobodyAnswers, ask
+from pushrep.outbox.identity import identity_in
 from pushrep.seams import REAL_FILESYSTEM
 
 _PIPE_COLUMNS = 200
@@ -102,9 +103,10 @@ def _show(looks: Iterator[list[dict[str, Any]]], *, watch: bool, as_json: bool) 
 
 
 def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, Any]:
-    identity = read_identity(REAL_FILESYSTEM, directory)
-    if identity is None:
-        raise NoOutbox(directory, _what_it_is(directory))
+    try:
+        identity = identity_in(REAL_FILESYSTEM, directory)
+    except NoOutbox as error:
+        raise NoOutbox(directory, _what_it_is(directory) or error.why) from error
     kept = find_promises(directory, REAL_FILESYSTEM)
     grant = None if kept is None else kept[1].grant
     leader = identity.member if grant is None else grant.leader
@@ -148,8 +150,8 @@ def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, 
     return found
 
 
-def _what_it_is(directory: Path) -> str:
-    """For a directory that no service leads from."""
+def _what_it_is(directory: Path) -> str | None:
+    """For a directory that no service leads from; None: it is no node's."""
     kept = find_promises(directory, REAL_FILESYSTEM)
     if kept is not None and (grant := kept[1].grant) is not None:
         outbox_id, promises = kept
@@ -160,7 +162,7 @@ def _what_it_is(directory: Path) -> str:
         )
     if (directory / REPLICA_EPOCH_NAME).exists():
         return "it is the directory of a node, with a directory below it for each outbox: give one of those"
-    return "look at the path"
+    return None
 
 
 def _drawn(found: dict[str, Any]) -> RenderableType:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from pushrep.cli.log.showing import count, show_json, show_table
-from pushrep.cli.startpoint.options import store_of, with_json, with_store
+from pushrep.cli.startpoint.options import with_json, with_store, written_store_of
 from pushrep.cli.startpoint.words import say_place, say_time
 from pushrep.startpoints import Ledger, NoSuchStartpoint, Standing, State, Written
 from pushrep.startpoints.events import Applied, Cancelled, Expired, Fact, Failed, to_json
@@ -23,7 +23,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, consumer: str | None, topic: str | None, all_: bool, as_json: bool  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Show the startpoints that wait, run or stop somebody, the newest first. What is overdue is marked expired."""
-    opened = store_of(directory, store)
+    opened = written_store_of(directory, store)
     opened.sweep()
     ledger = opened.ledger()
     chosen = [
@@ -63,7 +63,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
 @with_json
 def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Show one startpoint and how it stands for each consumer that met it."""
-    ledger = store_of(directory, store).ledger()
+    ledger = written_store_of(directory, store).ledger()
     written = ledger.written(sequence)
     if written is None:
         raise NoSuchStartpoint(sequence)
@@ -87,7 +87,7 @@ def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> No
 def history(directory: Path, store: str | None, consumer: str | None, topic: str | None, as_json: bool) -> None:  # noqa: FBT001
     """Show all that was ever written, applied, consumed, failed, expired or cancelled, in order."""
     written: dict[int, Written] = {}
-    for fact in store_of(directory, store).history():
+    for fact in written_store_of(directory, store).history():
         if isinstance(fact, Written):
             written[fact.sequence] = fact
         if topic not in (None, written[fact.sequence].target.topic) or not _concerns(fact, written, consumer):

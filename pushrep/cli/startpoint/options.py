@@ -63,8 +63,17 @@ def _asked(context: click.Context, _parameter: click.Parameter, reason: str | No
 
 
 def store_of(directory: Path, store: str | None) -> StartpointStore:
-    """The store that the options name, closed with the command. Raises StoreUnavailable, BadArgument."""
+    """The store that the options name, closed with the command. Raises StoreUnavailable, BadArgument, UsageError."""
+    if store is None and kind_of(str(directory)) == KAFKA:
+        raise click.UsageError(f"DIRECTORY is that of the logs; a store in a topic is named by --store {directory}")
     return store_or(store, directory / STORE_NAME)
+
+
+def written_store_of(directory: Path, store: str | None) -> StartpointStore:
+    """As `store_of`, for who only looks: a mistyped directory is not one without startpoints."""
+    if store is None and kind_of(str(directory)) != KAFKA and not directory.exists():
+        raise click.UsageError(f"there is no directory {directory}: name that of the logs, or the store by --store")
+    return store_of(directory, store)
 
 
 def store_or(store: str | None, default: Path, *others: str | None) -> StartpointStore:

@@ -6,7 +6,14 @@ from pathlib import Path
 import click
 
 from pushrep.cli.log.showing import count, show_json, show_table
-from pushrep.cli.startpoint.options import store_of, topic_and_partition, with_author, with_json, with_store
+from pushrep.cli.startpoint.options import (
+    store_of,
+    topic_and_partition,
+    with_author,
+    with_json,
+    with_store,
+    written_store_of,
+)
 from pushrep.cli.startpoint.preview import Row, preview
 from pushrep.cli.startpoint.words import parse_duration_s, parse_place, say_place
 from pushrep.errors import PushrepError
@@ -106,7 +113,7 @@ def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if all_ == bool(sequences):
         raise click.UsageError("give the numbers of startpoints, or --all")
-    opened = store_of(directory, store)
+    opened = written_store_of(directory, store)
     cancelled = opened.delete_all(reason, author=author) if all_ else list(sequences)
     for sequence in sequences:
         opened.cancel(sequence, reason, author=author)
