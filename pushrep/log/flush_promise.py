@@ -49,9 +49,11 @@ class FlushPromise:
         much = unflushed_bytes >= self._config.flush_bytes
         if self._flusher is None:
             return Due.FLUSH_AND_CHECKPOINT if self._is_old() or much else Due.NOTHING
-        self.again()
-        if much:
-            self._flusher.soon(self._log, 0)
+        if self._since_ms is None:
+            self.again()
+        if not much:
+            return Due.NOTHING
+        self._flusher.soon(self._log, 0)
         return Due.FLUSH if unflushed_bytes >= 2 * self._config.flush_bytes else Due.NOTHING
 
     def acknowledged(self) -> Due:

@@ -73,7 +73,7 @@ class LogWriter:
         self._report = recovered.report
         self._poison: BaseException | None = None
         self._revision = 0
-        self._closed = self._ended = False
+        self.is_closed = self._ended = False
         self._unflushed_bytes = 0
         self._lock = threading.Lock()
         self._turn = SyncTurn()
@@ -104,7 +104,7 @@ class LogWriter:
     @property
     def is_writable(self) -> bool:
         """Neither closed nor poisoned nor damaged."""
-        return not self._closed and self._poison is None and self.damaged_from is None
+        return not self.is_closed and self._poison is None and self.damaged_from is None
 
     @property
     def damaged_from(self) -> int | None:
@@ -251,7 +251,7 @@ class LogWriter:
         Raises LogPoisoned, OSError; descriptors are given back in any case.
         """
         with self._lock:
-            self._closed = True
+            self.is_closed = True
         self._promise.end()
         try:
             if self._poison is not None or self._report.damaged_from is not None:
@@ -333,12 +333,13 @@ class LogWriter:
 
     def check_open(self) -> None:
         """Raise LogClosed after `close`."""
-        if self._closed:
+        if self.is_closed:
             raise LogClosed(self._around.view.path)
 
     def _check_writable(self) -> None:
-        self.check_open()
         path, report = self._around.view.path, self._report
+        if self.is_closed:
+            raise LogClosed(path)
         if self._poison is not None:
             raise LogPoisoned(path, self._poison) from self._poison
         if report.damaged_from is not None:
@@ -363,8 +364,8 @@ class LogWriter:
 
     def _write(self, batches: Sequence[RecordBatch]) -> int:
         """The bytes written."""
-        epoch, offset, size_bytes = self._epochs.latest_epoch, self._active.next_offset, 0
-        segment, mark, bases = self._active, self._active.mark(), self._bases
+        segment, bases, size_bytes = self._active, self._bases, 0
+        epoch, offset, mark = self._epochs.latest_epoch, segment.next_offset, segment.mark()
         segment.ahead_bytes_max = self._ahead_bytes_max
         try:
             for batch in batches:
@@ -373,7 +374,7 @@ class LogWriter:
                     self._roll()
                 self._active.append(batch)
                 offset = batch.header.next_offset
-                size_bytes += batch.header.size_bytes
+                size_bytes += len(batch.data)
             self._active.write()
         except BaseException as error:
             self._take_back(segment, mark, bases, error)
@@ -476,10 +477,11 @@ class LogWriter:
 
     def _publish(self, flushed_offset: int) -> None:
         self._revision += 1
+        end, watermark = self.log_end_offset, self._watermark
         self._around.view.publish(
-            self.log_end_offset,
+            end,
             flushed_offset,
-            self.high_watermark,
+            end if watermark is None else watermark,
             self.log_start_offset,
             self._epochs.latest_epoch,
         )

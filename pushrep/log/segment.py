@@ -171,13 +171,14 @@ class Segment:
         Small ones go there together. Raises OSError, OffsetsExhausted (the offset behind the last record has to be one,
         too); the caller then goes back with `rewind`.
         """
-        if batch.header.next_offset > OFFSET_MAX:
-            raise OffsetsExhausted(self.path, batch.header.base_offset, len(batch))
-        self._unwritten.append(batch.data)
-        if self._pending_headers is not None:
-            self._pending_headers += batch.data[:SEALED_BYTES]
-        self.note(self._tail.size_bytes, batch.header)
-        if batch.header.size_bytes > _TOGETHER_BYTES_MAX or len(self._unwritten) == _TOGETHER_MAX:
+        header, data, unwritten, pending = batch.header, batch.data, self._unwritten, self._pending_headers
+        if header.next_offset > OFFSET_MAX:
+            raise OffsetsExhausted(self.path, header.base_offset, len(batch))
+        unwritten.append(data)
+        if pending is not None:
+            pending += data[:SEALED_BYTES]
+        self.note(self._tail.size_bytes, header)
+        if len(data) > _TOGETHER_BYTES_MAX or len(unwritten) == _TOGETHER_MAX:
             self.write()
 
     def write(self) -> None:
@@ -193,19 +194,19 @@ class Segment:
 
     def note(self, position: int, header: BatchHeader) -> None:
         """Take a batch that stands at `position` into account: its offsets, times and index entries."""
-        tail = self._tail
+        tail, size_bytes, newest_ms = self._tail, header.size_bytes, header.max_timestamp_ms
         if tail.first_timestamp_ms is None:
-            tail.first_timestamp_ms = header.max_timestamp_ms
-        if header.max_timestamp_ms > tail.max_timestamp_ms:
-            tail.max_timestamp_ms, tail.offset_of_max = header.max_timestamp_ms, header.last_offset
+            tail.first_timestamp_ms = newest_ms
+        if newest_ms > tail.max_timestamp_ms:
+            tail.max_timestamp_ms, tail.offset_of_max = newest_ms, header.last_offset
         if tail.bytes_since_entry > self._config.index_interval_bytes:
             self.note_time()
             self.index.append(header.last_offset - self.base_offset, position)
             tail.bytes_since_entry = 0
             if self._headers is not None:
                 self._headers.fold_if_due()
-        tail.bytes_since_entry += header.size_bytes
-        tail.size_bytes = position + header.size_bytes
+        tail.bytes_since_entry += size_bytes
+        tail.size_bytes = position + size_bytes
         tail.next_offset = header.next_offset
         tail.leader_epoch = header.leader_epoch
 

@@ -507,9 +507,11 @@ class SegmentLog:
         return f"SegmentLog({str(self.path)!r})"
 
     def _checked_writer(self) -> ReplicatedLog:
-        self._check_fork()
-        self._writer.check_open()
-        return self._writer
+        writer = self._writer
+        if self._directory.forked or writer.is_closed:  # asked for every property: two calls less
+            self._check_fork()
+            writer.check_open()
+        return writer
 
     def _check_fork(self) -> None:
         if self._directory.forked:

@@ -263,6 +263,7 @@ class Access:
         self._lock = threading.RLock()
         self._places: dict[UUID, Place] = {}
         self._answers: dict[tuple[str, ApiKey, UUID], bool] = {}
+        self._could: dict[tuple[str, ApiKey], bool] = {}
         self._refused: Counter[tuple[str, str]] = Counter()
         self._logged: dict[tuple[str, str], tuple[int, int]] = {}
         if not self._policy.rules:
@@ -274,6 +275,7 @@ class Access:
         with self._lock:
             self._policy = policy
             self._answers.clear()
+            self._could.clear()
 
     def check(
         self, identity: str, call: ApiKey, outbox_id: UUID, topics: Iterable[str] = (), *, begins: bool = False
@@ -298,7 +300,13 @@ class Access:
 
     def could(self, identity: str, call: ApiKey) -> bool:
         """Whether there can be any outbox for which it may: asked before anything is looked up."""
-        return self._policy.could(identity, call)
+        known = self._could.get((identity, call))
+        if known is None:
+            with self._lock:  # `reload` forgets what an older policy said
+                known = self._policy.could(identity, call)
+                if len(self._could) < _ANSWERS_MAX:
+                    self._could[identity, call] = known
+        return known
 
     def may_stop(self, identity: str, outbox_id: UUID | None) -> bool:
         """Whether it may end sessions of others. Raises CorruptNodeFile, OSError."""

@@ -94,7 +94,8 @@ class Answers:
     def _append(
         self, part: wire.AppendRecordsPartition, sender: str
     ) -> tuple[wire.AppendRecordsResult, KeptOutbox | None]:
-        replica, kept = self._store.described(part.tp), self._store.owner_of(part.tp)
+        kept = self._store.owner_of(part.tp)
+        replica = kept.open_replica(part.tp) if kept is not None else None
         if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
             return wire.AppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
         if replica is None:
@@ -104,6 +105,8 @@ class Answers:
 
     def _waits_for_several_syncs(self, parts: Sequence[wire.AppendRecordsPartition]) -> bool:
         """Then they wait beside each other. A partition that is named twice is carried out in the request's order."""
+        if len(parts) < 2:
+            return False
         flushes = self._store.settings.flush
         synced = [
             part.tp for part in parts if (part.records and (flushes or part.flush_wanted)) or _may_begin_epoch(part)

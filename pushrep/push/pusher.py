@@ -28,7 +28,7 @@ from pushrep.replication.outcome import Outcome
 from pushrep.replication.sessions import SessionState
 from pushrep.topic_id_partition import TopicIdPartition
 
-_ONE_AT_A_TIME = frozenset({SessionState.STARTING, SessionState.REREADING})
+_ONE_AT_A_TIME = (SessionState.STARTING, SessionState.REREADING)  # two looks, where a set would hash in Python
 _SLICE_BYTES_MIN = 64 << 10
 _NOTHING: "deque[Buffered]" = deque(maxlen=0)  # of every pusher that nothing was appended for: ten thousand lie idle
 

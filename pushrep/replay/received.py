@@ -1,7 +1,5 @@
 """What a reader makes of bytes from the network: batches whose CRC it has checked itself, and their records."""
 
-from itertools import pairwise
-
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
 from pushrep.replay.limits import Span
@@ -17,9 +15,7 @@ def checked(data: memoryview) -> tuple[list[RecordBatch], bool]:
     Raises CorruptRecordBatch.
     """
     if len(data) < _RUN_MIN * length_of_first(data):  # type: ignore[arg-type]  # what follows a log closely is one batch
-        batches = _checked_singly(data)
-        joins = (a.header.next_offset == b.header.base_offset for a, b in pairwise(batches))
-        return batches, all(joins)
+        return _checked_singly(data)
     run = checked_run(data, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]
     batches = [RecordBatch(data[at : at + header.size_bytes], header) for at, header in run.headers()]
     end = run.end if len(run) else 0
@@ -29,13 +25,16 @@ def checked(data: memoryview) -> tuple[list[RecordBatch], bool]:
     return batches, bool((run.base_offset[1:] == run.last_offset[:-1] + 1).all())
 
 
-def _checked_singly(data: memoryview) -> list[RecordBatch]:
-    batches, at = [], 0
+def _checked_singly(data: memoryview) -> tuple[list[RecordBatch], bool]:
+    batches: list[RecordBatch] = []
+    at, expected, is_dense = 0, 0, True
     while at < len(data):
         header = BatchHeader.parse(data, at)
-        batches.append(RecordBatch.check(data[at : at + header.size_bytes], header))
-        at += header.size_bytes
-    return batches
+        end = at + header.size_bytes
+        is_dense = is_dense and (not batches or header.base_offset == expected)
+        batches.append(RecordBatch.check(data[at:end], header))
+        at, expected = end, header.next_offset
+    return batches, is_dense
 
 
 def count_records(batch: RecordBatch, start: int, end: int) -> int:

@@ -20,6 +20,8 @@ from pushrep.replication.outcome import Outcome
 class Finding(Enum):
     """Exactly one of these holds for every request that passed the checks."""
 
+    __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every look into a table
+
     FITS = auto()
     """At or below LEO, the same before it, and all that the log has there is the same."""
     DIVERGED_BEFORE = auto()

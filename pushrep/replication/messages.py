@@ -68,8 +68,10 @@ class AppendRecords(NamedTuple):
                 return False
             is_dense = is_dense and batch.base_offset == expected
             expected, epoch = batch.next_offset, batch.leader_epoch
+        if is_dense:
+            return True
         spans = (batch[:2] for batch in self.batches)
-        return is_dense or misjoined(spans, self.append_offset, self.cleaned_offset) is None
+        return misjoined(spans, self.append_offset, self.cleaned_offset) is None
 
     @property
     def end_offset(self) -> int:

@@ -9,6 +9,8 @@ from enum import Enum, auto
 class Outcome(Enum):
     """How a member judged a request."""
 
+    __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every look into a table
+
     NONE = auto()
     OFFSET_OUT_OF_RANGE = auto()
     CORRUPT_MESSAGE = auto()

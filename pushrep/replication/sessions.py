@@ -25,6 +25,8 @@ from pushrep.replication.outcome import Outcome
 class SessionState(Enum):
     """Where a push session is."""
 
+    __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every look into a table
+
     STARTING = auto()
     PUSHING = auto()
     REREADING = auto()

@@ -128,7 +128,7 @@ def test_a_failed_sync_poisons_for_all_and_nothing_is_written_after_it(log, gate
 def test_a_close_refuses_what_nobody_has_written_yet(log, gate):
     with handed_over(log, gate, [b"a", b"b"]) as futures, ThreadPoolExecutor(1) as pool:
         closing = pool.submit(log.close)
-        wait_until(lambda: log._writer._closed)
+        wait_until(lambda: log._writer.is_closed)
         gate.is_open.set()
         assert futures[0].result(WAIT_S) == (0, 0)
         for future in futures[1:]:
