@@ -106,7 +106,7 @@ torture: $(VENV)/.dev jars judge $(ARCHIVE)/.done  ## The long forms: up to an h
 	@seed=$${PUSHREP_TORTURE_SEED:-$$(( RANDOM << 15 | RANDOM ))}; echo "PUSHREP_TORTURE_SEED=$$seed"; \
 	PUSHREP_TORTURE=1 PUSHREP_TORTURE_SEED=$$seed timeout --foreground --signal=INT --kill-after=60 2h \
 		$(BIN)/python -m pytest --timeout 3600 --hypothesis-seed=$$seed --randomly-seed=$$seed \
-		tests/properties tests/crash tests/simulation tests/integration tests/kafka tests/spark $(PYTEST_ARGS)
+		tests/properties tests/readers tests/crash tests/simulation tests/integration tests/kafka tests/spark $(PYTEST_ARGS)
 
 NEWEST := .venv-newest
 # Beside the pinned versions: the newest of the clients and of Arrow that our own bounds allow.

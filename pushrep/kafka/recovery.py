@@ -33,13 +33,15 @@ from pushrep.kafka.errors import (
 from pushrep.kafka.pipeline import Pipeline, SentBatch
 from pushrep.kafka.resume import Matching, RecordOrigin, behind_old_messages, whole_batches
 from pushrep.kafka.shipment import Shipment
-from pushrep.kafka.source import ShippedPartition
+from pushrep.kafka.source import UNREADABLE, ShippedPartition
 from pushrep.kafka.topic import TopicFacts, look_at_topic
 from pushrep.records import RecordBatch
+from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")
 _T = TypeVar("_T")
 
+STOPPED_RETRY_MS = 5_000
 _DOUBLINGS_MAX = 10
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
 
@@ -60,8 +62,10 @@ class ShippingRecovery:
         cluster: Cluster,
         shipment: Shipment,
         origin: RecordOrigin,
+        clock: Clock,
         fail: Callable[[BaseException], None],
     ) -> None:
+        self._clock = clock
         self._destination, self._facts, self._cluster = destination, facts, cluster
         self._shipment, self._origin, self._fail = shipment, origin, fail
         self.size_max_bytes = facts.max_message_bytes
@@ -101,9 +105,9 @@ class ShippingRecovery:
                 await self.refresh()
 
     async def resume(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        """Find out how much of the logs a Kafka partition holds already.
+        """Find out how much of the logs a Kafka partition holds already. One that can't be read there is stopped.
 
-        Raises OutboxDiverged, DestinationAhead, TopicLostRecords, TopicReplaced, CorruptBatch.
+        Raises OutboxDiverged, DestinationAhead, TopicLostRecords, TopicReplaced, BeginsAnew.
         """
         if sources:
             await self._match(partition, sources)
@@ -180,6 +184,7 @@ class ShippingRecovery:
 
     async def _match(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
         shipment, topic = self._shipment, self._facts.topic
+        unreadable = _unproved(sources)
         bounds = await self.until_done(lambda: self._cluster.bounds(partition))
         known = known_offset(sources, bounds)
         newest = max(source.destination_offset for source in sources)
@@ -196,16 +201,37 @@ class ShippingRecovery:
         for source in sources:
             source.rewind()
         logs = [source.log for source in shipment.sources.values()]
-        starts = {source.partition: self._first_offset(source, lost=lost) for source in sources}
+        starts = {
+            source.partition: self._first_offset(source, lost=lost)
+            for source in sources
+            if source.partition not in unreadable
+        }
         skipped = {number: source.skipped for number, source in shipment.sources.items()}
         matching = Matching(self._origin, logs, starts, (topic, partition), skipped)
         end = await read_partition(self._cluster, self.until_done, partition, at, matching.take)
+        unreadable = matching.unreadable | unreadable
+        whole = [source for source in sources if source.partition not in unreadable]
         if lost:
             await self.until_done(self._look_at_topic)  # one that was made again has lost nothing
-            self._check_lost(partition, sources, matching)
-        for source in sources:
+            self._check_lost(whole, matching)
+            if len(whole) == len(sources):
+                shipment.went_back.discard(partition)  # what it ends below were records of others
+        for source in whole:
             self._advance(source, matching.next_offsets[source.partition], end)
             source.rewind()
+        for source in sources:
+            self._stop_unread(source, unreadable.get(source.partition))
+
+    def _stop_unread(self, source: ShippedPartition, error: Exception | None) -> None:
+        """Let a log wait of which it could not be told what the topic holds of it; without an error it goes on."""
+        if error is None:
+            if source.is_matching:
+                source.is_matching, source.stopped = False, None
+            return
+        if source.stopped != str(error):
+            _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.acknowledged, error)
+        source.is_matching = True
+        source.stop(str(error), self._clock.monotonic_ms() + STOPPED_RETRY_MS)
 
     def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
         """The first offset that is looked for: what was acknowledged is believed, unless the topic lost something."""
@@ -214,7 +240,7 @@ class ShippingRecovery:
         since = self._shipment.progress.same_since(source.partition, source.acknowledged)
         return max(source.log.log_start_offset, since)
 
-    def _check_lost(self, partition: int, sources: Sequence[ShippedPartition], matching: Matching) -> None:
+    def _check_lost(self, sources: Sequence[ShippedPartition], matching: Matching) -> None:
         """Raise TopicLostRecords for what was acknowledged and is not in the topic, which was read from its start."""
         lost = {}
         for source in sources:
@@ -228,7 +254,6 @@ class ShippingRecovery:
                 source.destination_offset = -1
         if lost:
             raise TopicLostRecords(self._facts.topic, lost)
-        self._shipment.went_back.discard(partition)  # records of others
 
     def _advance(self, source: ShippedPartition, offset: int, destination_offset: int) -> None:
         if offset > source.acknowledged:
@@ -303,6 +328,20 @@ class ShippingRecovery:
 
     async def _pause(self, failures: int) -> None:
         await asyncio.sleep(backoff_s(self._destination, failures))
+
+
+def _unproved(sources: Sequence[ShippedPartition]) -> dict[int, Exception]:
+    """Why it can't be told whether some of these logs are what was shipped. Raises BeginsAnew if one is another."""
+    found: dict[int, Exception] = {}
+    for source in sources:
+        before = source.acknowledged
+        try:
+            source.prove()
+        except UNREADABLE as error:
+            found[source.partition] = error
+        if source.acknowledged != before:
+            raise BeginsAnew(f"partition {source.partition} is shipped from its start")
+    return found
 
 
 def known_offset(sources: Sequence[ShippedPartition], bounds: PartitionBounds) -> int:

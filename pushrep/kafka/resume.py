@@ -26,7 +26,7 @@ from typing import NamedTuple
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged
 from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.kafka.source import ShippedLog
+from pushrep.kafka.source import UNREADABLE, ShippedLog, raise_if_damaged
 from pushrep.log import OffsetOutOfRange
 from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch, TimestampType, UnsupportedCodec
 
@@ -85,7 +85,7 @@ class Matching:
     that it is not known to hold. skipped: what is never sent, by the log's partition.
     next_offsets: of the same logs, the first that the topic lacks. held: of any log, the offsets that were seen.
     contested: of any log, those in whose place the topic held another record first, where `is_strict` is False; then
-    nothing is raised.
+    nothing is raised. unreadable: the logs that could not be read where a record was to be compared.
     """
 
     def __init__(  # noqa: PLR0913 - two sides, and how they are compared
@@ -104,6 +104,7 @@ class Matching:
         self.next_offsets = dict(start)
         self.held: dict[int, OffsetRanges] = {}
         self.contested: dict[int, OffsetRanges] = {}
+        self.unreadable: dict[int, Exception] = {}
         self._expected: dict[bytes, _Expected] = {}
         for partition, at in start.items():
             log = self._logs[partition].log
@@ -138,13 +139,16 @@ class Matching:
 
     def _expect(self, partition: int, following: Iterator[Record]) -> None:
         skipped = self._skipped.get(partition, _NOTHING)
-        for record in following:
-            if record.offset in skipped:
-                continue
-            metadata = self._origin.metadata_of(record)
-            if metadata is not None:  # every record of an outbox has it
-                self._expected[metadata] = _Expected(partition, record, following)
-                return
+        try:
+            for record in following:
+                if record.offset in skipped:
+                    continue
+                metadata = self._origin.metadata_of(record)
+                if metadata is not None:  # every record of an outbox has it
+                    self._expected[metadata] = _Expected(partition, record, following)
+                    return
+        except UNREADABLE as error:
+            self.unreadable[partition] = error
 
     def _look_up(self, metadata: bytes, record: Record) -> None:
         """A record that is not the next one of any log."""
@@ -154,12 +158,20 @@ class Matching:
             return
         partition, offset = found.partition, found.offset
         records, is_past = self._logs.get(partition), epoch < self._origin.pid_epoch
-        if records is None or offset >= records.log.log_end_offset or epoch > self._origin.pid_epoch:
-            if not is_past and self._is_strict:
-                end = 0 if records is None else records.log.log_end_offset
+        try:
+            if records is None or offset >= records.log.log_end_offset or epoch > self._origin.pid_epoch:
+                if is_past or not self._is_strict:
+                    return
+                end = 0
+                if records is not None:
+                    raise_if_damaged(records.log)
+                    end = records.log.log_end_offset
                 raise DestinationAhead(partition, shipped_offset=offset, log_end_offset=end, pid_epoch=epoch)
+            in_log = None if offset in self._skipped.get(partition, _NOTHING) else records.at(offset)
+        except UNREADABLE as error:
+            self.unreadable[partition] = error
             return
-        if offset in self._skipped.get(partition, _NOTHING) or (in_log := records.at(offset)) is None:
+        if in_log is None:
             return
         if self._origin.metadata_of(in_log) != metadata:
             if not is_past and self._is_strict:

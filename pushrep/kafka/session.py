@@ -20,7 +20,7 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
 from pushrep.kafka.fencing import Fencing
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
-from pushrep.kafka.recovery import ShippingRecovery
+from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.shipment import Shipment
@@ -36,7 +36,6 @@ _REQUESTS_IN_FLIGHT_MAX = 5
 _LOOK_S_MIN, _LOOK_S_MAX = 0.002, 0.02
 _LOOK_SHARE = 50  # of the time, one part is spent on looking: ten thousand idle partitions take 20 ms at a look
 _IDLE_MAX_MS = 10_000
-STOPPED_RETRY_MS = 5_000
 WATCH_S = 30.0
 """How often the topic's settings and ends are looked at again; identity T2 and T5 say: once a minute at least."""
 
@@ -81,7 +80,7 @@ class Session:
         self._failure: BaseException | None = None
         self._look_at_s = 0.0
         self._ends: dict[int, int] = {}  # of Kafka partitions, by what they acknowledged
-        self._recovery = ShippingRecovery(destination, facts, cluster, shipment, origin, self._fail)
+        self._recovery = ShippingRecovery(destination, facts, cluster, shipment, origin, clock, self._fail)
         has_shipped = any(source.destination_offset >= 0 for source in shipment.sources.values())
         self._fence = fencing.driver(facts, cluster, self._recovery.until_done, has_shipped=has_shipped)
         self._is_renewing = False
@@ -212,7 +211,7 @@ class Session:
 
     def _place_all(self) -> None:
         for source in self._shipment.sources.values():
-            source.in_flight, source.is_matching = 0, False
+            source.in_flight = 0
             source.rewind()  # first: what was sent and not acknowledged may lie before another partition's records
             self._place(source)
 
@@ -240,7 +239,13 @@ class Session:
         now_ms = self._clock.monotonic_ms()
         for partition, sources in self._sources.items():
             for source in sources:
-                if source.look() and (source.stopped is None or now_ms >= source.stopped_until_ms):
+                has_more = source.look()
+                if source.stopped is not None and now_ms < source.stopped_until_ms:
+                    continue
+                if source.stopped is not None and source.is_matching:  # its log could not be read
+                    source.stopped_until_ms = now_ms + STOPPED_RETRY_MS
+                    self._run(self._join(partition, source, is_first=False))
+                elif has_more:
                     self._ready[partition] = None
         took_s = self._loop.time() - now_s
         is_busy = any(channel.in_flight for channel in self._channels.values())
@@ -300,7 +305,6 @@ class Session:
         pipeline = self._pipelines[partition]
         if is_first and pipeline.producer_id < 0 and self._renewal is None:  # a renewal begins every pipeline
             pipeline.begin(*await self._recovery.until_done(self._producer_id))
-        source.is_matching = False
         self._ready[partition] = None
 
     def _wake_known(self, pipeline: Pipeline) -> None:

@@ -6,6 +6,7 @@ The event loop's thread changes it; callers of any thread ask. Numbers are read 
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from pushrep.kafka.errors import (
     ShippingTimeout,
 )
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress
-from pushrep.kafka.source import ReusedMemory, ShippedLog, ShippedPartition
+from pushrep.kafka.source import UNREADABLE, ReusedMemory, ShippedLog, ShippedPartition
 from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")
@@ -47,7 +48,9 @@ class Shipment:
         """Raises DestinationAhead where a log ends below what the topic acknowledged of it under this PID epoch."""
         self._clock = clock
         memory = ReusedMemory()
-        self.progress = progress.within({log.partition: log.log_end_offset for log in logs}).under(pid_epoch)
+        self.progress = progress.within(
+            {log.partition: log.log_end_offset for log in logs if log.damaged_from is None}
+        ).under(pid_epoch)
         self.sources: Mapping[int, ShippedPartition] = {
             log.partition: _source_of(
                 log, progress.partitions.get(log.partition), progress.pid_epoch == pid_epoch, memory, pid_epoch
@@ -172,7 +175,8 @@ class Shipment:
             try:
                 while True:
                     missing = self._missing(ends)
-                    if not missing and self._is_matched and isinstance(self.refusal, DestinationRefused | None):
+                    is_known = self._is_matched and not any(self.sources[number].is_matching for number in ends)
+                    if not missing and is_known and isinstance(self.refusal, DestinationRefused | None):
                         return
                     self._raise_stop(ends)
                     left = _LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - monotonic())
@@ -191,14 +195,20 @@ class Shipment:
             raise self.refusal
         for number, end in ends.items():
             source = self.sources[number]
-            if source.stopped is not None and source.acknowledged < end:
+            if source.stopped is not None and (source.acknowledged < end or source.is_matching):
                 raise ShippingStopped(number, source.acknowledged, source.stopped)
 
 
 def oldest_timestamp_ms(source: ShippedPartition, first: int | None = None) -> int | None:
-    """The time of the record at `first` (None: the first not acknowledged), to a batch; None if there is none."""
-    for batch in source.log.batches(source.acknowledged if first is None else first):
-        return batch.header.base_timestamp_ms
+    """The time of the record at `first` (None: the first not acknowledged), to a batch.
+
+    None if there is none, or it can't be read: its source stops there, and says why.
+    """
+    at = source.acknowledged if first is None else first
+    if at < source.log.log_end_offset:  # a damaged log may end below
+        with suppress(*UNREADABLE):
+            for batch in source.log.batches(at):
+                return batch.header.base_timestamp_ms
     return None
 
 
@@ -212,23 +222,19 @@ def _source_of(
     start, end = log.log_start_offset, log.log_end_offset
     if at is None:
         return ShippedPartition(log, start, 0, memory)
-    if at.acknowledged > end and is_same_epoch:
+    if at.acknowledged > end and is_same_epoch and log.damaged_from is None:
         raise DestinationAhead(
             log.partition, shipped_offset=at.acknowledged - 1, log_end_offset=end, pid_epoch=pid_epoch
         )
     if at.acknowledged < start:
         _LOG.warning("partition %d: offsets [%d, %d) were never shipped and are gone", log.partition, *(at[0], start))
         return ShippedPartition(log, start, 0, memory)
-    if at.acknowledged > end or not _is_batch_of(log, at):
-        _LOG.warning("partition %d was cut and written anew: it is shipped from its start", log.partition)
-        return ShippedPartition(log, start, 0, memory)
     source = ShippedPartition(log, at.acknowledged, at.log_crc, memory)
     source.destination_offset = at.destination_offset
+    source.is_doubtful = True
+    if at.acknowledged > end and log.damaged_from is None:
+        source.forget()
+    else:
+        with suppress(*UNREADABLE):  # asked again when shipping begins, which then stops this one alone
+            source.prove()
     return source
-
-
-def _is_batch_of(log: ShippedLog, at: PartitionProgress) -> bool:
-    """Whether the log still has the batch that was shipped last; one that retention took has to be believed."""
-    if at.acknowledged <= log.log_start_offset:
-        return True
-    return any(batch.header.crc == at.log_crc for batch in log.batches(at.acknowledged - 1, at.acknowledged))

@@ -12,9 +12,11 @@ A small read gets bytes of its own: it is not worth a whole buffer. What is too 
 log's own reader, which raises the error.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from os import preadv
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +25,8 @@ from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.pipeline import SentBatch
 from pushrep.kafka.splitting import BatchPiece, pieces_of
+from pushrep.log import CorruptBatch, LogDamaged
+from pushrep.log.recovery_report import RecoveryReport
 from pushrep.log.slicing import LogSlices
 from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch
 
@@ -99,6 +103,7 @@ def _checked(data: memoryview, base_offset: int) -> list[RecordBatch]:
     return batches
 
 
+_LOG = logging.getLogger("pushrep.kafka")
 _READ_BYTES = 1 << 20
 
 
@@ -112,6 +117,12 @@ class ShippedLog(Protocol):
     @property
     def log_end_offset(self) -> int: ...
     @property
+    def path(self) -> Path: ...
+    @property
+    def recovery(self) -> RecoveryReport: ...
+    @property
+    def damaged_from(self) -> int | None: ...
+    @property
     def stable_offset(self) -> int: ...
     def read(self, offset: int, max_bytes: int) -> bytes: ...
     def slices(self) -> LogSlices: ...
@@ -120,15 +131,27 @@ class ShippedLog(Protocol):
     def size_from(self, offset: int) -> int: ...
 
 
+UNREADABLE = (CorruptBatch, LogDamaged, OSError)
+"""Raised where a log may hold a record that can't be read now: another reason to stop than that it has none."""
+
+
+def raise_if_damaged(log: ShippedLog) -> None:
+    """Nobody can tell what a damaged log held from its end on. Raises LogDamaged."""
+    if log.damaged_from is not None:
+        raise LogDamaged(log.path, log.damaged_from, log.recovery.damage or "")
+
+
 class ShippedPartition:
     """See the file's map. `acknowledged`: everything below is in the topic, or given up.
 
     stopped: why it goes no further until somebody acts; None while it goes on. is_new: nothing was ever shipped under
-    the outbox's PIDs. is_matching: it waits until it is known what the topic holds of it.
+    the outbox's PIDs. is_matching: it waits until it is known what the topic holds of it. is_doubtful: whether the log
+    still is the one of which so much was acknowledged is to be proved.
     """
 
     is_new = False
     is_matching = False
+    is_doubtful = False
 
     def __init__(self, log: ShippedLog, acknowledged: int, log_crc: int, memory: ReusedMemory | None = None) -> None:
         self.log, self.partition = log, log.partition
@@ -161,6 +184,25 @@ class ShippedPartition:
         self.next_offset = self.acknowledged
         self._read.clear()
         self._pieces.clear()
+
+    def prove(self) -> None:
+        """Forget what was acknowledged, unless the log still has the batch that was sent last.
+
+        One that retention took has to be believed. Raises what is UNREADABLE: it is as doubtful as before.
+        """
+        if self.acknowledged > self.log.log_end_offset:
+            raise_if_damaged(self.log)
+        if self.is_doubtful and self.acknowledged > self.log.log_start_offset:
+            last = next(iter(self.log.batches(self.acknowledged - 1, self.acknowledged)), None)
+            if last is None or last.header.crc != self.log_crc:
+                self.forget()
+        self.is_doubtful = False
+
+    def forget(self) -> None:
+        """The log is another one than was shipped."""
+        _LOG.warning("partition %d was cut and written anew: it is shipped from its start", self.partition)
+        self.acknowledged = self.next_offset = self.log.log_start_offset
+        self.log_crc, self.destination_offset, self.is_doubtful = 0, -1, False
 
     def begin_elsewhere(self) -> None:
         """Its next record is the first that goes to another partition of the topic, of which nothing is known yet."""

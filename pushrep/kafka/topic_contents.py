@@ -44,7 +44,12 @@ class TopicContents:
 async def read_contents(
     destination: KafkaDestination, facts: TopicFacts, shipment: Shipment, origin: RecordOrigin
 ) -> TopicContents:
-    """Read what a topic holds, from where it is known on. Raises KafkaUnreachable, DestinationRefused, BrokerError."""
+    """Read what a topic holds, from where it is known on.
+
+    Raises KafkaUnreachable, DestinationRefused, BrokerError, and what is UNREADABLE: a log can't be compared with it.
+    """
+    for source in shipment.sources.values():
+        source.prove()
     if shipment.progress.topic_id not in {None, facts.topic_id}:
         shipment.void()
     cluster = Cluster(destination, facts.topic)
@@ -76,6 +81,8 @@ async def read_contents(
                 is_strict=False,
             )
             ends[number] = await read_partition(cluster, patiently, number, known, matching.take)
+            for error in matching.unreadable.values():
+                raise error
             first |= matching.next_offsets
             for found, into in ((matching.held, held), (matching.contested, contested)):
                 for partition, ranges in found.items():

@@ -1,6 +1,6 @@
 """A plain producer and consumer: what any user of Kafka would send and see, by librdkafka."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic, sleep
 from typing import NamedTuple
@@ -172,6 +172,11 @@ def send(producer: Producer, topic: str, records: Iterable[tuple[bytes | None, b
 
 def consume(servers: str, topic: str, partition: int = 0) -> list[Seen]:
     """Everything in a partition, also of aborted transactions, checked against its CRC by the consumer."""
+    return consume_all(servers, topic, [partition])[partition]
+
+
+def consume_all(servers: str, topic: str, partitions: Sequence[int]) -> dict[int, list[Seen]]:
+    """The same of several partitions, by one consumer."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -185,22 +190,27 @@ def consume(servers: str, topic: str, partition: int = 0) -> list[Seen]:
         }
     )
     try:
-        consumer.assign([TopicPartition(topic, partition, 0)])
-        return list(_to_the_end(consumer))
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        found: dict[int, list[Seen]] = {partition: [] for partition in partitions}
+        for partition, seen in _to_the_ends(consumer, len(partitions)):
+            found[partition].append(seen)
+        return found
     finally:
         consumer.close()
 
 
-def _to_the_end(consumer: Consumer) -> Iterator[Seen]:
-    while True:
+def _to_the_ends(consumer: Consumer, left: int) -> Iterator[tuple[int, Seen]]:
+    while left:
         message = consumer.poll(_TIMEOUT_S)
         assert message is not None, f"nothing came for {_TIMEOUT_S} s"
         if (error := message.error()) is not None:
             if failure_of_code(error) is Failure.PASSES:
                 continue  # an event: the client goes on by itself
             assert error.code() == KafkaError._PARTITION_EOF, error
-            return
+            left -= 1
+            continue
         kind, time = message.timestamp()
         headers = tuple(message.headers() or ())
         is_create_time = kind == TIMESTAMP_CREATE_TIME
-        yield Seen(message.offset(), time, is_create_time, message.key(), message.value(), headers)
+        seen = Seen(message.offset(), time, is_create_time, message.key(), message.value(), headers)
+        yield message.partition(), seen

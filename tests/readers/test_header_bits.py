@@ -64,6 +64,12 @@ def is_without_witness(log, flip):
     return flip.field == "base offset" and log.batches[flip.batch].base_offset < log.cleaned_offset
 
 
+def starts_near(log, flip, number):
+    """Every offset of the batch and of its neighbours' edges, and of the others one after the other."""
+    first, behind = log.batches[flip.batch].base_offset, log.batches[flip.batch].next_offset
+    return sorted({0, number % log.end, *range(max(0, first - 1), min(behind + 1, log.end))})
+
+
 def faults_of(way, log, directory, flips, torture):
     faults = []
     with way.open(log, directory) as read:
@@ -71,7 +77,7 @@ def faults_of(way, log, directory, flips, torture):
             if len(faults) >= _FAULTS_MAX:
                 break
             base = log.batches[flip.batch].base_offset
-            starts = list(range(log.end)) if torture.is_long else [base if number % 2 else number % log.end]
+            starts = starts_near(log, flip, number) if torture.is_long else [base if number % 2 else number % log.end]
             with log.flipped(flip):
                 faults += [(str(flip), fault) for found in read(starts) if (fault := fault_of(log, found))]
     return faults

@@ -9,6 +9,7 @@ from pushrep.kafka.answers import Code
 from pushrep.kafka.cluster import BrokerError, PartitionBounds
 from pushrep.kafka.recovery import ShippingRecovery
 from pushrep.kafka.topic import TopicFacts
+from pushrep.seams import SYSTEM_CLOCK
 
 
 class MovedCluster:
@@ -42,7 +43,7 @@ def test_who_sends_nothing_learns_that_another_broker_leads(monkeypatch):
     monkeypatch.setattr(recovery, "look_at_topic", lambda *_: facts)
     monkeypatch.setattr(recovery, "_LOOK_AT_END_S", 0)
     cluster, shipped = MovedCluster(), Shipped()
-    looking = ShippingRecovery(None, facts, cluster, shipped, None, lambda _: None)
+    looking = ShippingRecovery(None, facts, cluster, shipped, None, SYSTEM_CLOCK, lambda _: None)
     asyncio.run(looking.check_topic({0: 150}))
     assert cluster.knows_leader
     with pytest.raises(BrokerError, match="ends below"):

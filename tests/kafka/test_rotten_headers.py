@@ -1,0 +1,129 @@
+"""Any one bit of any header may rot below an outbox that ships: the topic gets the right records up to there, no more.
+
+The last way of tests/readers, whose ways end in the process. A log for each bit, all of one outbox, so that one session
+with a real broker does; judged by a plain consumer. What is sent gets another base offset and another CRC on the way:
+nobody behind it could tell.
+"""
+
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from filtering import StreamMetadata
+from pushrep.kafka import KafkaDestination, ShippingStopped, recovery, session
+from pushrep.log import LogConfig
+from pushrep.outbox import Outbox
+from tests.integration.outboxes import wait_until
+from tests.kafka.plain_client import consume, consume_all, create_topic
+from tests.readers.small_logs import CONFIG, DENSE, SPARSE, TOPIC, record_at, write_logs
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+WAIT_S = 120
+_LOGS_MAX = 300  # so many descriptors are open at a time
+
+
+def test_one_rotten_bit_of_a_header_sends_no_wrong_record(broker, tmp_path, torture):
+    layouts = (DENSE, SPARSE)
+    both = write_logs(tmp_path / "both", layouts)
+    chosen = torture.random("shipped")
+    flips = [(layout, flip) for layout, log in zip(layouts, both, strict=True) for flip in log.flips(torture)]
+    if not torture.is_long:  # one of each field and kind of log
+        kinds = {(one[0].cleaned_offset, one[1].field): one for one in chosen.sample(flips, len(flips))}
+        flips = list(kinds.values())
+    for first in range(0, len(flips), _LOGS_MAX):
+        name = f"rotten-{first}"
+        assert list(faults_of(broker, name, tmp_path / name, flips[first : first + _LOGS_MAX])) == []
+
+
+def faults_of(broker, topic, directory, flips):
+    """A log for each flip is shipped; what is wrong with what comes out."""
+    given = {"partitions": len(flips), "producer": "test", "log_config": CONFIG, "copy_check": False}
+    with Outbox.open(directory / "first", TOPIC, **given) as outbox:
+        record, topic_id = record_of(outbox.pid), outbox.log(0).log_id
+    logs = write_logs(directory / "outbox", [layout for layout, _ in flips], topic_id, record)
+    (directory / "first" / "outbox.json").rename(directory / "outbox" / "outbox.json")
+    with Outbox.open(directory / "outbox", TOPIC, **given):
+        pass  # makes indexes and seals
+    kafka = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, topic=topic, retry_backoff_ms=20)
+    with (
+        Outbox.open(directory / "outbox", TOPIC, **given, kafka=kafka, open_timeout_s=0.0) as outbox,
+        ExitStack() as rotten,
+    ):
+        for log, (_, flip) in zip(logs, flips, strict=True):
+            assert log.end, "what stands there is looked at before it rots"
+            rotten.enter_context(log.flipped(flip))
+        create_topic(broker.bootstrap_servers, topic, len(flips), retention_ms=-1)  # nothing is sent before
+
+        def is_over():
+            lag = outbox.lag()[f"kafka:{topic}"]
+            return lag.records == sum(logs[one.partition].end - one.offset for one in lag.stopped)
+
+        wait_until(is_over, "each log is shipped, or stopped")
+        stopped = {one.partition: one.reason for one in outbox.lag()[f"kafka:{topic}"].stopped}
+        with pytest.raises(ShippingStopped):
+            outbox.wait_shipped(WAIT_S)
+    seen = consume_all(broker.bootstrap_servers, topic, range(len(flips)))
+    for partition, (log, (_, flip)) in enumerate(zip(logs, flips, strict=True)):
+        got = [(one.timestamp_ms, one.key, one.value, one.headers) for one in seen[partition]]
+        reason = stopped.get(partition)
+        if got != [one[1:] for one in log.records[: len(got)]]:
+            yield str(flip), "wrong records"
+        elif len(got) < len(log.records) and reason is None:
+            yield str(flip), f"a silent end behind {len(got)} records"
+        elif reason is not None and "holds no whole batch" not in reason:
+            yield str(flip), reason
+
+
+def record_of(pid):
+    """What an outbox of this PID would have appended."""
+    return lambda partition, offset: record_at(offset)._replace(key=StreamMetadata(pid, partition, offset).pack())
+
+
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_a_batch_that_rotted_once_it_was_shipped_stops_its_own_partition_until_it_is_whole(
+    broker, tmp_path, monkeypatch, is_newest
+):
+    """Whether that log still is the one that was shipped can't be told; nothing of any other was shipped before."""
+    for module in (recovery, session):
+        monkeypatch.setattr(module, "STOPPED_RETRY_MS", 200)
+    create_topic(broker.bootstrap_servers, topic := f"rotten-behind-{is_newest}", 2)
+    large = b"not shipped yet" * 200
+    kafka = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
+    config = LogConfig(preallocate_bytes=0, segment_bytes=4096)
+    opened = partial(Outbox.open, tmp_path, topic, 2, "test", log_config=config, open_timeout_s=WAIT_S)
+    with opened(kafka=kafka) as outbox:
+        append(outbox, b"shipped")
+        outbox.wait_shipped(WAIT_S)
+    if not is_newest:  # else the opening finds it
+        with opened() as outbox:
+            for _ in range(2):  # the second one in the next segment
+                append(outbox, large)
+    segment = tmp_path / f"{topic}-0" / f"{0:020d}.log"
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[:70] + bytes([whole[70] ^ 1]) + whole[71:])
+    with opened(kafka=kafka) as outbox:
+        with pytest.raises(ShippingStopped, match="damaged from" if is_newest else "no whole batch") as caught:
+            outbox.wait_shipped(WAIT_S)
+        assert caught.value.partition == 0
+        outbox.append(1, b"of the other one").result(WAIT_S)
+        wait_until(lambda: values(broker, topic, 1)[-1] == b"of the other one", "it is shipped")
+        segment.write_bytes(whole)
+        if not is_newest:
+            wait_until(lambda: not outbox.lag()[f"kafka:{topic}"].stopped, "it is looked at again")
+            outbox.wait_shipped(WAIT_S)
+    with opened(kafka=kafka) as outbox:
+        append(outbox, b"behind")
+        outbox.wait_shipped(WAIT_S)
+    before = [b"shipped"] if is_newest else [b"shipped", large, large]
+    assert values(broker, topic, 0) == [*before, b"behind"]
+    assert values(broker, topic, 1) == [*before, b"of the other one", b"behind"]
+
+
+def append(outbox, value):
+    for partition in range(2):
+        outbox.append(partition, value).result(WAIT_S)
+
+
+def values(broker, topic, partition):
+    return [one.value for one in consume(broker.bootstrap_servers, topic, partition)]
