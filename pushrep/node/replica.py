@@ -16,6 +16,7 @@ from typing import Any, Protocol, get_args
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
 from pushrep.log.segment_repair import SegmentRepair
+from pushrep.log.splicing import RepairRefused
 from pushrep.node.promises import Promises
 from pushrep.protocol.values import Part
 from pushrep.records import RecordBatch
@@ -185,6 +186,10 @@ class Replica:
         Pushes go on meanwhile. Raises RepairRefused, OSError: nothing was changed then.
         """
         with self._repair_lock:
+            if self.failure is not None:
+                raise RepairRefused(f"it is offline: {self.failure}")
+            if self.finding is not None:  # which of two histories is the right one is not the leader's to say
+                raise RepairRefused(f"it waits for an operator: {self.finding.name}")
             repair, self._repair = self._repair, None
             try:
                 if repair is not None and repair.base_offset != base_offset:
@@ -214,13 +219,14 @@ class Replica:
 
     def close(self) -> None:
         """Close the log; what its disk refuses now is logged. A failed one is scanned when it is opened again."""
-        with self._repair_lock:
+        with self._lock:
+            if self.failure is None:
+                self.failure = CantFollow(f"{self.tp} is closed")
+        with self._repair_lock:  # none begins any more
             if self._repair is not None:
                 self._repair.close()
                 self._repair = None
         with self._lock:
-            if self.failure is None:
-                self.failure = CantFollow(f"{self.tp} is closed")
             try:
                 self.log.close()
             except (OSError, PushrepError) as error:

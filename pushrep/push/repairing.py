@@ -88,7 +88,7 @@ class Repairs:
                 _LOG.warning("%s: %s, is repaired", replica, where)
             else:
                 troubles.append(f"{where} ({one.reason}), is not repaired: {why_not}")
-                _LOG.error("%s: %s", replica, troubles[-1])
+                _LOG.log(_level(gave_up), "%s: %s", replica, troubles[-1])
         return "; ".join(troubles) or None
 
     def _push(
@@ -137,7 +137,7 @@ class Repairs:
             except (OSError, PushrepError) as error:
                 why = f"{where} ({one.reason}), is not repaired by {replica}: {error}"
                 troubles.setdefault(tp, []).append(why)
-                _LOG.error("%s: %s; %s", tp, why, _REMEDY)
+                _LOG.log(_level(gave_up), "%s: %s; %s", tp, why, _REMEDY)
             else:
                 _LOG.warning("%s: %s, is repaired with the batches of %s", tp, where, replica)
         self.own_trouble = {tp: f"{'; '.join(of_log)}; {_REMEDY}" for tp, of_log in troubles.items()}
@@ -177,6 +177,11 @@ class Repairs:
             if answer.error_code is not ErrorCode.CORRUPT_MESSAGE:
                 break
         return answer
+
+
+def _level(gave_up: Callable[[], bool]) -> int:
+    """What another look goes on with is no trouble."""
+    return logging.DEBUG if gave_up() else logging.ERROR
 
 
 def _read(log: SegmentLog, offset: int) -> Records:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import pytest
 
 from pushrep.log import CorruptBatch, LogConfig, SegmentLog
 from pushrep.log.segment_files import segment_path
+from pushrep.log.splicing import RepairRefused
 from pushrep.protocol import server
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
@@ -20,6 +22,7 @@ from pushrep.protocol.versions import versions_answer
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
 from pushrep.records.header import HEADER_BYTES
+from pushrep.replication.findings import Finding
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import open_outbox, wait_for_all, wait_until
 
@@ -28,10 +31,10 @@ LOOKING = replace(SMALL, verify_last_segments=99)
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, repair_interval_ms=50)
 
 
-def led(world, *indexes):
+def led(world, *indexes, settings=QUICK):
     """Nodes and the service that leads them, with some sealed segments that all have."""
     members = [world.node(index, log_config=SMALL) for index in indexes]
-    service = world.service(members, settings=QUICK, config=SMALL).start()
+    service = world.service(members, settings=settings, config=SMALL).start()
     for number in range(40):
         service.append(b"record %04d " % number + bytes(400))
     assert service.wait() is None
@@ -221,6 +224,47 @@ def test_o8_who_leads_no_more_repairs_nothing(world):
         refused = client.ask(replace(mine, records=(b"no batch at all",)), RepairRecordsResponse)
         assert refused.error_code is ErrorCode.CORRUPT_MESSAGE
     assert bytes_of(log) == rotten
+
+
+def test_o8_a_repair_that_is_given_up_for_now_is_no_error(world, caplog):
+    service = led(world, 1, settings=replace(QUICK, repair_interval_ms=0))
+    log, ours, repairs = replica_of(world, 1).log, service.logs[0], service.leading.repairs
+    whole = bytes_of(ours)
+    flip(log, sealed(log)[1])
+    flip(ours, sealed(ours)[2])
+    assert len(log.scrub.run_pass().findings) == len(ours.scrub.run_pass().findings) == 1
+    caplog.clear()
+    with ReplicaClient(world.nodes[1].address) as client:
+        for given_up_at in range(6):  # as when the outbox closes, or a session has to begin first
+            asked = iter([False] * given_up_at)
+            repairs.look(service.replicas[0], client, lambda asked=asked: next(asked, True))
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert repairs.look(service.replicas[0], client, lambda: False) is None
+    assert bytes_of(ours) == bytes_of(log) == whole
+
+
+def test_o8_a_replica_that_waits_for_an_operator_or_is_closed_takes_no_repair(world, monkeypatch):
+    service = led(world, 1, settings=replace(QUICK, repair_interval_ms=0))
+    replica = replica_of(world, 1)
+    base = sealed(replica.log)[0]
+    flip(replica.log, base)
+    replica.log.scrub.run_pass()
+    batches = [service.logs[0].read(base, 1 << 20)]
+    replica.finding = Finding.OTHER_BYTES
+    with pytest.raises(RepairRefused, match="waits for an operator: OTHER_BYTES"):
+        replica.repair(base, batches)
+    replica.finding = None
+    close = replica.log.close
+
+    def ask_while_it_closes():
+        with suppress(RepairRefused):
+            replica.repair(base, ())
+        close()
+
+    assert replica.repair(base, ()) == base
+    monkeypatch.setattr(replica.log, "close", ask_while_it_closes)
+    replica.close()
+    assert not list(replica.log.path.glob("*.repair"))
 
 
 @pytest.fixture
