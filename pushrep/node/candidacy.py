@@ -18,6 +18,7 @@ from functools import partial
 from itertools import islice
 
 from pushrep.log import SegmentLog
+from pushrep.log.leader_epochs import read_leader_epochs
 from pushrep.node.asking import Answers, Asking, ends_of
 from pushrep.node.promises import PromiseKeeper
 from pushrep.node.replica import cut_ungranted
@@ -39,7 +40,7 @@ from pushrep.replication.candidate import (
     SendGrant,
 )
 from pushrep.replication.effects import StoreGrant, TakeEpoch
-from pushrep.replication.epochs import marked_ungranted, without_ungranted
+from pushrep.replication.epochs import EpochEnd, marked_ungranted, without_ungranted
 from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, next_ballot
 from pushrep.replication.outcome import Outcome
@@ -88,6 +89,7 @@ class Candidacy:
                 high_watermark=log.high_watermark,
                 is_damaged=log.damaged_from is not None or kept.unfilled.get(log.path.name, 0) > log.log_end_offset,
                 ungranted=kept.ungranted.get(log.path.name),
+                held_to=self._held_to(log),
             )
             for number, log in self.logs.items()
         }
@@ -102,6 +104,16 @@ class Candidacy:
             directory_id=self.keeper.directory_id,
             generation=kept.generation,
         )
+
+    def _held_to(self, log: SegmentLog) -> EpochEnd | None:
+        """What was noted of a log that lost records, with the epoch of the last one; None if it lost none."""
+        kept, name = self.keeper.kept, log.path.name
+        end = kept.unfilled.get(name, 0)
+        if end <= log.log_end_offset or name in kept.ungranted:
+            return None
+        # Of what is damaged the list on disk still tells.
+        epochs = read_leader_epochs(log.path, self.keeper.filesystem) or log.leader_epochs
+        return EpochEnd(epochs.epoch_of(end - 1), end)
 
     def run(
         self,
@@ -212,6 +224,8 @@ class Candidacy:
             own = self.own().logs[fetch.partition].granted
             raise NotAhead(partition=fetch.partition, own=own, member=fetch.member, theirs=fetch.until)
         self._set_ungranted_aside(log)
+        if log.damaged_from is not None:
+            _LOG.warning("%s is damaged from %d on and filled again; it lies in %s", log.path, before, log.quarantine())
         if fetch.anew is not None:
             log.begin_anew(fetch.anew.offset, fetch.anew.leader_epoch)
         elif fetch.cut_at < log.log_end_offset and log.truncate_to(fetch.cut_at, keep=True) != fetch.cut_at:
@@ -225,6 +239,10 @@ class Candidacy:
                     self._fetched(fetch.partition, batch)
         log.flush()
         end = log.log_end_offset
+        with self.keeper.lock:
+            unfilled = {name: to for name, to in self.keeper.kept.unfilled.items() if name != log.path.name or to > end}
+            if unfilled != self.keeper.kept.unfilled:
+                self.keeper.keep(replace(self.keeper.kept, unfilled=unfilled))
         _LOG.warning("%s ended at %d; %d to %d came from member %d", log.path, before, fetch.cut_at, end, fetch.member)
 
     def _set_ungranted_aside(self, log: SegmentLog) -> None:

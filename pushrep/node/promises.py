@@ -74,7 +74,7 @@ class PromiseKeeper:
     """The promises of one directory. Thread-safe. Raises CorruptNodeFile, OSError."""
 
     def __init__(self, directory: Path, outbox_id: UUID, filesystem: Filesystem) -> None:
-        self.directory, self.outbox_id, self._filesystem = directory, outbox_id, filesystem
+        self.directory, self.outbox_id, self.filesystem = directory, outbox_id, filesystem
         self.lock = threading.RLock()
         """Held by who reads, judges, and keeps."""
         self._kept = read_promises(directory, outbox_id, filesystem)
@@ -87,21 +87,21 @@ class PromiseKeeper:
     @property
     def directory_id(self) -> UUID | None:
         """Of the directory that they are kept in; None if it has none. Raises OSError."""
-        found, _ = read_directory_id(self.directory, self._filesystem)
+        found, _ = read_directory_id(self.directory, self.filesystem)
         return None if found is None else found.directory_id
 
     def keep(self, promises: Promises) -> None:
         """On disk when this returns; the old ones hold if it raises."""
         with self.lock:
             if promises != self._kept:
-                self._filesystem.make_directory(self.directory)
-                write_promises(self.directory, self.outbox_id, promises, self._filesystem)
+                self.filesystem.make_directory(self.directory)
+                write_promises(self.directory, self.outbox_id, promises, self.filesystem)
                 self._kept = promises
 
     def read_again(self) -> None:
         """After another process may have written them."""
         with self.lock:
-            self._kept = read_promises(self.directory, self.outbox_id, self._filesystem)
+            self._kept = read_promises(self.directory, self.outbox_id, self.filesystem)
 
 
 def read_promises(directory: Path, outbox_id: UUID, filesystem: Filesystem) -> Promises:

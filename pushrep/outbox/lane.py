@@ -56,7 +56,7 @@ class Lane:
         self._seal_wanted = False
         self._refusal: Callable[[], Exception] | None = None
         self._first_failed: Batch | None = None
-        if (damaged_from := log.recovery.damaged_from) is not None:
+        if (damaged_from := log.damaged_from) is not None:
             self._stop_for(f"its log is damaged from offset {damaged_from} on, repair it")
 
     # -- adding ----------------------------------------------------------------------------------------------------

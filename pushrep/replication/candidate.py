@@ -97,6 +97,8 @@ class PartitionLog:
     high_watermark: int
     is_damaged: bool = False
     ungranted: Ungranted | None = None
+    held_to: EpochEnd | None = None
+    """What it held before it was damaged or lost records, where its own member knows that."""
 
     @property
     def granted(self) -> EpochEnd:
@@ -225,9 +227,9 @@ class Candidate:
 
     def start(self) -> list[CandidateEffect]:
         """Ask everybody."""
-        for partition, log in sorted(self._own.logs.items()):
-            if log.why_unfit is not None:
-                return self._refuse(LogNotFit(partition, log.why_unfit))
+        for partition, log in self._own_unfit():
+            if self.purpose is not Purpose.OPEN or log.held_to is None:
+                return self._refuse(LogNotFit(partition, str(log.why_unfit)))
         return [Look(self._others()), *self._on_look()]
 
     def on_answer(self, answer: MemberAnswer) -> list[CandidateEffect]:
@@ -251,6 +253,8 @@ class Candidate:
             if effects := self._on_look():
                 return effects
         answered = self._counting()
+        for partition, log in self._own_unfit():
+            return self._refuse(self._not_held(partition, log))
         quorums = (self.grant or self.base).quorums
         short = max(quorums, key=lambda quorum: quorum.to_lead - len(quorum.members & answered))
         return self._refuse(
@@ -267,6 +271,16 @@ class Candidate:
             return []
         self._to_fetch.discard(partition)
         return [] if self._to_fetch else self._lead()
+
+    def _own_unfit(self) -> list[tuple[int, PartitionLog]]:
+        """What this member's directory lost records of: it does not count, and leads once it has fetched them."""
+        return [(partition, log) for partition, log in sorted(self._own.logs.items()) if log.why_unfit is not None]
+
+    def _not_held(self, partition: int, own: PartitionLog) -> LogNotFit:
+        end = own.log.log_end_offset if own.held_to is None else own.held_to.end_offset
+        lost, others = f"[{own.log.log_end_offset}, {end})", sorted(self._counting() - {self.index})
+        why = f"{own.why_unfit}: of {lost} it lost records, and of the others {others} answered that are fit"
+        return LogNotFit(partition, f"{why}: bring back those that hold all of it, or promote another member")
 
     def _others(self) -> tuple[int, ...]:
         return tuple(sorted(self.base.indexes - {self.index}))
@@ -388,6 +402,8 @@ class Candidate:
         if (why_not := self._why_another_leads(newest) or self._why_no_member()) is not None:
             return why_not
         is_enough = self.base.may_lead(self._counting()) and not (self._is_first_grant() and self._may_name_more())
+        if is_enough and self._own_unfit() and isinstance(refusal := self._fetches(), ReplicationError):
+            return refusal if self._is_over else False  # another may hold it
         if newest is None or self.purpose is Purpose.OPEN:
             return is_enough
         silent = self.base.indexes - self._answers.keys()
@@ -427,10 +443,12 @@ class Candidate:
             held = [
                 (answer.logs[partition].granted, index)
                 for index, answer in self._answers.items()
-                if index in counting and partition in answer.logs
+                if (index in counting or index == self.index) and partition in answer.logs
             ]
             ahead, member = max(held, key=lambda pair: (pair[0], pair[1] == self.index))
             granted = without_ungranted(own.log, own.ungranted)
+            if own.why_unfit is not None and (own.held_to is None or ahead < own.held_to):
+                return self._not_held(partition, own)
             if ahead == own.granted:
                 if own.ungranted is not None and self._was_led_by_another:
                     fetches.append(Fetch(partition, self.index, granted.log_end_offset, ahead))

@@ -418,6 +418,29 @@ def test_a_damaged_replica_is_refilled_by_push_and_counts_for_nothing_before(mem
     assert list((members.directory(1) / "orders-0").glob("*.corrupt")), "what lay behind the damage is kept"
 
 
+def test_o8_a_leader_whose_newest_segment_is_damaged_fetches_the_rest_or_names_it(members, caplog):
+    home = members.world.root / "outbox" / "orders-0"
+    with members.lead() as outbox:
+        for number in range(30):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+        identity, own = outbox.identity, record_bytes(home)
+    damage(home, offset=15)
+    members.world.nodes[2].stop()
+    with pytest.raises(LogNotFit, match=r"of \[15, 30\) it lost records"):
+        members.lead(log_config=LOOKING, open_timeout_s=1.0)
+    assert not list(home.glob("*.corrupt")), "nothing was set aside"
+    members.world.node(2)
+    with members.lead(log_config=LOOKING) as outbox:
+        assert record_bytes(home) == own
+        assert "filled again; it lies in" in caplog.text
+        assert outbox.identity.pid_epoch == identity.pid_epoch, "no record was lost"
+        assert outbox.append(0, b"30").result(WAIT_S) == 30
+    assert values(home) == [b"%d" % number for number in range(31)]
+    assert promised(home.parent).unfilled == {}
+    assert list(home.glob("*.corrupt")), "what lay behind the damage is kept"
+
+
 def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothing_until_refilled(members):
     """Neither as one that leads nor as one that answers: the checkpoint outlives a power cut, and so does the note."""
     with members.lead() as outbox:
@@ -431,11 +454,13 @@ def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothin
     (path.parent.parent / ".pushrep_published").unlink()
     (path.parent.parent / "recovery-point-offset-checkpoint").unlink()  # as if no flush had come so far
     path.write_bytes(path.read_bytes()[:size])
+    members.world.nodes[2].stop()  # with the other it would be enough
     for _ in range(2):  # the first opening lowers the log's own checkpoint
         with pytest.raises(LogNotFit):
-            members.lead()
+            members.lead(open_timeout_s=1.0)
     assert promised(members.world.root / "outbox").unfilled == {"orders-0": 10}
-    members.promote(1)
+    members.world.node(2)
+    members.promote(1, depose=True)  # who has just started can't say since when nobody leads
     adopted = members.adopt_old_leader()
     with open_outbox(members.directory(1), [members.address(2), members.address(0)]) as promoted:
         wait_until(lambda: caught_up(promoted, members.address(0)), "it is filled again")

@@ -518,6 +518,44 @@ def test_an_unfit_member_neither_leads_nor_counts(unfit):
     assert isinstance(refusal(opening.on_deadline()), TooFewMembers)
 
 
+LOST = {"is_damaged": True, "held_to": EpochEnd(256, 4)}
+"""An own log that held [1, 4) and does not any more."""
+
+
+def test_o8_a_leader_that_lost_records_fetches_them_and_counts_for_nothing_before():
+    opening = candidate(own=member(0, ends(1, (0, 0)), **LOST))
+    assert opening.on_answer(member(1, LOG)) == [], "with itself it would be enough"
+    opening.on_answer(member(2, ends(3, (0, 0), (256, 2))))
+    assert opening.grant is not None
+    assert stored(opening, 1) == [], "it does not count here either"
+    assert stored(opening, 2, ends(3, (0, 0), (256, 2))) == [Fetch(0, 1, 1, EpochEnd(256, 4))]
+    assert opening.on_fetched(0) == [Lead(opening.grant)]
+
+
+@pytest.mark.parametrize("theirs", [ends(3, (0, 0), (256, 2)), ends(9, (0, 0)), None])
+def test_o8_a_leader_that_lost_what_nobody_holds_is_refused_by_its_range_and_takes_no_number(theirs):
+    opening = candidate(own=member(0, ends(1, (0, 0)), **LOST))
+    for index in (1, 2) if theirs is not None else (1,):
+        assert opening.on_answer(member(index, theirs or LOG)) == []
+    error = refusal(opening.on_deadline())
+    assert isinstance(error, LogNotFit)
+    assert r"of [1, 4) it lost records" in str(error)
+    assert opening.grant is None
+
+
+def test_o8_what_such_a_leader_holds_more_of_in_another_partition_stays():
+    own = member(0, ends(1, (0, 0)), **LOST)
+    own.logs[1] = PartitionLog(log=ends(9, (0, 0), (256, 2)), high_watermark=4)
+    answers = [member(1, LOG), member(2, LOG)]
+    for answer in answers:
+        answer.logs[1] = PartitionLog(log=LOG, high_watermark=4)
+    opening = candidate(own=own)
+    for answer in answers:
+        opening.on_answer(answer)
+    effects = [effect for answer in answers for effect in opening.on_answer(replace(answer, grant=opening.grant))]
+    assert [effect.partition for effect in effects] == [0]
+
+
 def test_a_newer_grant_of_another_ends_the_attempt():
     opening = candidate()
     opening.on_answer(member(1, LOG))
