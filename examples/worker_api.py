@@ -1,6 +1,6 @@
 """A web service with many worker processes: each takes a slot of one directory, and so has an outbox of its own.
 
-    OUTBOX=orders-outbox gunicorn --workers 4 worker_api:app          (or uvicorn --workers, or celery: see docs)
+    OUTBOX=orders-outbox gunicorn --workers 4 worker_api:app          (uvicorn --workers, celery: docs/outbox.md)
 
     POST /orders/<number>         201 {"slot": "slot-2", "offset": 42}          it is on disk
 

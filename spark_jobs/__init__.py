@@ -6,6 +6,8 @@ Names resolve when first used, so that `import spark_jobs.errors` loads no Spark
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from filtering.extras import needed_by
+
 if TYPE_CHECKING:
     from spark_jobs.columns import carrier_key, stream_metadata_columns, with_stream_metadata
     from spark_jobs.errors import SparkJobError
@@ -46,7 +48,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'spark_jobs' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    with needed_by(f"spark_jobs.{name}"):
+        return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -24,6 +24,7 @@ from pushrep.errors import PushrepError
 from pushrep.shadowed import why_hidden
 
 GROUP = "pushrep.commands"
+PREFIX = "PUSHREP"
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 
 # Our own commands' lines in `pushrep --help`, so that showing them loads none (demo would bring Spark's parts with it).
@@ -65,6 +66,7 @@ class Commands(click.Group):
             raise click.ClickException(why) from error
         if not isinstance(command, click.Command):
             raise click.ClickException(f"entry point {entry.value!r} of pushrep {cmd_name} is no click command")
+        give_variables(command, f"{PREFIX}_{cmd_name}")
         return command
 
     def resolve_command(
@@ -111,7 +113,7 @@ def _installed() -> dict[str, EntryPoint]:
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
-        "auto_envvar_prefix": "PUSHREP",  # each option has a variable: docs/settings.md
+        "auto_envvar_prefix": PREFIX,  # each option has a variable: docs/settings.md
     },
     epilog="Each command explains itself with examples: pushrep append --help",
 )
@@ -134,7 +136,7 @@ def cli(ctx: click.Context, config: Path | None, log_format: str, log_level: str
         name = ctx.invoked_subcommand
         command = None if name is None else cli.get_command(ctx, name)
         if name is not None and command is not None:
-            _refuse_misspelt(command, ctx.default_map.get(name, {}), name)
+            _name_options(command, ctx.default_map.get(name, {}), name)
 
 
 def _options_in(config: Path) -> dict[str, Any]:
@@ -145,22 +147,40 @@ def _options_in(config: Path) -> dict[str, Any]:
         raise click.BadParameter(f"{config} is no TOML: {error}", param_hint="--config") from error
 
 
-def _refuse_misspelt(command: click.Command, table: dict[str, Any], place: str) -> None:
-    """Raises BadParameter for a name in the file's table that is no option. Of a group only its commands' tables count:
-    a service keeps its own settings in [log] and [outbox].
+def _name_options(command: click.Command, table: dict[str, Any], place: str) -> None:
+    """Names options in the file's table as click looks for them. Raises BadParameter for one that is none. Of a group
+    only its commands' tables count: a service keeps its own settings in [log] and [outbox].
     """
     if isinstance(command, click.Group):
         for name, below in table.items():
             found = command.commands.get(name)
             if found is not None and isinstance(below, dict):
-                _refuse_misspelt(found, below, f"{place}.{name}")
+                _name_options(found, below, f"{place}.{name}")
         return
-    known = [option.name for option in command.params if option.name is not None]
-    for name, value in table.items():
-        if name not in known and not isinstance(value, dict):
+    known = {_written(option): option.name for option in command.params if option.name is not None}
+    for name, value in list(table.items()):
+        if name in known:  # click looks for the name that the code has
+            table[known[name]] = table.pop(name)
+        elif name not in known.values() and not isinstance(value, dict):
             near = get_close_matches(name, known, 1)
             why = f"[{place}] has {name!r}, which is no option{f'; did you mean {near[0]!r}?' if near else ''}"
             raise click.BadParameter(why, param_hint="--config")
+
+
+def _written(parameter: click.Parameter) -> str:
+    """An option as people write it, without the dashes in front: `from`, where the code has `from_`."""
+    name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.name or ""
+    return name.lstrip("-").replace("-", "_")
+
+
+def give_variables(command: click.Command, prefix: str) -> None:
+    """The variable of each option is named as it is written; click's own would be named as it is in the code."""
+    prefix = prefix.upper().replace("-", "_")
+    for option in command.params:
+        if isinstance(option, click.Option) and option.envvar is None:
+            option.envvar = f"{prefix}_{_written(option).upper()}"
+    for name, below in getattr(command, "commands", {}).items():
+        give_variables(below, f"{prefix}_{name}")
 
 
 def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:

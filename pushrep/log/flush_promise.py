@@ -71,8 +71,7 @@ class FlushPromise:
         if delay_ms is not None:
             self._flusher.soon(self._log, delay_ms)
         elif self._since_ms is None:
-            self._since_ms = 0
-            self._flusher.soon(self._log, self._within_ms)
+            self._since_ms = 0 if self._flusher.soon(self._log, self._within_ms) else None
 
     def kept(self) -> None:
         """All that was there until now is about to be brought to disk."""

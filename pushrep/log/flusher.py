@@ -48,18 +48,27 @@ class Flusher:
         with self._lock:
             self._attached.add(log)
 
-    def soon(self, log: Flushable, delay_ms: int) -> None:
-        """Flush `log` within `delay_ms`; an earlier time stays. Nothing happens if it is detached."""
+    def soon(self, log: Flushable, delay_ms: int) -> bool:
+        """Flush `log` within `delay_ms`; an earlier time stays. Nothing happens if it is detached.
+
+        False: the system has no thread for us now, or the interpreter is ending: say it again later.
+        """
         due_s = time.monotonic() + delay_ms / 1000
         with self._lock:
-            if log not in self._attached or self._due_s.get(log, due_s + 1) <= due_s:
-                return
-            heappush(self._queue, (due_s, next(self._counter), log))  # first: alone it is passed over
-            self._due_s[log] = due_s
+            if log not in self._attached:
+                return True
+            if self._due_s.get(log, due_s + 1) > due_s:
+                heappush(self._queue, (due_s, next(self._counter), log))  # first: alone it is passed over
+                self._due_s[log] = due_s
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._thread = thread
             self._changed.notify_all()
+            return True
 
     def detach(self, log: Flushable) -> None:
         """Forget `log`; a flush of it that is running has ended when this returns. The last one ends the thread."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from pushrep.cli.main import GROUP, cli
+from pushrep.cli.main import GROUP, PREFIX, cli, give_variables
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import LogConfig
 from pushrep.outbox import Outbox
@@ -49,8 +49,8 @@ each text setting takes `<name>_file` (`PUSHREP_KAFKA_SASL_PASSWORD_FILE`), a fi
 A misspelt name in the file is refused with the nearest one, and so is a variable that is nearly a setting's.
 
 `pushrep --config FILE COMMAND` takes a command's options from the table of its name (`[append]`, `[replica.serve]`),
-and each option has a variable, as `PUSHREP_APPEND_DURABILITY`. `pushrep --log-format json --log-level info COMMAND`
-logs one JSON object a line.
+and each option has a variable. Both are named as the option is written: of `pushrep read --from`, `from` and
+`PUSHREP_READ_FROM`. `pushrep --log-format json --log-level info COMMAND` logs one JSON object a line.
 """
 TITLES = {
     "outbox": ("Outbox.open", "[outbox]", Outbox.open),
@@ -74,7 +74,9 @@ def page():
     parts += ["\n## Options of the commands\n", "| option | variable | |", "|---|---|---|"]
     parts += options_of(cli, ())
     for name, place in sorted(commands().items()):
-        parts += options_of(EntryPoint(name, place, GROUP).load(), (name,))
+        command = EntryPoint(name, place, GROUP).load()
+        give_variables(command, f"{PREFIX}_{name}")
+        parts += options_of(command, (name,))
     return "\n".join(parts) + "\n"
 
 
@@ -112,7 +114,7 @@ def options_of(command, path):
     rows = []
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.name not in {"help", "version"}:
-            variable = "_".join(("PUSHREP", *path, parameter.name)).upper().replace("-", "_")
+            variable = parameter.envvar or "_".join(("PUSHREP", *path, parameter.name)).upper().replace("-", "_")
             names = " ".join(("pushrep", *path, max(parameter.opts, key=len)))
             text = " ".join((parameter.help or "").split()).replace("|", "\\|")
             rows.append(f"| `{names}` | `{variable}` | {text} |")

@@ -18,6 +18,7 @@ from pushrep.log import (
     OffsetOutOfRange,
     SegmentLog,
     StillNeeded,
+    flush_promise,
 )
 from pushrep.log import directory as log_directory
 from pushrep.log.flusher import Flusher
@@ -368,6 +369,31 @@ def test_a_holder_with_a_fault_of_its_own_stops_no_other_logs_flushes(tmp_path, 
             assert log.flushed_offset == end, "nobody flushes any more"
         assert held.log_start_offset == 0
     assert "a programmer's mistake" in caplog.text
+
+
+def test_without_a_thread_for_the_flusher_appends_go_on_and_the_next_one_asks_again(tmp_path, monkeypatch):
+    """Python 3.12.1 gives none to an interpreter that ends, and a system may have no more for a while."""
+    start, refused = threading.Thread.start, []
+
+    def no_flusher(thread):
+        if thread.name == "pushrep-flusher":
+            refused.append(thread)
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    flusher = Flusher()
+    monkeypatch.setattr(flush_promise, "process_flusher", lambda: flusher)
+    monkeypatch.setattr(threading.Thread, "start", no_flusher)
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=1)) as log:
+        log.append(b"a", durability=Durability.BUFFERED)
+        log.append(b"b", durability=Durability.BUFFERED)
+        assert len(refused) == 2, "the second append asks again"
+        monkeypatch.setattr(threading.Thread, "start", start)
+        log.append(b"c", durability=Durability.BUFFERED)
+        flushed_by_s = time.monotonic() + 60
+        while log.flushed_offset < 3:
+            assert time.monotonic() < flushed_by_s
+            time.sleep(0.001)
 
 
 def test_a_flusher_that_met_an_error_serves_on(caplog):

@@ -90,6 +90,16 @@ def test_ls_describe_and_verify_take_every_log_of_every_slot_or_one_by_name(work
     assert cli_main.run(["log", "verify", str(workers)]) == 1
 
 
+def test_status_says_which_slot_it_is(workers, run):
+    shown = run("replica", "status", workers)
+    assert [line.partition(",")[0] for line in shown.splitlines() if "producer" in line] == [
+        f"{slot}: orders" for slot in sorted({name.partition("/")[0] for name in VALUES})
+    ]
+    rows = rows_of(run("replica", "status", workers, "--json"))
+    assert [row["slot"] for row in rows] == sorted({name.partition("/")[0] for name in VALUES})
+    assert "slot" not in json.loads(run("replica", "status", workers / "slot-7", "--json"))
+
+
 def test_purge_takes_every_slot_or_one(workers, run):
     found = [
         json.loads(line)

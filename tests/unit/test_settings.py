@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pushrep import Acks, Durability
+from pushrep.cli import main
 from pushrep.cli.main import cli
 from pushrep.errors import BadArgument
 from pushrep.outbox import Outbox, SettingRefused
@@ -130,9 +131,29 @@ def test_a_command_takes_its_options_from_a_table_or_variables(tmp_path):
     assert (made["partitions"], made["carrier"]) == (3, "header")
 
 
+def test_options_are_named_as_they_are_written_in_the_file_and_in_variables(tmp_path, monkeypatch, capfd):
+    """click would take them as the code spells them: format_, from_, as_json."""
+    monkeypatch.chdir(tmp_path)
+    with Outbox.open("out", "t", 1, "p") as outbox:
+        outbox.append_many(0, [b"a", b"b", b"c"]).result(60)
+    (tmp_path / "c.toml").write_text('[read]\nformat = "raw"\nfrom = "1"\n[log.dump]\njson = true\n')
+    assert main.run(["--config", "c.toml", "read", "out", "t"]) == 0
+    assert capfd.readouterr().out == "b\nc\n"
+    assert main.run(["--config", "c.toml", "log", "dump", "out/t-0"]) == 0
+    assert capfd.readouterr().out.startswith("{")
+    monkeypatch.setenv("PUSHREP_READ_FORMAT", "raw")
+    monkeypatch.setenv("PUSHREP_READ_FROM", "2")
+    monkeypatch.setenv("PUSHREP_LOG_DUMP_JSON", "1")
+    assert main.run(["read", "out", "t"]) == 0
+    assert capfd.readouterr().out == "c\n"
+    assert main.run(["log", "dump", "out/t-0"]) == 0
+    assert capfd.readouterr().out.startswith("{")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ('[append]\nformt = "csv"\n', "'formt', which is no option; did you mean 'format'?"),
         ('[append]\ndurabilty = "flushed"\n', "'durabilty', which is no option; did you mean 'durability'?"),
         ("[apend]\npartitions = 3\n", "no such command; did you mean [append]?"),
         ("[log]\nsegment_bytes = 9999999\n", None),

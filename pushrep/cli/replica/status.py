@@ -77,11 +77,13 @@ def look(directory: Path, *, with_partitions: bool = False) -> dict[str, Any]:
 
 
 def _looks(directory: Path, every: float | None, *, with_partitions: bool) -> Iterator[list[dict[str, Any]]]:
-    """Of each slot, where many workers share the directory."""
-    yield [look(one, with_partitions=with_partitions) for one in outboxes_at(directory)]
-    while every is not None:
+    """Of each slot, by its name, where many workers share the directory."""
+    while True:
+        found = [(one, look(one, with_partitions=with_partitions)) for one in outboxes_at(directory)]
+        yield [status if one == directory else {"slot": one.name, **status} for one, status in found]
+        if every is None:
+            return
         time.sleep(every)
-        yield [look(one, with_partitions=with_partitions) for one in outboxes_at(directory)]
 
 
 def _show(looks: Iterator[list[dict[str, Any]]], *, watch: bool, as_json: bool) -> None:
@@ -175,7 +177,8 @@ def _drawn(found: dict[str, Any]) -> RenderableType:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['topic']}, {found['partitions']} partitions, producer {found['producer']}, {found['outbox_id']}"
+    name = f"{found['slot']}: {found['topic']}" if "slot" in found else found["topic"]
+    yield f"{name}, {found['partitions']} partitions, producer {found['producer']}, {found['outbox_id']}"
     pid = f", pid {found['pid']}" if found["pid"] is not None else ""
     promise = f", acks {found['acks']}, {found['durability']}" if "acks" in found else ""
     yield f"{found['state']}{pid}{promise}" + (f": {found['why']}" if found["why"] else "")
