@@ -3,7 +3,7 @@
     pair → offset · destination partition · last advance in ms · bits of the window below the offset
 
 A million pairs are a few sorted numpy columns (mark_columns.py), never a million objects; bytes are in
-marks_bytes.py. Merging is associative, commutative and idempotent, so marks of slices may be merged in any order.
+mark_columns.py. Merging is associative, commutative and idempotent, so marks of slices may be merged in any order.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from filtering import mark_columns, marks_bytes, window_bits
+from filtering import mark_columns, window_bits
 from filtering.errors import BadFilterSetting
 from filtering.mark_columns import UNKNOWN, MarkColumns
 
@@ -75,11 +75,11 @@ class HighwaterMarks:
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> "HighwaterMarks":
         """Read what `to_bytes` wrote. Raises CorruptMarks naming what is wrong, MarksVersionUnsupported."""
-        return cls._of(marks_bytes.decode(data))
+        return cls._of(mark_columns.decode(data))
 
     def to_bytes(self) -> bytes:
         """Versioned, checksummed bytes; the same marks give the same bytes (docs/formats/marks.md)."""
-        return marks_bytes.encode(self._columns)
+        return mark_columns.encode(self._columns)
 
     def to_columns(self) -> MarkColumns:
         """The marks as read-only columns, sorted by (pid, partition)."""

@@ -19,7 +19,7 @@ from pushrep.log.slots import log_at, shown_name
 from pushrep.startpoints import Kind, LogFacts, Startpoint, facts_of
 from spark_jobs.checkpoint_files import source_files
 from spark_jobs.errors import SparkJobError
-from spark_jobs.sources.positions import StreamOffset
+from spark_jobs.sources.progress import StreamOffset
 
 _BY_NUMBER = (Kind.SPECIFIC_OFFSET, Kind.RELATIVE_RECORDS)
 

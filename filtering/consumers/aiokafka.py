@@ -29,11 +29,10 @@ from aiokafka.structs import ConsumerRecord
 from filtering.consumers.aiokafka_asking import failure_of, naming_rights
 from filtering.consumers.aiokafka_starts import AiokafkaMember, AiokafkaStarts
 from filtering.consumers.asking import Failure
+from filtering.consumers.assignment import Assignment, FilterSettings
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, PositionUnknown, SettingOverwritesMarks
-from filtering.consumers.following import Following
 from filtering.consumers.positions import END, METADATA_CHARACTERS_MAX, CommittedPosition, encode
-from filtering.consumers.reading import FilterSettings, Reading
-from filtering.consumers.startpoints import Startpoints
+from filtering.consumers.startpoints import Startpoints, StartpointWatcher
 from filtering.errors import BadFilterSetting
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import METADATA_HEADER
@@ -77,15 +76,15 @@ class ReplayFilteredConsumer:
         self._topics, self._group, self._settings = topics, group_id, settings
         self._key_of = _key if carrier == "key" else _header
         pids = None if only_pids is None else frozenset(only_pids)
-        self._reading = Reading(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
+        self._assignment = Assignment(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
         self._on_assign, self._on_revoke = on_assign, on_revoke
         self._moving = asyncio.Lock()
         self._untaken: dict[tuple[str, int], int] = {}  # what the client handed over to a call that was cancelled
         self._failure: Exception | None = None
-        self._unloaded: list[TopicPartition] = []
+        self._pending: list[TopicPartition] = []
         self._paused: set[TopicPartition] = set()
         self._committing = asyncio.Lock()
-        self._following = Following(self._reading, None if startpoints is None else startpoints.look_every_s)
+        self._watcher = StartpointWatcher(self._assignment, None if startpoints is None else startpoints.look_every_s)
         self._startpoints, self._starts = startpoints, cast("AiokafkaStarts | None", None)
         self._client: AIOKafkaConsumer | None = None
         self._admin: AIOKafkaAdminClient | None = None
@@ -100,12 +99,12 @@ class ReplayFilteredConsumer:
     @property
     def stopped(self) -> Mapping[tuple[str, int], Exception]:
         """Partitions that are not read since their startpoint can't be applied, and why; getone, getmany raise it."""
-        return self._following.stopped
+        return self._watcher.stopped
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
         """What became of the records, by topic."""
-        return self._reading.counts
+        return self._assignment.counts
 
     async def start(self) -> None:
         """Connect and join the group."""
@@ -115,7 +114,7 @@ class ReplayFilteredConsumer:
         self._client = AIOKafkaConsumer(**self._settings, group_id=self._group, enable_auto_commit=False)
         to_earliest = self._settings.get("auto_offset_reset", "latest") == "earliest"
         member = AiokafkaMember(self._client, self._admin, self._group, to_earliest)
-        self._starts = AiokafkaStarts(member, self._reading, self._following, self._startpoints, self._paused)
+        self._starts = AiokafkaStarts(member, self._assignment, self._watcher, self._startpoints, self._paused)
         self._client.subscribe(list(self._topics), listener=_Listener(self))
         try:
             with naming_rights(self._group, ", ".join(self._topics)):
@@ -172,7 +171,7 @@ class ReplayFilteredConsumer:
         and the client's KafkaError. After any of them nothing of it counts, what follows the last commit comes again.
         """
         async with self._committing:
-            due = self._reading.due(time.time_ns() // 1_000_000)
+            due = self._assignment.due(time.time_ns() // 1_000_000)
             offsets = {}
             for one in due:
                 metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
@@ -186,7 +185,7 @@ class ReplayFilteredConsumer:
                         await self.client.commit(offsets)
                 except (CommitFailedError, IllegalStateError) as error:  # the second: a partition has just gone
                     raise CommitFailed(self._group, error) from error
-                self._reading.committed(due)
+                self._assignment.committed(due)
                 await self._joined().consumed(due)
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -200,7 +199,7 @@ class ReplayFilteredConsumer:
         self._check_here(partitions)
         self._paused.difference_update(partitions)
         stopped = self.stopped
-        held = [one for one in partitions if one in self._unloaded or (one.topic, one.partition) in stopped]
+        held = [one for one in partitions if one in self._pending or (one.topic, one.partition) in stopped]
         self.client.resume(*(one for one in partitions if one not in held))
 
     def position(self, partition: TopicPartition) -> int | None:
@@ -208,7 +207,7 @@ class ReplayFilteredConsumer:
 
         Raises PositionUnknown for one that is not read here.
         """
-        return self._reading.position((partition.topic, partition.partition))
+        return self._assignment.position((partition.topic, partition.partition))
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """What the group committed of it, None for nothing; asks for 30 s. Raises the client's KafkaError."""
@@ -234,13 +233,13 @@ class ReplayFilteredConsumer:
                 "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
                 partition.topic, partition.partition, offset,
             )  # fmt: skip
-            if partition in self._unloaded:
-                self._unloaded.remove(partition)
-                self._reading.assign((partition.topic, partition.partition), offset)
+            if partition in self._pending:
+                self._pending.remove(partition)
+                self._assignment.assign((partition.topic, partition.partition), offset)
                 if partition not in self._paused:
                     self.client.resume(partition)
             else:
-                self._reading.seek((partition.topic, partition.partition), offset)
+                self._assignment.seek((partition.topic, partition.partition), offset)
             self.client.seek(partition, offset)
 
     async def close(self) -> None:
@@ -277,15 +276,15 @@ class ReplayFilteredConsumer:
 
     def _wait_s(self, left_s: float) -> float:
         """So long of `left_s` (below 0: for ever) the client may wait."""
-        wait_s = self._following.wait_s(left_s)
-        if self._unloaded and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
+        wait_s = self._watcher.wait_s(left_s)
+        if self._pending and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
             return _LOAD_AGAIN_S
         return wait_s
 
     def _check_here(self, partitions: Iterable[TopicPartition]) -> None:
         for one in partitions:
             name = (one.topic, one.partition)
-            if name not in self._reading and one not in self._unloaded and name not in self.stopped:
+            if name not in self._assignment and one not in self._pending and name not in self.stopped:
                 raise PositionUnknown(*name)
 
     def _is_read(self, partition: tuple[str, int], moves: int) -> bool:
@@ -293,9 +292,9 @@ class ReplayFilteredConsumer:
 
         If not, the client reads it again from where the run is: some of it may have been fetched behind the move.
         """
-        if partition not in self._reading:
+        if partition not in self._assignment:
             return False
-        at = self._reading.position(partition)
+        at = self._assignment.position(partition)
         if at is None or not self._joined().has_moved(partition, moves):
             return True
         self.client.seek(TopicPartition(*partition), at)
@@ -303,7 +302,7 @@ class ReplayFilteredConsumer:
 
     def _admit(self, partition: tuple[str, int], record: ConsumerRecord) -> bool:
         try:
-            return self._reading.admit(partition, record.offset, self._key_of(record))
+            return self._assignment.admit(partition, record.offset, self._key_of(record))
         except Exception as error:
             self._failure = error
             raise
@@ -317,7 +316,7 @@ class ReplayFilteredConsumer:
             name = (partition.topic, partition.partition)
             if not records or not self._is_read(name, moves):
                 continue
-            self._reading.met(name, records[0].offset)
+            self._assignment.met(name, records[0].offset)
             try:
                 if self._failure is None and (passed := self._passed(partition, records)):
                     kept[partition] = passed
@@ -330,18 +329,18 @@ class ReplayFilteredConsumer:
     def _passed(self, partition: TopicPartition, records: Sequence[ConsumerRecord]) -> list[ConsumerRecord]:
         keys = [self._key_of(record) for record in records]
         spans = {partition.partition: (records[0].offset, records[-1].offset)}
-        passes = self._reading.admit_columns(partition.topic, keys, partition.partition, spans)
+        passes = self._assignment.admit_columns(partition.topic, keys, partition.partition, spans)
         return list(records) if passes.all() else list(compress(records, passes.tobytes()))
 
     async def assigned(self, partitions: set[TopicPartition]) -> None:
         """The client's call: the committed position of each comes with its marks."""
         self.client.pause(*partitions)  # before it fetches: if loading fails, it goes on without us
         async with self._moving:
-            self._following.forget([(one.topic, one.partition) for one in partitions])
+            self._watcher.forget([(one.topic, one.partition) for one in partitions])
             self._untaken.clear()
             self._failure = None  # the client begins again at the committed positions
             self._paused.clear()
-            self._unloaded = sorted(partitions)
+            self._pending = sorted(partitions)
             if await self._load_unless_it_passes() is None:
                 return
         if self._on_assign is not None:
@@ -349,10 +348,10 @@ class ReplayFilteredConsumer:
 
     async def _load(self) -> dict[TopicPartition, int | None]:
         """Partitions that came are read from now on: where each begins. Raises what loading raises: then none is."""
-        starts = await self._joined().load(self._unloaded)
-        read = [one for one in starts if (one.topic, one.partition) in self._reading and one not in self._paused]
+        starts = await self._joined().load(self._pending)
+        read = [one for one in starts if (one.topic, one.partition) in self._assignment and one not in self._paused]
         self.client.resume(*read)
-        self._unloaded = []
+        self._pending = []
         return starts
 
     async def _load_unless_it_passes(self) -> dict[TopicPartition, int | None] | None:
@@ -368,9 +367,9 @@ class ReplayFilteredConsumer:
     async def _load_again(self) -> None:
         """What came and could not be loaded; the client has not moved in it since, unless it is told to."""
         async with self._moving:
-            loaded = (await self._load_unless_it_passes() or {}) if self._unloaded else {}
+            loaded = (await self._load_unless_it_passes() or {}) if self._pending else {}
             for partition, start in loaded.items():
-                if start is not None and (partition.topic, partition.partition) in self._reading:
+                if start is not None and (partition.topic, partition.partition) in self._assignment:
                     self.client.seek(partition, start)
         if loaded and self._on_assign is not None:
             await self._on_assign(self, set(loaded))
@@ -384,13 +383,13 @@ class ReplayFilteredConsumer:
             # Until these are given up the client does not join anew, under which membership a commit on its way, which
             # the client sends again by itself, would count.
             async with self._committing, self._moving:
-                self._following.forget([(one.topic, one.partition) for one in partitions])
-                self._unloaded = [one for one in self._unloaded if one not in partitions]
+                self._watcher.forget([(one.topic, one.partition) for one in partitions])
+                self._pending = [one for one in self._pending if one not in partitions]
 
     async def _follow(self) -> None:
         """Between two reads: raise what stands in the way of the next, obey startpoints that are new."""
         self._check()
-        if self._unloaded:
+        if self._pending:
             await self._load_again()
         if self._untaken or self._startpoints is not None:
             async with self._moving:
@@ -410,8 +409,8 @@ class ReplayFilteredConsumer:
 
     def _take_back(self) -> None:
         for name, first in self._untaken.items():
-            if name in self._reading:
-                at = self._reading.position(name)
+            if name in self._assignment:
+                at = self._assignment.position(name)
                 self.client.seek(TopicPartition(*name), first if at is None else at)
         self._untaken.clear()
 

@@ -19,7 +19,7 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from filtering.consumers.asking import TIMEOUT_S, Failure, ask_async
-from filtering.consumers.holding import ASK_WITHIN_S, Held
+from filtering.consumers.ownership import ASK_WITHIN_S, Held
 from filtering.errors import MissingRight
 
 

@@ -18,11 +18,10 @@ from aiokafka.structs import OffsetAndMetadata
 
 from filtering.consumers.aiokafka_asking import ask_committed, ask_held, failure_of
 from filtering.consumers.asking import ask_async
-from filtering.consumers.following import Following
-from filtering.consumers.holding import Held, Holding
+from filtering.consumers.assignment import NO_MARKS, Assignment, PendingCommit
+from filtering.consumers.ownership import Held, OwnershipCheck
 from filtering.consumers.positions import CommittedPosition, decode
-from filtering.consumers.reading import NO_MARKS, PendingCommit, Reading
-from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartTarget
+from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
 from filtering.errors import BadFilterSetting
 
 _LOG = logging.getLogger(__name__)
@@ -44,17 +43,17 @@ class AiokafkaStarts:
     def __init__(
         self,
         member: AiokafkaMember,
-        reading: Reading,
-        following: Following,
+        assignment: Assignment,
+        watcher: StartpointWatcher,
         startpoints: Startpoints | None,
         paused: Collection[TopicPartition] = (),
     ) -> None:
         """paused: those that the caller paused, which are not resumed here."""
         self._paused = paused
         self._member, self._client, self._group = member, member.client, member.group
-        self._reading, self._following, self._startpoints = reading, following, startpoints
+        self._assignment, self._watcher, self._startpoints = assignment, watcher, startpoints
         self._loop = asyncio.get_running_loop()
-        self._holding = Holding(self._ask_held)
+        self._ownership = OwnershipCheck(self._ask_held)
         self.moves = 0
         self._moved: dict[tuple[str, int], int] = {}
 
@@ -74,11 +73,11 @@ class AiokafkaStarts:
         starts = {}
         for partition, offset, position, answer in found:
             name = (partition.topic, partition.partition)
-            begins = self._following.begin(name, offset, position.marks or NO_MARKS, position.startpoint, answer)
+            begins = self._watcher.begin(name, offset, position.marks or NO_MARKS, position.startpoint, answer)
             if isinstance(answer, StartTarget):
                 self._client.seek(partition, answer.offset)
                 self.note(name)  # the client may have handed over what lies at the committed position
-            if name not in self._reading:
+            if name not in self._assignment:
                 self._client.pause(partition)
             starts[partition] = begins
         return starts
@@ -90,16 +89,16 @@ class AiokafkaStarts:
     async def follow(self) -> None:
         """Obey what is new, if it is time to ask. Raises why a partition was stopped, once for each."""
         now_s = self._loop.time()
-        if self._startpoints is not None and self._following.is_time(now_s):
+        if self._startpoints is not None and self._watcher.is_time(now_s):
             version = await asyncio.to_thread(self._startpoints.version)
-            if self._following.is_new(version):
-                stopped = list(self._following.stopped)
-                for name in list(self._reading):
+            if self._watcher.is_new(version):
+                stopped = list(self._watcher.stopped)
+                for name in list(self._assignment):
                     await self._move(name, self._startpoints)
                 for name in stopped:
                     await self._begin_again(TopicPartition(*name))
-            self._following.looked(version, now_s)
-        self._following.tell()
+            self._watcher.looked(version, now_s)
+        self._watcher.tell()
 
     def has_moved(self, name: tuple[str, int], since: int) -> bool:
         """Whether the partition was sent elsewhere since `moves` was that: what was read before is not of its run."""
@@ -119,31 +118,31 @@ class AiokafkaStarts:
         return await asyncio.to_thread(self._startpoints.pending, self._group, facts, position.startpoint)
 
     async def _move(self, name: tuple[str, int], startpoints: Startpoints) -> None:
-        facts = self._facts(name, self._reading.position(name))
-        answer = await asyncio.to_thread(startpoints.moved, self._group, facts, self._reading.startpoint(name))
+        facts = self._facts(name, self._assignment.position(name))
+        answer = await asyncio.to_thread(startpoints.moved, self._group, facts, self._assignment.startpoint(name))
         partition = TopicPartition(*name)
         if isinstance(answer, StartTarget):
             self._client.seek(partition, answer.offset)
             _LOG.info("%s-%d goes on at %d, by startpoint %d", *name, answer.offset, answer.sequence)
-        self._following.move(name, answer)
+        self._watcher.move(name, answer)
         if answer is not None:
             self.note(name)
-        if name not in self._reading:
+        if name not in self._assignment:
             self._client.pause(partition)
 
     async def _begin_again(self, partition: TopicPartition) -> None:
         start = (await self.load([partition]))[partition]
-        if (partition.topic, partition.partition) in self._reading:
+        if (partition.topic, partition.partition) in self._assignment:
             await self._go(partition, start)
             if partition not in self._paused:
                 self._client.resume(partition)
 
     async def back_to_committed(self) -> None:
         """Every partition that is read begins again; where nothing is committed, where its run began."""
-        began = {TopicPartition(*name): self._reading.began(name) for name in self._reading}
+        began = {TopicPartition(*name): self._assignment.began(name) for name in self._assignment}
         for partition, start in (await self.load(sorted(began))).items():
             place = began[partition] if start is None else start
-            if place is not None and (partition.topic, partition.partition) in self._reading:
+            if place is not None and (partition.topic, partition.partition) in self._assignment:
                 await self._go(partition, place)  # else nothing came of it: it stands where its reset policy put it
 
     async def _go(self, partition: TopicPartition, start: int | None) -> None:
@@ -166,7 +165,7 @@ class AiokafkaStarts:
 
     def _is_held(self, topic: str, partition: int) -> bool:
         member = self._client._coordinator.member_id  # noqa: SLF001 - the client tells it nowhere else
-        return self._holding.is_held(member, topic, partition)
+        return self._ownership.is_held(member, topic, partition)
 
     def _ask_held(self, member: str) -> "Future[Held]":
         """Called in a thread, while the loop waits for it."""

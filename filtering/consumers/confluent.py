@@ -22,6 +22,7 @@ with needed_by("filtering.consumers.confluent"):
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, Message, TopicPartition
 
 from filtering.consumers.asking import Failure, ask, ask_aside
+from filtering.consumers.assignment import Assignment, FilterSettings, PendingCommit
 from filtering.consumers.confluent_asking import (
     REBALANCED,
     ask_partitions,
@@ -32,13 +33,10 @@ from filtering.consumers.confluent_asking import (
 )
 from filtering.consumers.confluent_batches import carried_in_header, columns_of, passing
 from filtering.consumers.confluent_marks import ConfluentMarksTopic
-from filtering.consumers.confluent_member import ConfluentMember
-from filtering.consumers.confluent_starts import ConfluentStarts
-from filtering.consumers.confluent_unloaded import Unloaded
+from filtering.consumers.confluent_starts import ConfluentMember, ConfluentStarts, PendingAssignment
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, PositionUnknown, SettingOverwritesMarks
 from filtering.consumers.pauses import Pauses, Reason
 from filtering.consumers.positions import METADATA_CHARACTERS_MAX, CommittedPosition, Stored, encode
-from filtering.consumers.reading import FilterSettings, PendingCommit, Reading
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting, MissingRight
 from filtering.highwater import HighwaterMarks
@@ -88,7 +86,7 @@ class ReplayFilteredConsumer:
         self._config = {**config, "enable.auto.commit": False}
         self._key_of = Message.key if carrier == "key" else carried_in_header
         pids = None if only_pids is None else frozenset(only_pids)
-        self._reading = Reading(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
+        self._assignment = Assignment(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
         self._stored: dict[tuple[str, int], Stored] = {}
         self._failure: Exception | None = None
         self._missing: MissingRight | None = None
@@ -98,8 +96,8 @@ class ReplayFilteredConsumer:
             lambda names: self._client.pause([TopicPartition(*one) for one in names]),
             lambda names: self._client.resume([TopicPartition(*one) for one in names]),
         )
-        self._starts = ConfluentStarts(member, self._reading, startpoints, self._marks_at, self._pauses)
-        self._unloaded = Unloaded(self._client, self._starts.load, self._pauses)
+        self._starts = ConfluentStarts(member, self._assignment, startpoints, self._marks_at, self._pauses)
+        self._pending = PendingAssignment(self._client, self._starts.load, self._pauses)
         self._commit: _Commit | None = None
         self._on_assign: OnPartitions | None = None
         self._marks_topic = None if marks_topic is None else ConfluentMarksTopic(config, marks_topic)
@@ -112,12 +110,12 @@ class ReplayFilteredConsumer:
     @property
     def stopped(self) -> Mapping[tuple[str, int], Exception]:
         """Partitions that are not read since their startpoint can't be applied, and why; poll and consume raise it."""
-        return self._starts.following.stopped
+        return self._starts.watcher.stopped
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
         """What became of the records, by topic."""
-        return self._reading.counts
+        return self._assignment.counts
 
     def subscribe(
         self,
@@ -152,7 +150,7 @@ class ReplayFilteredConsumer:
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read these, without a group's help; each from its committed position, with the marks as of it."""
         self._end_commit()
-        self._forget([TopicPartition(*one) for one in [*self._reading, *self.stopped]])
+        self._forget([TopicPartition(*one) for one in [*self._assignment, *self.stopped]])
         self._client.assign(self._starts.load(partitions))
         self._starts.pause_stopped()
 
@@ -175,10 +173,10 @@ class ReplayFilteredConsumer:
                     raise missing
                 return message
             partition = (str(message.topic()), int(message.partition() or 0))
-            if partition not in self._reading:
+            if partition not in self._assignment:
                 continue  # of a partition that has just gone
             try:
-                if self._reading.admit(partition, int(message.offset() or 0), self._key_of(message)):
+                if self._assignment.admit(partition, int(message.offset() or 0), self._key_of(message)):
                     return message
             except Exception as error:
                 self._failure = error
@@ -194,11 +192,11 @@ class ReplayFilteredConsumer:
         messages = self._consumed(num_messages, timeout_s)
         if not messages:
             return messages
-        batch = columns_of(messages, self._reading.topics, self._key_of)
-        if batch is None or not all((batch.topic, one) in self._reading for one in batch.spans):
+        batch = columns_of(messages, self._assignment.topics, self._key_of)
+        if batch is None or not all((batch.topic, one) in self._assignment for one in batch.spans):
             return self._one_by_one(messages)
         try:
-            return passing(messages, self._reading.admit_columns(*batch))
+            return passing(messages, self._assignment.admit_columns(*batch))
         except Exception as error:
             self._failure = error
             raise
@@ -211,7 +209,7 @@ class ReplayFilteredConsumer:
         nothing of it counts, what follows the last commit comes again.
         """
         self._end_commit()
-        due = self._reading.due(_now_ms())
+        due = self._assignment.due(_now_ms())
         if not due:
             return
         positions, written = self._positions(due)
@@ -228,7 +226,7 @@ class ReplayFilteredConsumer:
         self._end_commit(wait=False)
         if self._commit is not None:
             return False
-        due = self._reading.due(_now_ms())
+        due = self._assignment.due(_now_ms())
         positions, written = self._positions(due)
         answer: Future[object]
         if due:
@@ -252,7 +250,7 @@ class ReplayFilteredConsumer:
 
         Raises PositionUnknown for one that is not read here.
         """
-        found = [(one, self._reading.position((one.topic, one.partition))) for one in partitions]
+        found = [(one, self._assignment.position((one.topic, one.partition))) for one in partitions]
         return [
             TopicPartition(one.topic, one.partition, OFFSET_INVALID if offset is None else offset)
             for one, offset in found
@@ -269,7 +267,7 @@ class ReplayFilteredConsumer:
         `transaction_aborted()`: every partition goes back to its committed position.
         """
         self._end_commit()
-        due = self._reading.due(_now_ms())
+        due = self._assignment.due(_now_ms())
         positions, written = self._positions(due)
         self._in_transaction = (due, written)
         group = self._client.consumer_group_metadata()
@@ -288,7 +286,7 @@ class ReplayFilteredConsumer:
     def _back_to_committed(self) -> None:
         """Every partition begins again, where nothing is committed at the first record that the client handed over."""
         self._end_commit()
-        began = {one: self._reading.began(one) for one in self._reading}
+        began = {one: self._assignment.began(one) for one in self._assignment}
         for start in self._starts.load([TopicPartition(*one) for one in began]):
             first = began[start.topic, start.partition]
             if start.offset < 0 and first is not None:  # nothing is committed yet: back to where this run began
@@ -317,12 +315,12 @@ class ReplayFilteredConsumer:
             partition.topic, partition.partition, partition.offset,
         )  # fmt: skip
         name = (partition.topic, partition.partition)
-        if name in self._unloaded:
-            self._reading.assign(name, partition.offset)
+        if name in self._pending:
+            self._assignment.assign(name, partition.offset)
         else:
-            self._reading.seek(name, partition.offset)
+            self._assignment.seek(name, partition.offset)
         self._client.seek(partition)
-        self._unloaded.forget([partition])
+        self._pending.forget([partition])
 
     def close(self) -> None:
         """Leave the group; commits nothing. A second call does nothing."""
@@ -354,7 +352,7 @@ class ReplayFilteredConsumer:
         if self._failure is not None:
             raise self._failure
         self._raise_missing()
-        if loaded := self._unless_it_passes(self._unloaded.load_again):
+        if loaded := self._unless_it_passes(self._pending.load_again):
             self._began(loaded)
         if not self._in_transaction[0]:  # what that commits is of the run before
             self._unless_it_passes(self._starts.follow)
@@ -371,8 +369,8 @@ class ReplayFilteredConsumer:
 
     def _wait_s(self, left_s: float) -> float:
         """So long of `left_s` (below 0: for ever) the client may wait."""
-        wait_s = self._starts.following.wait_s(left_s)
-        if len(self._unloaded) and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
+        wait_s = self._starts.watcher.wait_s(left_s)
+        if len(self._pending) and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
             return _LOAD_AGAIN_S
         return wait_s
 
@@ -400,11 +398,11 @@ class ReplayFilteredConsumer:
                     self._missing = missing
                 continue
             partition, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
-            if partition not in self._reading:
+            if partition not in self._assignment:
                 continue
-            self._reading.met(partition, offset)
+            self._assignment.met(partition, offset)
             try:
-                if self._failure is None and self._reading.admit(partition, offset, self._key_of(message)):
+                if self._failure is None and self._assignment.admit(partition, offset, self._key_of(message)):
                     kept.append(message)
             except Exception as error:  # noqa: BLE001 - told by the next call, unless this one has nothing to say
                 self._failure = error
@@ -425,7 +423,7 @@ class ReplayFilteredConsumer:
             starts = self._starts.load(partitions)
         except Exception as error:
             self._take(partitions)
-            self._unloaded.hold(partitions)
+            self._pending.hold(partitions)
             if failure_of(error) is not Failure.PASSES:
                 raise
             _LOG.warning("group %r: partitions came and can't be loaded now, reads try again: %s", self._group, error)
@@ -520,13 +518,13 @@ class ReplayFilteredConsumer:
     def _names(self, partitions: Iterable[TopicPartition]) -> list[tuple[str, int]]:
         names = [(one.topic, one.partition) for one in partitions]
         for name in names:
-            if name not in self._reading and name not in self._unloaded and name not in self.stopped:
+            if name not in self._assignment and name not in self._pending and name not in self.stopped:
                 raise PositionUnknown(*name)
         return names
 
     def _settle(self, due: Sequence[PendingCommit], written: Mapping[tuple[str, int], Stored]) -> None:
         """The commit is stored: what it replaced goes, and startpoints are consumed."""
-        self._reading.committed(due)
+        self._assignment.committed(due)
         for one in due:
             partition = (one.topic, one.partition)
             old = self._stored.pop(partition, None)
@@ -542,7 +540,7 @@ class ReplayFilteredConsumer:
         self._pauses.forget((one.topic, one.partition) for one in gone)  # the client remembers what is paused
         for one in gone:
             self._stored.pop((one.topic, one.partition), None)
-        if not list(self._reading):  # of a refused batch nothing is read any more: what comes, begins anew
+        if not list(self._assignment):  # of a refused batch nothing is read any more: what comes, begins anew
             self._failure = None
 
 

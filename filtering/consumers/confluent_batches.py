@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from confluent_kafka import Message
 
-from filtering.consumers.reading import Spans
+from filtering.consumers.assignment import Spans
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER
 
 

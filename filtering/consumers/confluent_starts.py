@@ -3,23 +3,64 @@
     load     the committed position of each, with its marks; or where its startpoint says, or stopped
     follow   between two reads: what is new is asked for, then the client seeks; a stopped partition is paused
 
+The client takes an assignment whatever its callback raises, and would hand over records that nobody has marks for. So a
+partition whose loading failed stays assigned and paused, and every read loads it again or raises why it cannot.
 A partition that was stopped begins anew as soon as its startpoint is cancelled or a newer one is there.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from filtering.consumers.confluent_asking import ask_bounds, ask_partitions, naming_rights
-from filtering.consumers.confluent_member import ConfluentMember
-from filtering.consumers.following import Following
+from filtering.consumers.asking import ask_aside
+from filtering.consumers.assignment import NO_MARKS, Assignment, PendingCommit
+from filtering.consumers.confluent_asking import ask_bounds, ask_partitions, connection_of, naming_rights
+from filtering.consumers.ownership import ASK_WITHIN_S, Held, OwnershipCheck
 from filtering.consumers.pauses import Pauses, Reason
 from filtering.consumers.positions import CommittedPosition, decode
-from filtering.consumers.reading import NO_MARKS, PendingCommit, Reading
-from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartTarget
+from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
 from filtering.highwater import HighwaterMarks
+
+
+class ConfluentMember:
+    """config: the consumer's, of which connection and security are used. For one thread at a time."""
+
+    def __init__(self, client: Consumer, config: Mapping[str, Any], group: str) -> None:
+        self.client, self.group = client, group
+        self._connection = connection_of(config)
+        self._ownership = OwnershipCheck(self._ask)
+
+    def is_held(self, topic: str, partition: int) -> bool:
+        """Whether the coordinator says that this member has the partition now.
+
+        False while partitions are being given out, for one that was assigned without a group's help, and while no
+        answer is there: a later call tells what was answered.
+        """
+        return self._ownership.is_held(self.client.memberid() or "", topic, partition)
+
+    def _ask(self, member: str) -> "Future[Held]":
+        """In a thread that nobody waits for: a client is made in it, which first has to have its `oauth_cb`'s token."""
+        return ask_aside(
+            lambda: held_by(self._connection, self.group, member), f"pushrep who holds what in {self.group}"
+        )
+
+
+def held_by(connection: Mapping[str, Any], group: str, member: str) -> Held:
+    """What the coordinator says that it has; nothing where nobody answers within 5 s, or no token is had in 10 s."""
+    try:
+        admin = AdminClient({**connection, "log_level": 0})  # held until it has answered
+        asked = admin.describe_consumer_groups([group], request_timeout=ASK_WITHIN_S)
+        found = asked[group].result(ASK_WITHIN_S)
+    except (KafkaException, TimeoutError):
+        return frozenset()
+    held = [one.assignment.topic_partitions for one in found.members if one.member_id == member]
+    return frozenset((one.topic, one.partition) for partitions in held for one in partitions)
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,15 +85,15 @@ class ConfluentStarts:
     def __init__(
         self,
         member: ConfluentMember,
-        reading: Reading,
+        assignment: Assignment,
         startpoints: Startpoints | None,
         marks_of: MarksOf,
         pauses: Pauses,
     ) -> None:
         self._pauses = pauses
-        self._member, self._client, self._group, self._reading = member, member.client, member.group, reading
+        self._member, self._client, self._group, self._assignment = member, member.client, member.group, assignment
         self._startpoints, self._marks_of = startpoints, marks_of
-        self.following = Following(reading, None if startpoints is None else startpoints.look_every_s)
+        self.watcher = StartpointWatcher(assignment, None if startpoints is None else startpoints.look_every_s)
 
     def load(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Where the client is to begin; OFFSET_INVALID: its reset policy decides. All of them, or it raises."""
@@ -70,7 +111,7 @@ class ConfluentStarts:
         starts = []
         for partition, offset, marks, sequence, answer in found:
             kept = NO_MARKS if marks is None else marks
-            begins = self.following.begin(partition, offset, kept, sequence, answer)
+            begins = self.watcher.begin(partition, offset, kept, sequence, answer)
             starts.append(TopicPartition(*partition, OFFSET_INVALID if begins is None else begins))
         return starts
 
@@ -83,19 +124,19 @@ class ConfluentStarts:
     def follow(self) -> None:
         """Obey what is new, if it is time to ask. Raises why a partition was stopped, once for each."""
         now_s = time.monotonic()
-        if self._startpoints is not None and self.following.is_time(now_s):
+        if self._startpoints is not None and self.watcher.is_time(now_s):
             version = self._startpoints.version()
-            if not self.following.is_new(version) or self._obeyed(self._startpoints):
-                self.following.looked(version, now_s)
-        self.following.tell()
+            if not self.watcher.is_new(version) or self._obeyed(self._startpoints):
+                self.watcher.looked(version, now_s)
+        self.watcher.tell()
 
     def pause_stopped(self) -> None:
         """Those that may not be read, once the client has them."""
-        self._pauses.add(Reason.STOPPED, set(self.following.stopped) - self._pauses.of(Reason.STOPPED))
+        self._pauses.add(Reason.STOPPED, set(self.watcher.stopped) - self._pauses.of(Reason.STOPPED))
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """These are going."""
-        self.following.forget({(one.topic, one.partition) for one in partitions})
+        self.watcher.forget({(one.topic, one.partition) for one in partitions})
 
     def consumed(self, due: Sequence[PendingCommit]) -> None:
         """A commit of these is stored."""
@@ -107,7 +148,7 @@ class ConfluentStarts:
         """Whether all is done; a partition that has just come can't be moved yet, and is at the next call."""
         try:
             stopped = self._pauses.of(Reason.STOPPED)
-            for partition in set(self._reading) - stopped:
+            for partition in set(self._assignment) - stopped:
                 self._move(partition, startpoints)
             for partition in stopped:
                 self._begin_again(partition)
@@ -126,17 +167,17 @@ class ConfluentStarts:
         return self._startpoints.pending(self._group, facts, position.startpoint)
 
     def _move(self, partition: tuple[str, int], startpoints: Startpoints) -> None:
-        facts = self._facts(partition, self._reading.position(partition))
-        answer = startpoints.moved(self._group, facts, self._reading.startpoint(partition))
+        facts = self._facts(partition, self._assignment.position(partition))
+        answer = startpoints.moved(self._group, facts, self._assignment.startpoint(partition))
         if isinstance(answer, StartTarget):
             # First: if the client can't, all is as it was, and the next look gets the same answer again.
             self._client.seek(TopicPartition(*partition, answer.offset))
             _LOG.info("%s-%d goes on at %d, by startpoint %d", *partition, answer.offset, answer.sequence)
-        self.following.move(partition, answer)
+        self.watcher.move(partition, answer)
 
     def _begin_again(self, partition: tuple[str, int]) -> None:
         [start] = self.load([TopicPartition(*partition)])
-        if partition in self._reading:
+        if partition in self._assignment:
             self._client.seek(start)
             self._pauses.remove(Reason.STOPPED, [partition])
 
@@ -150,3 +191,51 @@ class ConfluentStarts:
         asked = [TopicPartition(topic, partition, timestamp_ms)]
         [found] = ask_partitions(lambda left_s: self._client.offsets_for_times(asked, left_s))
         return found.offset if found.offset >= 0 else None
+
+
+Load = Callable[[Sequence[TopicPartition]], list[TopicPartition]]
+
+
+class PendingAssignment:
+    """load: where the client is to begin, all of these or it raises. Not thread-safe."""
+
+    def __init__(self, client: Consumer, load: Load, pauses: Pauses) -> None:
+        self._client, self._load, self._pauses = client, load, pauses
+
+    def __len__(self) -> int:
+        return len(self._pauses.of(Reason.UNLOADED))
+
+    def __contains__(self, partition: tuple[str, int]) -> bool:
+        return partition in self._pauses.of(Reason.UNLOADED)
+
+    def hold(self, partitions: Sequence[TopicPartition]) -> None:
+        """They were assigned just now, and are not to be read."""
+        self._pauses.add(Reason.UNLOADED, [(one.topic, one.partition) for one in partitions])
+
+    def load_again(self) -> list[TopicPartition]:
+        """Those that are read from now on. Raises what loading raises: then all are held until the next call."""
+        held = sorted(self._pauses.of(Reason.UNLOADED))
+        if not held:
+            return []
+        loaded = []
+        for start in self._load([TopicPartition(*one) for one in held]):
+            if not self._begun(start):
+                break
+            loaded.append(TopicPartition(start.topic, start.partition))
+        return loaded
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """These are read now, or begin elsewhere."""
+        self._pauses.remove(Reason.UNLOADED, [(one.topic, one.partition) for one in partitions])
+
+    def _begun(self, start: TopicPartition) -> bool:
+        """False if the client can't seek yet in a partition that has only just come."""
+        try:
+            if start.offset >= 0:  # else nothing is committed, and it stands where its reset policy put it
+                self._client.seek(start)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:  # noqa: SLF001 - its only name
+                raise
+            return False
+        self.forget([start])
+        return True

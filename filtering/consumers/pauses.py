@@ -10,7 +10,7 @@ Pure: the clients' own pause and resume come in by the constructor.
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
-from filtering.consumers.reading import TopicPartition
+from filtering.consumers.assignment import TopicPartition
 
 _Call = Callable[[list[TopicPartition]], None]
 

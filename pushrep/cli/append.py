@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from pushrep.cli.appending import Appender
-from pushrep.cli.granted import addresses_of
 from pushrep.cli.input_lines import BadHeader, BadLine, Choices, LineRules, numbered_lines
 from pushrep.cli.log_settings import copy_check_option, log_options
-from pushrep.cli.replica.certificates import client_tls, tls_options
+from pushrep.cli.replica.reaching import addresses_of, client_tls, tls_options
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox, read_identity
 from pushrep.push.settings import PushSettings

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from filtering import FilteringError
-from pushrep.cli.logging_options import log_format_option, log_level_option, log_to_stderr
-from pushrep.cli.missing import why_missing
+from pushrep.cli.common import log_format_option, log_level_option, log_to_stderr, why_missing
 from pushrep.errors import PushrepError
 from pushrep.shadowed import why_hidden
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pushrep.cli.replica.certificates import client_tls, tls_options
+from pushrep.cli.replica.reaching import client_tls, tls_options
 from pushrep.outbox.promotion import Promotion, promote
 from pushrep.push.settings import PushSettings
 from pushrep.replication.candidate import LEADER_ALIVE_MS

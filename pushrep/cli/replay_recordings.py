@@ -4,7 +4,7 @@ import json
 
 import click
 
-from pushrep.cli.replay_nodes import node_options, recording_of
+from pushrep.cli.replay import node_options, recording_of
 from pushrep.replay import NodeAccess, RecordingInfo, ReplayClient
 
 _ROW = "{:>6}  {:<32}  {:>12}  {:>12}  {:<8}  {}"

@@ -9,7 +9,7 @@ import click
 from rich import progress as bars
 from rich.console import Console
 
-from pushrep.cli.log.showing import show_json
+from pushrep.cli.common import show_json
 from pushrep.cli.log_settings import copy_check_option
 from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout

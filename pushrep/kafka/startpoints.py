@@ -30,8 +30,7 @@ from pushrep.kafka.topic import TopicFacts as FoundTopic
 from pushrep.kafka.topic import look_at_topic
 from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints import Checkpoint, CorruptStore, Fact, Reader, StartpointStore, StoreUnavailable
-from pushrep.startpoints.budget import TimeBudget
-from pushrep.startpoints.changing import View
+from pushrep.startpoints.changing import TimeBudget, View
 from pushrep.startpoints.errors import NotWritten, Overtaken, StoreBusy
 from pushrep.startpoints.events import Applied, Consumed, Failed, Written, from_json, to_json
 

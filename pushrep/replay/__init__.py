@@ -20,8 +20,7 @@ from pushrep.replay.errors import (
     ReplayTruncated,
     UnknownRecording,
 )
-from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, ReplayRequest, ReplaySettings
-from pushrep.replay.recording_info import RecordingInfo
+from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.replay import Replay, ReplayBatches, ReplayedBatch
 from pushrep.replay.wire import NodeAccess
 

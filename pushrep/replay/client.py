@@ -17,8 +17,7 @@ from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS
 from pushrep.replay.local import Counters
 from pushrep.replay.local_client import LocalReplays
-from pushrep.replay.model import ReplayRequest, ReplaySettings
-from pushrep.replay.recording_info import RecordingInfo
+from pushrep.replay.model import RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.remote_client import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay
 from pushrep.replay.subscribing import SubscribableStore, subscribe

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.model import TO_END, ReplayRequest
-from pushrep.replay.recording_info import RecordingInfo
+from pushrep.replay.model import TO_END, RecordingInfo, ReplayRequest
 
 
 class Comparison(NamedTuple):

@@ -22,12 +22,12 @@ from pushrep.replay import events as e
 from pushrep.replay.buffers import Buffers
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.feed import ReplayedBlock
-from pushrep.replay.listening import Listening
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
 from pushrep.replay.states import ReplayState
 from pushrep.replay.tail import Tail
+from pushrep.replay.waiting import Listening
 from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Window, size_of_batch
 from pushrep.seams import Clock
 

@@ -16,9 +16,8 @@ from pushrep.replay.catalogue import read_catalogue
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS, tip_of
 from pushrep.replay.local import CREDIT_BYTES, Around, Counters, LocalSession
-from pushrep.replay.model import LogSnapshot, ReplayRequest, ReplaySettings
+from pushrep.replay.model import LogSnapshot, RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.plan import needs_liveness
-from pushrep.replay.recording_info import RecordingInfo
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, open_source
 from pushrep.replay.states import ReplayState

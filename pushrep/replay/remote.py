@@ -19,18 +19,109 @@ from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.protocol.values import OFFSET_MAX, Struct
-from pushrep.records import CorruptRecordBatch, RecordBatch
+from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
+from pushrep.records.batch_run import checked_run, length_of_first
 from pushrep.records.joining import misjoined
 from pushrep.replay import events as e
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.feed import ReplayedBlock
+from pushrep.replay.limits import Span
 from pushrep.replay.model import TO_END, ReplayRequest
-from pushrep.replay.received import checked, count_records
-from pushrep.replay.resuming import end_of_refused, is_at_end
 from pushrep.replay.waiting import ReplayWaiter
 from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire, started
 from pushrep.seams import Clock
 from pushrep.seams.network import HostPort
+
+_BATCH_BYTES_MAX = (1 << 31) - 1
+_RUN_MIN = 32
+"""From so many batches of the first one's length on they are looked at together: below, the numpy calls cost more."""
+
+
+def checked(data: memoryview) -> tuple[list[RecordBatch], bool]:
+    """The batches that `data` is made of, each with its CRC checked; and whether each begins where the one before ends.
+
+    Raises CorruptRecordBatch.
+    """
+    if len(data) < _RUN_MIN * length_of_first(data):  # type: ignore[arg-type]  # what follows a log closely is one batch
+        return _checked_singly(data)
+    run = checked_run(data, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]
+    batches = [RecordBatch(data[at : at + header.size_bytes], header) for at, header in run.headers()]
+    end = run.end if len(run) else 0
+    if end != len(data):
+        RecordBatch.check(data[end:])
+        raise CorruptRecordBatch(f"{len(data) - end} bytes at {end} are no batch")
+    return batches, bool((run.base_offset[1:] == run.last_offset[:-1] + 1).all())
+
+
+def _checked_singly(data: memoryview) -> tuple[list[RecordBatch], bool]:
+    batches: list[RecordBatch] = []
+    at, expected, is_dense = 0, 0, True
+    while at < len(data):
+        header = BatchHeader.parse(data, at)
+        end = at + header.size_bytes
+        is_dense = is_dense and (not batches or header.base_offset == expected)
+        batches.append(RecordBatch.check(data[at:end], header))
+        at, expected = end, header.next_offset
+    return batches, is_dense
+
+
+def count_records(batch: RecordBatch, start: int, end: int) -> int:
+    """How many of its records have an offset in [start, end)."""
+    header = batch.header
+    records = 0 if header.is_control else header.record_count
+    span = Span(header.base_offset, header.next_offset, header.size_bytes, records)
+    if not span.is_dense and records and not (start <= header.base_offset and header.next_offset <= end):
+        span = span._replace(offsets=tuple(record.offset for record in batch.records()))
+    return span.count_in(start, end)
+
+
+_LATER = frozenset(
+    {ErrorCode.MAX_REPLAYS, ErrorCode.NODE_STOPPING, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_REPLAY}
+)
+
+
+def end_of_refused(refused: ReplayRefused, at: int, left: int | None, until: int | None) -> e.SendEnd | None:
+    """The end of a replay that stands at offset `at`; None: ask again later.
+
+    left: records of n that are still to come. until: the end that TO_END had when it was asked first.
+
+        the node is full, stops, was slow              wait
+        its new session was given up before it came    wait                this machine was stopped before it attached
+        TRUNCATED; its position is above the end       TRUNCATED           what was given is not in the log any more
+        its position is below the start                ERROR               retention removed what comes next
+        the recording is unknown                       RECORDING_DELETED
+        it stands at the end: n records                LIMIT_REACHED       the log was stopped
+                              TO_END, all of it given  LIMIT_REACHED
+                              TO_END, more was there   wait                a restarted node's watermark is late
+        anything else                                  ERROR
+    """
+    code, start, end = refused.code, refused.start, refused.end
+    is_shorter = code is ErrorCode.INVALID_POSITION and end is not None and at > end
+    if code in _LATER:
+        return None
+    if code is ErrorCode.TRUNCATED or is_shorter:
+        cut = at if end is None else min(at, end)
+        return e.SendEnd(ReplayEndReason.TRUNCATED, at, ErrorCode.TRUNCATED, refused.why, cut_offset=cut)
+    if code is ErrorCode.INVALID_POSITION and start is not None and at < start:
+        why = f"retention took what lies below offset {start}"
+        return e.SendEnd(ReplayEndReason.ERROR, at, ErrorCode.OFFSET_OUT_OF_RANGE, why)
+    if code is ErrorCode.UNKNOWN_RECORDING:
+        why = "the recording was deleted"
+        return e.SendEnd(ReplayEndReason.RECORDING_DELETED, at, ErrorCode.RECORDING_DELETED, why)
+    if is_at_end(refused, at) and (left is not None or until is not None):
+        has_all = until is None or at >= until
+        return e.SendEnd(ReplayEndReason.LIMIT_REACHED, at) if has_all else None
+    return e.SendEnd(ReplayEndReason.ERROR, at, code, refused.why)
+
+
+def is_at_end(refused: ReplayRefused, at: int) -> bool:
+    """Whether it is refused because nothing is left to replay from `at` on."""
+    if refused.code is ErrorCode.EMPTY_RECORDING:
+        return True
+    start, end = refused.start, refused.end
+    is_inside = start is not None and end is not None and start <= at <= end
+    return refused.code is ErrorCode.INVALID_POSITION and is_inside
+
 
 _GOODBYE_S = 1.0
 _COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})

@@ -12,8 +12,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import RecordingState
 from pushrep.protocol.values import OFFSET_MAX, Struct
 from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
-from pushrep.replay.model import ReplayRequest
-from pushrep.replay.recording_info import RecordingInfo
+from pushrep.replay.model import RecordingInfo, ReplayRequest
 from pushrep.replay.remote import RemoteSession
 from pushrep.replay.wire import NodeAccess, NodeConnection, accepted, request_to_wire, started
 from pushrep.seams import Clock

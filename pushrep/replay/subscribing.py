@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeVar
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Record
 from pushrep.replay.errors import ReplayRefused, ReplayTruncated
-from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
-from pushrep.replay.recording_info import RecordingInfo
+from pushrep.replay.model import FOLLOW, AtTime, RecordingInfo, ReplayRequest
 from pushrep.replay.replay import Replay
 
 _Consumer_co = TypeVar("_Consumer_co", covariant=True)

@@ -1,20 +1,48 @@
-"""The inside of a change: the facts so far, what one may add to them, and who is asking."""
+"""The inside of a change: the facts so far, what one may add to them, who is asking, and for how long."""
 
 import getpass
+import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pushrep.errors import BadArgument
-from pushrep.startpoints.budget import TimeBudget
 from pushrep.startpoints.errors import CorruptStore
 from pushrep.startpoints.events import Applied, Expired, Fact, Failed
 from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import REASON_CHARACTERS_MAX, Kind, Reader
 from pushrep.startpoints.resolve import LogFacts, Unresolved, resolve
 from pushrep.startpoints.states import State
+
+
+class TimeBudget:
+    """The time of each thread by itself."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._own = threading.local()
+
+    @contextmanager
+    def within(self, timeout_s: float) -> Iterator[None]:
+        """What this thread asks inside takes so long altogether, or less."""
+        before = self._until_s
+        self._own.until_s = min(before, self._now_s() + timeout_s)
+        try:
+            yield
+        finally:
+            self._own.until_s = before
+
+    def left_s(self, most_s: float) -> float:
+        """How long a step that would take `most_s` may take now."""
+        return max(0.0, min(most_s, self._until_s - self._now_s()))
+
+    @property
+    def _until_s(self) -> float:
+        return float(getattr(self._own, "until_s", math.inf))
 
 
 class View(NamedTuple):

@@ -44,7 +44,7 @@ class PartitionRecords(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lane:
+class _AssignedPartition:
     """One partition: where it reads next, and what of that is committed."""
 
     claim: Claim
@@ -58,7 +58,9 @@ class _Lane:
 class LogConsumer:
     """Reads the partitions of one topic from their start offsets on. For one thread. Made by `open`."""
 
-    def __init__(self, store: StartpointStore, lanes: dict[int, _Lane], default: Startpoint, *, reset: bool) -> None:
+    def __init__(
+        self, store: StartpointStore, lanes: dict[int, _AssignedPartition], default: Startpoint, *, reset: bool
+    ) -> None:
         """Use `LogConsumer.open`."""
         self._store, self._lanes, self._default, self._reset = store, lanes, default, reset
         self._gate, self._looking = BootstrapGate(), Looking(store)
@@ -108,7 +110,10 @@ class LogConsumer:
         reset: bool = False,
     ) -> Self:
         """As `open`, over logs wherever they lie; they are closed with the consumer."""
-        lanes = {partition: _Lane(store.claim(consumer, topic, partition), log) for partition, log in logs.items()}
+        lanes = {
+            partition: _AssignedPartition(store.claim(consumer, topic, partition), log)
+            for partition, log in logs.items()
+        }
         return cls(store, lanes, default if default is not None else Startpoint.earliest(), reset=reset)
 
     @property
@@ -196,7 +201,7 @@ class LogConsumer:
                 looking.ask(partial(self._take_up, partition, lane))
             self._seen_bytes = size_bytes
 
-    def _take_up(self, partition: int, lane: _Lane) -> None:
+    def _take_up(self, partition: int, lane: _AssignedPartition) -> None:
         """What is new for one partition."""
         reader = lane.claim.reader
         pending = self._store.read(reader.consumer, reader.topic, reader.partition)
@@ -206,7 +211,7 @@ class LogConsumer:
             return
         self._start(partition, lane)
 
-    def _start(self, partition: int, lane: _Lane) -> None:
+    def _start(self, partition: int, lane: _AssignedPartition) -> None:
         position = lane.position if lane.start is not None else None
         try:
             start = self._store.start(

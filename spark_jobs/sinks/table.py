@@ -61,30 +61,6 @@ class BadSink(SparkJobError):
         self.setting, self.value, self.why = setting, value, why
 
 
-def idempotent_table(
-    target: str,
-    format: str = "parquet",  # noqa: A002 - Spark's own word
-    *,
-    options: Mapping[str, str] | None = None,
-    partition_by: Sequence[str] = (),
-    adopt: tuple[str, int] | None = None,
-) -> IdempotentSink:
-    """A handler for ReplayFilteredBatches that writes each batch into `target`, with a column `batch_id`.
-
-    `target` is a path (it has a `/`), then `format` is one of Spark's file formats; or the name of a catalog table in
-    any format, made at the first batch if there is none. `partition_by` columns come below batch_id. `adopt` as for
-    ReplayFilteredBatches: batches of that query after the adopted one are removed, and the new query's follow.
-    Raises BadSink; TableOfAnotherQuery and TableNotOurs at the first batch.
-    """
-    if "/" not in target:
-        from spark_jobs.sinks.catalog import CatalogTable  # noqa: PLC0415 - knows this module
-
-        return CatalogTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
-    if format.lower() not in FILE_FORMATS:
-        raise BadSink("format", format, f"a path takes one of {', '.join(FILE_FORMATS)}; name a catalog table for it")
-    return DirectoryTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
-
-
 class DirectoryTable:
     """The sink for a path; see `idempotent_table`."""
 

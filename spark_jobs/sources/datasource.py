@@ -22,12 +22,15 @@ from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent, Range, resolve, resolve_starts, share
-from spark_jobs.sources.positions import StreamOffset, StreamOffsetUnusable, StreamPosition, initial_words
 from spark_jobs.sources.progress import (
+    StreamOffset,
+    StreamOffsetUnusable,
+    StreamPosition,
     StreamStep,
     check_present,
     end_of_batch,
     first_step,
+    initial_words,
     next_step,
     ranges_between,
     until,
@@ -117,7 +120,7 @@ class PushrepReader(DataSourceReader):
 
 
 class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream; what Spark logs per batch is drawn in `spark_jobs.sources.positions`."""
+    """A stream; what Spark logs per batch is drawn in `spark_jobs.sources.progress`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_stream()

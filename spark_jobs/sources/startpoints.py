@@ -37,8 +37,7 @@ from pushrep.startpoints.looking import AWAY, Looking, NotNow
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent
-from spark_jobs.sources.positions import StreamOffset, StreamOffsetUnusable, StreamPosition
-from spark_jobs.sources.progress import StreamStep
+from spark_jobs.sources.progress import StreamOffset, StreamOffsetUnusable, StreamPosition, StreamStep
 
 FOLLOW_MS = 60_000
 """How far the store's checkpoint may lag behind Spark's, where no startpoint waits to be consumed."""

@@ -30,7 +30,7 @@ DOUBLE_STILL = {
 }
 """What is left to rename: delete a name here with its last double, and add none."""
 
-ROOMS_WITH_CIRCLES = {"pushrep.node", "pushrep.outbox", "pushrep.push", "pushrep.startpoints", "spark_jobs"}
+ROOMS_WITH_CIRCLES = {"pushrep.node", "pushrep.outbox", "pushrep.push", "pushrep.startpoints"}
 """The same for circles of imports."""
 
 

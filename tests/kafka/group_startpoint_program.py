@@ -92,7 +92,7 @@ async def main(seen, client, servers, topic, store, end, step):
     DyingStore.step = step
     startpoints = GroupStartpoints(DyingStore.open(store), look_every_s=0.05)
     member = {"confluent": Confluent, "aiokafka": Aiokafka}[client](servers, topic, startpoints)
-    reading = member.consumer._reading
+    reading = member.consumer._assignment
     async with contextlib.AsyncExitStack() as closing:
         if client == "aiokafka":
             closing.push_async_callback(member.consumer.close)

@@ -522,7 +522,7 @@ NO_LOG_IS_READ = frozenset(
     {
         "pushrep.log.batching.to_batches",
         "pushrep.kafka.resume.whole_batches",
-        "pushrep.replay.received.checked",
+        "pushrep.replay.remote.checked",
         "spark_jobs.sources.arrow.ArrowWriter.convert",
     }
 )

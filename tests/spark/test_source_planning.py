@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 
 from spark_jobs.sources.options import AtOffsets, AtTimestamp, BadOption, Edge
 from spark_jobs.sources.planning import DataLoss, Extent, resolve, share
-from spark_jobs.sources.positions import StreamOffset, StreamOffsetUnusable, StreamPosition, initial_words
-from spark_jobs.sources.progress import check_present, end_of_batch, first_step, next_step, ranges_between
+from spark_jobs.sources.progress import (
+    StreamOffset,
+    StreamOffsetUnusable,
+    StreamPosition,
+    check_present,
+    end_of_batch,
+    first_step,
+    initial_words,
+    next_step,
+    ranges_between,
+)
 from spark_jobs.sources.ruler import BatchSpan, ByteRuler
 
 EXTENTS = {0: Extent(5, 20, "a"), 1: Extent(0, 0, "b")}

@@ -157,7 +157,7 @@ def test_a_consumer_is_assigned_and_commits_while_its_coordinator_moves(reader):
     reader.assign([TopicPartition("orders", 0)])
     assert [(one.topic, one.partition, one.offset) for one in client.assigned] == [("orders", 0, OFFSET_INVALID)]
     assert committed.calls == 3
-    reader._reading.admit(("orders", 0), 0, b"\0" * 20)
+    reader._assignment.admit(("orders", 0), 0, b"\0" * 20)
     reader.commit()
     assert commit.calls == 3
 

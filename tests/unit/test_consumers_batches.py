@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering import StreamMetadata
+from filtering.consumers.assignment import Assignment, FilterSettings
 from filtering.consumers.confluent_batches import columns_of, passing
-from filtering.consumers.reading import FilterSettings, Reading
 
 KEYS = st.one_of(
     st.none(),
@@ -29,7 +29,7 @@ def messages_of(log, topic="t"):
 
 
 def reading(log):
-    made = Reading(FilterSettings())
+    made = Assignment(FilterSettings())
     for partition in {partition for partition, _ in log}:
         made.assign(("t", partition), None)
     return made

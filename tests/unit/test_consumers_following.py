@@ -3,9 +3,8 @@
 import pytest
 
 from filtering import HighwaterMarks, StreamMetadata
-from filtering.consumers.following import Following
-from filtering.consumers.reading import FilterSettings, Reading
-from filtering.consumers.startpoints import RefusedStartpoint, StartTarget
+from filtering.consumers.assignment import Assignment, FilterSettings
+from filtering.consumers.startpoints import RefusedStartpoint, StartpointWatcher, StartTarget
 
 A, B = ("orders", 0), ("orders", 1)
 
@@ -16,12 +15,12 @@ def key(offset, partition=0):
 
 @pytest.fixture
 def reading():
-    return Reading(FilterSettings())
+    return Assignment(FilterSettings())
 
 
 @pytest.fixture
 def following(reading):
-    return Following(reading, look_every_s=2.0)
+    return StartpointWatcher(reading, look_every_s=2.0)
 
 
 def read(reading, *offsets, partition=A):
@@ -120,6 +119,6 @@ def test_a_follower_asks_now_and_then_and_looks_when_something_changed(following
 
 
 def test_who_follows_nothing_never_asks(reading):
-    following = Following(reading, look_every_s=None)
+    following = StartpointWatcher(reading, look_every_s=None)
     assert not following.is_time(1e9)
     assert (following.wait_s(-1), following.wait_s(60)) == (-1, 60)

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from filtering.consumers.holding import Holding
+from filtering.consumers.ownership import OwnershipCheck
 
 
 class Coordinator:
@@ -12,7 +12,7 @@ class Coordinator:
 
     def __init__(self):
         self.asked, self.now_s = [], 0.0
-        self.holding = Holding(self._ask, wait_s=0, now_s=lambda: self.now_s)
+        self.holding = OwnershipCheck(self._ask, wait_s=0, now_s=lambda: self.now_s)
 
     def _ask(self, member):
         self.asked.append((member, Future()))
@@ -76,7 +76,7 @@ def test_a_client_without_an_id_is_no_member_and_asks_nobody(coordinator):
 def test_an_answer_that_is_there_at_once_is_given_at_once():
     answer = Future()
     answer.set_result(frozenset({("orders", 0)}))
-    assert Holding(lambda _: answer).is_held("m", "orders", 0)
+    assert OwnershipCheck(lambda _: answer).is_held("m", "orders", 0)
 
 
 def test_what_nobody_expected_is_raised_to_the_reader(coordinator):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from filtering import BadFilterSetting, HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from filtering.consumers import ConsumerError, CorruptPosition, PositionUnknown, SettingOverwritesMarks
+from filtering.consumers.assignment import Assignment, FilterSettings
 from filtering.consumers.positions import (
     METADATA_CHARACTERS_MAX,
     NOTHING,
@@ -18,7 +19,6 @@ from filtering.consumers.positions import (
     pack_marks,
     unpack_marks,
 )
-from filtering.consumers.reading import FilterSettings, Reading
 
 MARKS = HighwaterMarks.from_columns([7, 7, 9], [0, 1, 0], [100, 5, 2**40], [3, 3, 3], advanced_ms=1_700_000_000_000)
 GOLDEN = (
@@ -101,7 +101,7 @@ def test_what_a_commit_says_is_what_a_filter_from_the_start_would_know(data):  #
     for partition, one in records:
         logs[partition].append(one if partition == 0 else key(8, *_rest(one)))
     expected = {n: _kept(log, n) for n, log in logs.items()}
-    reading, kept, committed = Reading(FilterSettings()), {0: [], 1: []}, {0: (0, HighwaterMarks()), 1: None}
+    reading, kept, committed = Assignment(FilterSettings()), {0: [], 1: []}, {0: (0, HighwaterMarks()), 1: None}
     committed[1] = committed[0]
     done = {0: [], 1: []}
     for partition in (0, 1):
@@ -109,7 +109,7 @@ def test_what_a_commit_says_is_what_a_filter_from_the_start_would_know(data):  #
     while any(reading.position(("t", n)) < len(logs[n]) for n in logs):
         step = data.draw(st.sampled_from(["one", "batch", "commit", "crash"]))
         if step == "crash":
-            reading = Reading(FilterSettings())
+            reading = Assignment(FilterSettings())
             for partition, (offset, marks) in committed.items():
                 reading.assign(("t", partition), offset, marks)
                 kept[partition] = list(done[partition])
@@ -146,7 +146,7 @@ def _kept(log, partition):
 
 
 def test_a_pair_in_two_partitions_is_refused():
-    reading = Reading(FilterSettings())
+    reading = Assignment(FilterSettings())
     reading.assign(("t", 0), 0)
     reading.assign(("t", 1), 0)
     assert reading.admit(("t", 0), 0, key(7, 4, 1))
@@ -156,7 +156,7 @@ def test_a_pair_in_two_partitions_is_refused():
 
 
 def test_a_dropped_partition_is_forgotten_with_its_marks():
-    reading = Reading(FilterSettings())
+    reading = Assignment(FilterSettings())
     for partition in (0, 1):
         reading.assign(("t", partition), 0)
         reading.admit(("t", partition), 0, key(7, partition, 5))

@@ -73,7 +73,7 @@ async def joined(startpoints=None, committed=None, **more):
     consumer = aiokafka.ReplayFilteredConsumer("orders", group_id="g", startpoints=startpoints, **more)
     member = AiokafkaMember(client, committed or _Committed(), "g", resets_to_earliest=committed is None)
     consumer._client = client
-    consumer._starts = AiokafkaStarts(member, consumer._reading, consumer._following, startpoints)
+    consumer._starts = AiokafkaStarts(member, consumer._assignment, consumer._watcher, startpoints)
     try:
         yield consumer, client
     finally:
@@ -102,7 +102,7 @@ def test_what_was_fetched_while_a_startpoint_was_applied_at_assignment_hides_not
             client.fetched = [during_a_rebalance, after_it]
             found = await consumer.getone()
             assert (found.offset, client.seeks) == (1000, [1000, 1000])
-            assert consumer._reading.position(("orders", 0)) == 1001
+            assert consumer._assignment.position(("orders", 0)) == 1001
 
     asyncio.run(run())
 
@@ -160,7 +160,7 @@ def test_aiokafka_a_refused_first_batch_is_not_passed_over_where_nothing_is_comm
 
             client.fetched = [one_pair_in_two]
             assert {each: len(records) for each, records in (await consumer.getmany()).items()} == {first: 1}
-            assert [(one.partition, one.offset) for one in consumer._reading.due(0)] == [
+            assert [(one.partition, one.offset) for one in consumer._assignment.due(0)] == [
                 (first.partition, 71 + first.partition)
             ]
             with pytest.raises(PairSplit):
@@ -210,7 +210,7 @@ def test_aiokafka_a_position_that_can_t_be_loaded_is_left_by_a_seek():
                 await consumer.assigned({PARTITION})
             committed.is_away = False
             await consumer.seek(PARTITION, 7)
-            assert (consumer._reading.position(("orders", 0)), client.paused()) == (7, set())
+            assert (consumer._assignment.position(("orders", 0)), client.paused()) == (7, set())
 
     asyncio.run(run())
 
@@ -227,7 +227,7 @@ def test_aiokafka_a_callback_that_fails_at_revocation_leaves_nothing_to_commit()
             await consumer.assigned({PARTITION})
             with pytest.raises(OSError, match="no commit"):
                 await consumer.revoked({PARTITION})
-            assert ("orders", 0) not in consumer._reading
+            assert ("orders", 0) not in consumer._assignment
 
     asyncio.run(run())
 
@@ -238,12 +238,12 @@ def test_aiokafka_a_seek_after_a_refused_batch_brings_the_others_back_to_their_c
     async def run():
         async with joined() as (consumer, client):
             await consumer.assigned({PARTITION, OTHER})
-            consumer._reading.admit(("orders", 1), 5000, None)
+            consumer._assignment.admit(("orders", 1), 5000, None)
 
             consumer._failure = OSError("refused")
             await consumer.seek(PARTITION, 7)
             assert client.places == [(PARTITION, 5000), (OTHER, 5000), (PARTITION, 7)]
-            assert consumer._reading.position(("orders", 1)) == 5000
+            assert consumer._assignment.position(("orders", 1)) == 5000
             consumer._check()
 
     asyncio.run(run())
@@ -267,12 +267,12 @@ def test_confluent_a_seek_after_a_refused_batch_brings_the_others_back_to_their_
         real, consumer._client = consumer._client, client
         consumer._starts._client = client
         for number in (0, 1):
-            consumer._reading.assign(("orders", number), 50)
-        consumer._reading.admit(("orders", 1), 50, None)
+            consumer._assignment.assign(("orders", number), 50)
+        consumer._assignment.admit(("orders", 1), 50, None)
         consumer._failure = OSError("refused")
         consumer.seek(ConfluentPartition("orders", 0, 7))
         assert client.seeks == ((0, 50), (1, 50), (0, 7))
-        assert consumer._reading.position(("orders", 1)) == 50
+        assert consumer._assignment.position(("orders", 1)) == 50
         consumer._check()
         consumer._client = real
 
@@ -305,7 +305,7 @@ def of_three():
     def reads(client):
         consumer._client = consumer._starts._client = client
         for number in range(3):
-            consumer._reading.assign(("orders", number), None)
+            consumer._assignment.assign(("orders", number), None)
         return consumer
 
     config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0, "auto.offset.reset": "latest"}
@@ -360,7 +360,7 @@ def test_confluent_a_read_survives_a_coordinator_that_does_not_answer(of_three, 
     monkeypatch.setattr(confluent_asking, "ask", lambda question, *_: question(1.0))
     client = _Silent()
     consumer = of_three(client)
-    consumer._reading.drop(list(consumer._reading))
+    consumer._assignment.drop(list(consumer._assignment))
     consumer._assigned(None, [ConfluentPartition("orders", 0)])
     for _ in range(2):
         assert consumer.consume(10, 0) == []
@@ -375,7 +375,7 @@ def test_confluent_what_stands_before_a_refused_record_is_yielded_since_a_commit
     client = _Refused([event])
     consumer = of_three(client)
     assert [one.offset() for one in consumer.consume(10, 0) if one.error() is None] == [70]
-    assert [(one.partition, one.offset) for one in consumer._reading.due(0)] == [(0, 71)]
+    assert [(one.partition, one.offset) for one in consumer._assignment.due(0)] == [(0, 71)]
     with pytest.raises(PairSplit):
         consumer.consume(10, 0)
     consumer.seek(ConfluentPartition("orders", 0, 71))
@@ -400,10 +400,10 @@ def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit(
     with confluent.ReplayFilteredConsumer(config) as consumer:
         real, consumer._client = consumer._client, client
         consumer.subscribe(["orders"], on_revoke=fails)
-        consumer._reading.assign(("orders", 0), 5)
+        consumer._assignment.assign(("orders", 0), 5)
         with pytest.raises(OSError, match="no commit"):
             client.revoked(client, [ConfluentPartition("orders", 0)])
-        assert ("orders", 0) not in consumer._reading
+        assert ("orders", 0) not in consumer._assignment
         assert client.is_unassigned
         consumer._client = real
 

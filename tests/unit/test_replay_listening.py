@@ -10,7 +10,7 @@ import pytest
 
 from pushrep.log import Durability, SegmentLog
 from pushrep.replay import ReplayClient, ReplayRequest
-from pushrep.replay.listening import Listening
+from pushrep.replay.waiting import Listening
 from pushrep.seams import REAL_FILESYSTEM
 from pushrep.seams.directory_watch import Inotify, watch_directory
 from pushrep.seams.filesystem import RealFilesystem

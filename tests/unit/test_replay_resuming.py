@@ -5,7 +5,7 @@ import pytest
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.resuming import end_of_refused
+from pushrep.replay.remote import end_of_refused
 
 OUTSIDE = {"start": 10, "end": 60}
 TABLE = {

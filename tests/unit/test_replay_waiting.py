@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pushrep.records import CorruptRecordBatch, encode_batch
-from pushrep.replay.received import checked
+from pushrep.replay.remote import checked
 from pushrep.replay.waiting import ReplayWaiter
 from pushrep.seams import REAL_NETWORK
 

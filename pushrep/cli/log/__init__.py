@@ -8,11 +8,9 @@ purge                                 asked of the open outbox; takes the lock w
 
 import click
 
-from pushrep.cli.log.changing import mark_cleaned, rebuild_index, repair, restore, truncate
+from pushrep.cli.log.changing import mark_cleaned, new_epoch, purge, rebuild_index, repair, restore, truncate
 from pushrep.cli.log.dumping import dump
 from pushrep.cli.log.looking import describe, ls
-from pushrep.cli.log.pids import new_epoch
-from pushrep.cli.log.purging import purge
 from pushrep.cli.log.verifying import verify
 
 

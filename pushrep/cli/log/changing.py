@@ -1,18 +1,27 @@
-"""`pushrep log repair`, `truncate`, `rebuild-index`, `mark-cleaned`: each takes the writer's lock, or is refused."""
+"""`pushrep log repair`, `truncate`, `restore`, `rebuild-index`, `mark-cleaned`, `new-epoch` and `purge`.
+
+Each takes the writer's lock, or is refused; `purge` asks the outbox where one is open.
+"""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pushrep.cli.log.pids import outbox_after_cut, tell_outbox
-from pushrep.cli.log.showing import show_json, size
+from pushrep.cli.common import show_json, size
+from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.log.verifying import tell_findings
 from pushrep.log import SegmentLog
 from pushrep.log.errors import BelowHighWatermark
-from pushrep.log.inspection import checked_log, leftovers
+from pushrep.log.inspection import checked_log, leftovers, logs_at
+from pushrep.log.log_names import is_log_name, parse_log_name
 from pushrep.log.repair import Repairer, RepairReport
 from pushrep.log.restoring import restore as restore_file
-from pushrep.outbox import outbox_of_log
+from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at, shown_below
+from pushrep.outbox import begin_pid_epoch, outbox_of_log
+from pushrep.outbox.control import NobodyAnswers, ask
+from pushrep.outbox.destinations import not_known_to_be_shipped
+from pushrep.outbox.purging import purge_closed
 
 
 @click.command()
@@ -177,3 +186,112 @@ def mark_cleaned(log: Path, offset: int, as_json: bool) -> None:  # noqa: FBT001
         tell_findings(report)
     if not report.is_whole:
         click.get_current_context().exit(1)
+
+
+def outbox_after_cut(log: Path, log_end_offset: int) -> dict[str, Any] | None:
+    """What the log's outbox will do at its next open, None where the log is no outbox's.
+
+    next_pid_epoch: the stored epoch, or the one after it if readers may have seen offsets that the log will give out
+    again. (Another partition may call for it, too.)
+    """
+    outbox: dict[str, Any] | None = outbox_of_log(log)
+    if outbox is not None:
+        outbox["next_pid_epoch"] = outbox["pid_epoch"] + (log_end_offset < outbox["given_up_to"])
+    return outbox
+
+
+def tell_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
+    """One line for people, if the cut calls for another epoch."""
+    if outbox is not None and outbox["next_pid_epoch"] != outbox["pid_epoch"]:
+        click.echo(
+            f"{log.name}: readers may have seen offsets up to {outbox['given_up_to']:,}: the outbox's next open begins "
+            f"PID epoch {outbox['next_pid_epoch']}, so that they take what comes there for new"
+        )
+
+
+@click.command("new-epoch")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Producer, PID and epoch as a JSON object.")
+def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Let the outbox in DIRECTORY go on under another PID: run it once after restoring it, or its outbox.json, from
+    an older copy, before anything is appended.
+
+    A copy does not know which offsets readers have seen since it was made. Without a new PID their replay filters
+    take the records that come at those offsets for replays, and drop them. Cuts and lost directories are noticed
+    without this.
+    """
+    identity = begin_pid_epoch(directory)
+    unshipped = not_known_to_be_shipped(directory)
+    if as_json:
+        fields = {"producer": identity.producer, "pid": identity.pid, "pid_epoch": identity.pid_epoch}
+        show_json({**fields, "unshipped": [one._asdict() for one in unshipped]})
+        return
+    click.echo(f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is {identity.pid} now")
+    for one in unshipped:
+        click.echo(
+            f"offsets [{one.start}, {one.end}) of partition {one.partition} keep their old PID, and are not known to "
+            f"be in topic {one.topic}: if it holds other records in their place, they stay behind. Then: "
+            f"pushrep outbox rebase {directory}"
+        )
+
+
+@click.command()
+@click.argument("path", metavar="DIRECTORY|LOG", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--before", metavar="TIME|OFFSET", required=True, help="What is older: an ISO 8601 time, or an offset of one LOG."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
+def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Remove whole old segments of one LOG, or of all logs of a DIRECTORY (of worker slots: of every slot), beside the
+    service that has it open, too.
+
+    \b
+      pushrep log purge outbox --before 2026-01-31 --dry-run
+      pushrep log purge outbox --before 2026-01-31
+      pushrep log purge outbox/orders-3 --before 120000
+
+    A segment goes if all its records are older. Never the newest one, and never what a destination has not
+    acknowledged, what a replica, a replay or the outbox's own books still need: the answer says who keeps the rest.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    path = path.absolute()
+    places, topic, partition = outboxes_at(path), None, None
+    if is_log_name(path.name) and not any((place / OUTBOX_FILE_NAME).exists() for place in places):
+        places, (topic, partition) = [path.parent], parse_log_name(path.name)
+    offset = int(before) if before.isdecimal() else None
+    if offset is not None and partition is None:
+        raise click.BadParameter("an offset is one of one LOG: DIRECTORY/<topic>-<n>", param_hint="--before")
+    time_ms = _time_ms(before) if offset is None else None
+    if partition is None:
+        logs_at(path)  # raises NotALog where there is none
+    wanted = {"before_offset": offset, "before_ms": time_ms, "partition": partition, "dry_run": dry_run}
+    for place in places:
+        try:
+            found = ask(place, "purge", wanted)
+        except NobodyAnswers:
+            found = purge_closed(place, topic, partition, before_offset=offset, before_ms=time_ms, dry_run=dry_run)
+        for one in found:
+            one["log"] = shown_below(path, place / one["log"])
+            if as_json:
+                show_json(one | {"dry_run": dry_run})
+            else:
+                click.echo(_sentence(one, is_dry_run=dry_run))
+
+
+def _sentence(one: dict[str, Any], *, is_dry_run: bool) -> str:
+    count = len(one["segments"])
+    what = f"{count} segment{'' if count == 1 else 's'} ({size(one['size_bytes'])})"
+    verb = "would go" if is_dry_run else "went"
+    text = f"{one['log']}: {what} {verb}, the log begins at offset {one['log_start_offset']:,}"
+    if one["kept_by"] is not None:
+        text += f"; the rest that is as old is needed from offset {one['needed_from']:,} on by {one['kept_by']}"
+    return text
+
+
+def _time_ms(text: str) -> int:
+    try:
+        return parse_time_ms(text)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{text!r} is neither an offset nor an ISO 8601 time", param_hint="--before"
+        ) from error

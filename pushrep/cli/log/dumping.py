@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pushrep.cli.log.showing import show_json
+from pushrep.cli.common import show_json
 from pushrep.log.dump import (
     OFFSET_LIMIT,
     BadFile,

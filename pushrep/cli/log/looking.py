@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pushrep.cli.log.showing import count, show_json, show_table, size
+from pushrep.cli.common import count, show_json, show_table, size
 from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.inspection import (
     LogSummary,

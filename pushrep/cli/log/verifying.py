@@ -1,4 +1,4 @@
-"""`pushrep log verify`: every byte, beside a running writer; exit code 1 if something is damaged."""
+"""`pushrep log verify`: every byte, beside a running writer, or against another copy; exit code 1: damage."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,12 +9,32 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from pushrep.cli.log.showing import show_json, size
-from pushrep.cli.replay_against import verify_against
+from pushrep.cli.common import show_json, size
+from pushrep.errors import BadArgument
 from pushrep.log.inspection import logs_at
 from pushrep.log.segment_look import Finding, Kind
-from pushrep.log.slots import shown_below
+from pushrep.log.slots import shown_below, slot_directories
 from pushrep.log.verify import VerifyReport, bytes_to_verify, verify_log
+from pushrep.replay import ReplayClient
+from pushrep.replay.comparing import compare_copies
+
+
+def verify_against(log: Path, where: str) -> bool:
+    """Compare and tell; whether both hold the same. Raises ReplayRefused, NodeUnreachable."""
+    other = Path(where) / log.parent.name if slot_directories(where) else where
+    try:
+        there = ReplayClient(other)
+    except BadArgument as error:
+        raise click.BadParameter(error.why, param_hint="--against") from error
+    with ReplayClient(log.parent) as here, there:
+        found = compare_copies(here, there, log.name)
+    what = f"offsets [{found.start}, {found.end}), {found.batches:,} batches, {size(found.size_bytes)}"
+    if found.is_same:
+        click.echo(f"{log}: the same as at {where}: {what}")
+    else:
+        click.echo(f"{log}: DIFFERS from {where} from offset {found.differs_at} on; the same before: {what}")
+    return found.is_same
+
 
 _REMEDIES = {
     Kind.DAMAGE: "pushrep log repair",

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from pushrep.cli.log.showing import show_json
+from pushrep.cli.common import show_json
 from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import drop_destination, repartition, skip_record

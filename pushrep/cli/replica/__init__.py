@@ -2,9 +2,7 @@
 
 import click
 
-from pushrep.cli.replica.adopting import adopt_command
-from pushrep.cli.replica.members import add, remove, replace
-from pushrep.cli.replica.moving import moved_command
+from pushrep.cli.replica.members import add, adopt_command, moved_command, remove, replace
 from pushrep.cli.replica.serving import serve
 from pushrep.cli.replica.status import status
 

@@ -1,4 +1,6 @@
-"""`pushrep replica add | remove | replace`: the members of an outbox, changed one at a time while it runs or is closed.
+"""`pushrep replica add | remove | replace | adopt | moved`: the members of an outbox.
+
+Members change one at a time while the outbox runs or is closed.
 
 The service that has the outbox open makes each step, asked on its control.sock; while nobody has it open, this process
 opens it for as long as that takes.
@@ -12,13 +14,14 @@ from typing import Any, TypeAlias
 
 import click
 
-from pushrep.cli.granted import addresses_of
-from pushrep.cli.log.showing import count, show_json
-from pushrep.cli.replica.certificates import client_tls, tls_options
+from pushrep.cli.common import count, show_json
+from pushrep.cli.replica.reaching import addresses_of, client_tls, tls_options
 from pushrep.errors import BadArgument
 from pushrep.outbox import Acks, Outbox
+from pushrep.outbox.adoption import adopt
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.identity import identity_in
+from pushrep.outbox.moving import moved
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from pushrep.seams import REAL_FILESYSTEM
@@ -225,3 +228,32 @@ def _tell(done: dict[str, Any], what: str, *, as_json: bool) -> None:
     addresses = [one["address"] for one in done["members"] if one["address"]]
     click.echo(f"{what}; members: {listed}; min_insync_replicas {done['min_insync_replicas']}")
     click.echo(f"from the next open on: replicas={addresses}")
+
+
+@click.command("adopt")
+@click.argument("data", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+def adopt_command(data: Path, directory: Path) -> None:
+    """Move the outbox in DIRECTORY under the node that keeps its copies in DATA; it follows the new leader from there.
+
+    \b
+      pushrep replica adopt copies outbox
+
+    For a leader that was replaced while it was away (NotLeader). The node may be running. What only this directory held
+    is cut aside, not deleted. Give its address to the service that leads now, as one more of `replicas`.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    click.echo(f"{directory} is {adopt(data, directory)} now")
+
+
+@click.command("moved")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+def moved_command(directory: Path) -> None:
+    """Say that DIRECTORY was moved here, whole, and that its original is gone for good.
+
+    \b
+      pushrep replica moved copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa
+
+    For the directory of an outbox, with or without replicas, or of one member below a node. Not for a restored backup:
+    what the original got or promised after the backup was made is not in it.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    click.echo(f"{directory} is directory {moved(directory).directory_id.hex} from now on")

@@ -1,24 +1,64 @@
-"""`pushrep replica serve`: a node until it is told to stop (Ctrl-C, SIGTERM)."""
+"""`pushrep replica serve`: a node until it is stopped (Ctrl-C, SIGTERM), and its metrics page."""
 
 import logging
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from pushrep.cli.common import log_at_least
 from pushrep.cli.log_settings import copy_check_option, node_log_options, replay_options
-from pushrep.cli.logging_options import log_at_least
-from pushrep.cli.replica.scraping import metrics_of
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
-from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.node import CantListen, NodeSettings, ReplicaNode
 from pushrep.node.access import AUDIT
 from pushrep.node.reloading import CertificateFiles
 from pushrep.outbox.letting_go import LetGoDoor
 from pushrep.push.sockets import Address
 from pushrep.replay.model import ReplaySettings
+
+
+@contextmanager
+def metrics_of(node: ReplicaNode, address: Address | None, files: CertificateFiles | None) -> Iterator[str]:
+    """Serve them at `address`, by mutual TLS if there are certificates; what is to be said of it. Raises CantListen."""
+    if address is None:
+        yield ""
+        return
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
+
+        from pushrep.node.metrics import NodeCollector  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"--metrics needs the Python package {error.name!r}, which is not installed: install pushrep with the "
+            "extra metrics"
+        ) from error
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(node))
+    try:
+        server, thread = start_http_server(
+            address.port,
+            address.host,
+            registry,
+            certfile=None if files is None else str(files.cert),
+            keyfile=None if files is None else str(files.key),
+            client_cafile=None if files is None else str(files.ca),
+            client_auth_required=files is not None,
+        )
+    except OSError as error:
+        raise CantListen(str(address), error.strerror or str(error)) from error
+    try:
+        where = Address(address.host, server.server_port)
+        yield f", metrics at {'http' if files is None else 'https'}://{where}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 

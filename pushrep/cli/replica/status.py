@@ -11,8 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pushrep.cli.interrupts import whole_step
-from pushrep.cli.log.showing import count, show_json, size
+from pushrep.cli.common import count, show_json, size, whole_step
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.slots import outboxes_at
 from pushrep.node.promises import REPLICA_EPOCH_NAME, find_promises

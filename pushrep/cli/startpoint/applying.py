@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from pushrep.cli.log.showing import count, show_json, show_table
-from pushrep.cli.missing import why_missing
+from pushrep.cli.common import count, show_json, show_table, why_missing
 from pushrep.cli.startpoint.options import brokers, store_or, with_author, with_json, with_place
 from pushrep.cli.startpoint.words import parse_place, say_place
 from pushrep.seams import SYSTEM_CLOCK

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from pushrep.cli.log.showing import show_json
+from pushrep.cli.common import show_json
 from pushrep.cli.startpoint.options import store_of, with_store
 from pushrep.cli.startpoint.preview import partitions_of
 from pushrep.errors import PushrepError

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from pushrep.cli.log.showing import count, show_json, show_table
+from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.startpoint.options import with_json, with_store, written_store_of
 from pushrep.cli.startpoint.words import say_place, say_time
 from pushrep.startpoints import Ledger, NoSuchStartpoint, Standing, State, Written

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from pushrep.cli.log.showing import count, show_json, show_table
+from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.startpoint.options import (
     store_of,
     topic_and_partition,

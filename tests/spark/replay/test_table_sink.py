@@ -5,8 +5,9 @@ import json
 import pyarrow.dataset as ds
 import pytest
 
+from spark_jobs.sinks.catalog import idempotent_table
 from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
-from spark_jobs.sinks.table import BadSink, idempotent_table
+from spark_jobs.sinks.table import BadSink
 
 pytestmark = pytest.mark.spark
 

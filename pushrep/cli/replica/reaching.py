@@ -1,4 +1,4 @@
-"""Certificates by path, for commands: --cert, --key, --ca, all three or none."""
+"""How commands reach the members of an outbox: their addresses, and --cert, --key, --ca, all three or none."""
 
 import ssl
 from collections.abc import Callable
@@ -8,7 +8,10 @@ from typing import Any, TypeVar
 import click
 
 from pushrep.errors import BadArgument
+from pushrep.node.promises import find_promises
+from pushrep.outbox import OutboxIdentity
 from pushrep.push.certificates import mutual_tls
+from pushrep.seams import REAL_FILESYSTEM
 
 F = TypeVar("F", bound=Callable[..., Any])
 PEM = click.Path(path_type=Path, dir_okay=False)
@@ -35,3 +38,13 @@ def client_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLC
         return mutual_tls(cert=cert, key=key, ca=ca)
     except BadArgument as error:
         raise click.UsageError(str(error)) from error
+
+
+def addresses_of(directory: Path, stored: OutboxIdentity | None) -> list[str]:
+    """The other members' addresses; none of an outbox that is not there, or has no replicas. Raises CorruptNodeFile."""
+    if stored is None:
+        return []
+    _, promises = find_promises(directory, REAL_FILESYSTEM) or (None, None)
+    if promises is None or promises.grant is None:
+        return [address for _, address in stored.replicas]
+    return [one.address for one in promises.grant.members if one.index != promises.member and one.address]

@@ -23,7 +23,7 @@ _COUNTS_S = 60.0
 another's is told so by its next poll, and the other one claims it again."""
 
 
-class Holding:
+class OwnershipCheck:
     """The questions of one client; one is under way at a time. For one thread at a time.
 
     ask: begins to ask for a member id; what the answer raises, `is_held` raises.

@@ -53,7 +53,7 @@ class _Partition:
     has_new_startpoint: bool
 
 
-class Reading:
+class Assignment:
     """See the file's map. Not thread-safe."""
 
     def __init__(self, settings: FilterSettings) -> None:

@@ -1,0 +1,126 @@
+"""What commands share: how they log, show tables and numbers, name a missing package, and take Ctrl-C.
+
+Log lines have time, level and logger, or are one JSON object each; they go to standard error.
+"""
+
+import json
+import logging
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from filtering.extras import EXTRA_OF, MissingExtra, install_command
+from pushrep.shadowed import PACKAGES, why_hidden
+
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class JsonLines(logging.Formatter):
+    """{"time", "level", "logger", "message"}, and "error" with the traceback if there is one. Time is UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info is not None:
+            said["error"] = self.formatException(record.exc_info)
+        return json.dumps(said, default=str)
+
+
+def log_to_stderr(format_: str, level: str) -> None:
+    """Once, for the whole process; a program that has set its logging up already keeps it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if format_ == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(handlers=[handler], level=level.upper())
+
+
+def log_at_least(level: int) -> None:
+    """A command's own wish; `--log-level` may have asked for more."""
+    root = logging.getLogger()
+    root.setLevel(min(root.level, level))
+
+
+log_format_option = click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of what is logged."
+)
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="The least that is logged.",
+)
+
+
+def why_missing(what: str, error: ImportError) -> str | None:
+    """One line; None if it is no matter of what is installed, but a mistake in the program."""
+    if isinstance(error, MissingExtra):
+        return str(error)
+    package = (error.name or "").partition(".")[0]
+    if package in PACKAGES:
+        return why_hidden(package)
+    if package not in EXTRA_OF and not isinstance(error, ModuleNotFoundError):
+        return None
+    return f"{what} needs the Python package {package!r}, which is not installed: {install_command(package)}"
+
+
+@contextmanager
+def whole_step() -> Iterator[None]:
+    """What is inside is done whole; a Ctrl-C meanwhile is raised at its end, a second one at once. Main thread only."""
+    came: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's arguments
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+_PIPE_COLUMNS = 200  # a pipe has no width: let no column be cut to 80
+
+
+def show_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output, numbers to the right."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    width = None if Console().is_terminal else _PIPE_COLUMNS
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+
+
+def show_json(value: Any) -> None:
+    """One JSON value on one line."""
+    click.echo(json.dumps(value, default=str))
+
+
+def count(number: int | None) -> str:
+    """A number with its thousands apart; a question mark for one that nobody knows."""
+    return "?" if number is None else f"{number:,}"
+
+
+def size(size_bytes: int) -> str:
+    """Bytes in the largest unit that leaves a digit before the point."""
+    value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
