@@ -112,6 +112,23 @@ class ShippingRecovery:
         if sources:
             await self._match(partition, sources)
 
+    async def read_others(self, partition: int) -> None:
+        """Hold what others wrote to a Kafka partition between our own records against the logs.
+
+        Raises OutboxDiverged, DestinationAhead.
+        """
+        shipment = self._shipment
+        logs = [source.log for source in shipment.sources.values()]
+        skipped = {number: source.skipped for number, source in shipment.sources.items()}
+        matching = Matching(self._origin, logs, {}, (self._facts.topic, partition), skipped)
+        start = shipment.unread[partition][0]
+        read_to = await read_partition(self._cluster, self.until_done, partition, start, matching.take)
+        end = shipment.unread[partition][1]
+        if read_to < end:
+            shipment.unread[partition] = (read_to, end)
+        else:
+            del shipment.unread[partition]
+
     async def recover(
         self, pipeline: Pipeline, sources: Sequence[ShippedPartition], *, is_fenced: bool
     ) -> tuple[ShippedPartition, str] | None:

@@ -101,6 +101,8 @@ class Session:
         try:
             await self._begin_or_stop()
             began()
+            for partition in self._shipment.unread:
+                self._run(self._read_others(partition))
             self._watching = self._run(self._watch())
             while not self._stopping.is_set():
                 self._look()
@@ -425,7 +427,9 @@ class Session:
             if 0 <= done.base_offset < self._ends.get(partition, 0):
                 self._fail(self._recovery.went_back(partition))
                 return
-            self._ends[partition] = max(at, self._ends.get(partition, 0))
+            if done.base_offset > (known := self._ends.get(partition, 0)) and not self._is_fenced:
+                self._others_wrote(partition, known, done.base_offset)
+            self._ends[partition] = max(at, known)
             source.on_acknowledged(done.end, done.log_crc, at)
             self._recovery.succeeded(partition)
             self._shipment.told(None)
@@ -435,9 +439,26 @@ class Session:
         else:
             self._ready[partition] = None
 
+    @property
+    def _is_fenced(self) -> bool:
+        return self._fence is not None and self._fence.is_standing
+
+    def _others_wrote(self, partition: int, start: int, end: int) -> None:
+        """Between our own records: without a fence it may be a copy of this outbox, which takes the same positions."""
+        unread = self._shipment.unread
+        is_read_already = partition in unread
+        unread[partition] = (unread[partition][0] if is_read_already else start, end)
+        if not is_read_already:
+            self._run(self._read_others(partition))
+
+    async def _read_others(self, partition: int) -> None:
+        while partition in self._shipment.unread:
+            await self._recovery.read_others(partition)
+            self._shipment.moved()
+
     async def _recover(self, pipeline: Pipeline) -> None:
-        is_fenced = self._fence is not None and self._fence.is_standing
-        stopped = await self._recovery.recover(pipeline, self._sources[pipeline.partition], is_fenced=is_fenced)
+        sources = self._sources[pipeline.partition]
+        stopped = await self._recovery.recover(pipeline, sources, is_fenced=self._is_fenced)
         if stopped is not None:
             self._stop_source(*stopped)
         self._ready[pipeline.partition] = None

@@ -65,6 +65,8 @@ class Shipment:
         self.pid_epoch = pid_epoch
         self.went_back: set[int] = set()
         """Kafka partitions whose end was seen below what they had acknowledged."""
+        self.unread: dict[int, tuple[int, int]] = {}
+        """By Kafka partition from where to where others wrote between our own records, and nobody has looked yet."""
         self._cut_head: str | None = None  # not told yet
         self._on_head_cut: Callable[[str], None] | None = None
         self._is_matched = False
@@ -76,6 +78,7 @@ class Shipment:
         for source in self.sources.values():
             source.acknowledged, source.destination_offset = source.log.log_start_offset, -1
         self.went_back.clear()
+        self.unread.clear()
 
     def known_ends(self) -> dict[int, int]:
         """By Kafka partition the highest offset up to which it was known, of those of which anything is."""
@@ -119,11 +122,18 @@ class Shipment:
     def current(self) -> ShippingProgress:
         """The progress to write down now."""
         known = {
-            number: PartitionProgress(one.acknowledged, one.destination_offset, one.log_crc)
+            number: PartitionProgress(one.acknowledged, self._known_to(one), one.log_crc)
             for number, one in self.sources.items()
             if one.destination_offset >= 0 or one.acknowledged > one.log.log_start_offset
         }
         return replace(self.progress, partitions=known)
+
+    def _known_to(self, source: ShippedPartition) -> int:
+        """Up to where it is known what its Kafka partition holds: the next start reads on from there."""
+        at = source.destination_offset
+        if not self.unread:
+            return at
+        return min(at, *self.unread.get(self.progress.topic_partition(source.partition, source.acknowledged), (at,)))
 
     def moved(self) -> None:
         """Something was acknowledged, or went wrong: those who wait look again."""
@@ -170,12 +180,16 @@ class Shipment:
 
         Raises ShippingTimeout; ShippingStopped and what refuses the whole topic, as soon as that is known.
         """
+        unread: dict[int, int] | None = None  # what others wrote before all was acknowledged
         with self._moved:
             self._waiting += 1
             try:
                 while True:
                     missing = self._missing(ends)
                     is_known = self._is_matched and not any(self.sources[number].is_matching for number in ends)
+                    if not missing and unread is None:
+                        unread = {partition: end for partition, (_, end) in list(self.unread.items())}
+                    is_known = is_known and self._is_read(unread or {})
                     if not missing and is_known and isinstance(self.refusal, DestinationRefused | None):
                         return
                     self._raise_stop(ends)
@@ -186,6 +200,9 @@ class Shipment:
                     self._moved.wait(left)
             finally:
                 self._waiting -= 1
+
+    def _is_read(self, ends: Mapping[int, int]) -> bool:
+        return all(self.unread.get(partition, (end, end))[0] >= end for partition, end in ends.items())
 
     def _missing(self, ends: Mapping[int, int]) -> int:
         return sum(max(0, end - self.sources[number].acknowledged) for number, end in ends.items())

@@ -44,9 +44,9 @@ def topic(broker, request):
 def opened(broker, topic, tmp_path):
     """Open the test's outbox with its topic as destination; `away`: with brokers that nobody reaches."""
 
-    def open_outbox(partitions=1, *, away=False, directory=None, **settings):
+    def open_outbox(partitions=1, *, away=False, directory=None, fence="preferred", **settings):
         servers = f"127.0.0.1:{free_ports(1)[0]}" if away else broker.bootstrap_servers
-        destination = KafkaDestination(bootstrap_servers=servers, retry_backoff_ms=20)
+        destination = KafkaDestination(bootstrap_servers=servers, retry_backoff_ms=20, fence=fence)
         defaults = {"open_timeout_s": 0.0 if away else WAIT_S, "durability": Durability.BUFFERED}
         defaults |= {"log_config": LogConfig(flush_ms=10), "copy_check": False}
         path = directory or tmp_path / "outbox"
@@ -419,3 +419,64 @@ def test_two_clones_at_one_time(broker, topic, opened, tmp_path):
     pid = ship(opened, "behind", count=10)
     found = read_filtered(broker.bootstrap_servers, topic, 1)
     assert [one.value for one in found.of(pid, 0)] == values("of the original", 500) + values("behind", 10)
+
+
+def test_two_clones_at_one_time_that_nobody_shuts_out(broker, topic, opened, tmp_path):
+    """identity T1, T2, without the right to fence: what the other one wrote between is held against the log, too."""
+    opened = partial(opened, fence="off")
+    create_topic(broker.bootstrap_servers, topic)
+    pid = ship(opened, "before", count=500)
+    shutil.copytree(tmp_path / "outbox", tmp_path / "clone")
+    with opened() as original, opened(directory=tmp_path / "clone") as clone:
+        original.append_many(0, values("of the original", 500))
+        original.wait_shipped(WAIT_S)
+        clone.append_many(0, values("of the clone", 500))
+        with pytest.raises(OutboxDiverged) as caught:
+            clone.wait_shipped(WAIT_S)
+        assert (caught.value.in_log.value, caught.value.in_topic.value) == (b"of the clone 0", b"of the original 0")
+        with pytest.raises(OutboxDiverged):
+            clone.append(0, b"refused")
+        original.append_many(0, values("of the original, later", 5))
+        with pytest.raises(OutboxDiverged):
+            original.wait_shipped(WAIT_S)
+    found = read_filtered(broker.bootstrap_servers, topic, 1)
+    assert [one.value for one in found.of(pid, 0)][:1000] == values("before", 500) + values("of the original", 500)
+
+
+def test_what_others_write_between_stops_nothing(broker, topic, opened, tmp_path):
+    """The same look, at records of strangers and at markers: each wait returns, and nothing is left unread."""
+    create_topic(broker.bootstrap_servers, topic)
+    producer = plain_producer(broker.bootstrap_servers)
+    with opened(fence="off") as outbox:
+        for n in range(20):
+            send(producer, topic, [(b"k", b"another's %d" % n)])
+            outbox.append_many(0, values(f"of {n},", 10))
+            outbox.wait_shipped(WAIT_S)
+    ours = [value for value in in_topic(broker, topic) if value.startswith(b"of ")]
+    assert ours == [value for n in range(20) for value in values(f"of {n},", 10)]
+
+
+def test_a_moved_directory_ships_each_record_once(broker, topic, opened, tmp_path):
+    """identity C1 with T1, a mirror image: under its own PID if it is known to be the same, else under a new one."""
+    opened = partial(opened, copy_check=True)
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    create_topic(broker.bootstrap_servers, topic)
+    pid = ship(opened, "before", count=100)
+    (tmp_path / "outbox").rename(first)
+    assert ship(opened, "renamed", count=100, directory=first) == pid
+    move_to_another_file_system(first, second)
+    assert run(["replica", "moved", str(second)]) == 0
+    assert ship(opened, "moved", count=100, directory=second) == pid
+    move_to_another_file_system(second, third)
+    copy = ship(opened, "not told", count=100, directory=third)
+    assert copy != pid
+    found = read_filtered(broker.bootstrap_servers, topic, 1)
+    labels = ("before", "renamed", "moved")
+    assert [one.value for one in found.of(pid, 0)] == [value for label in labels for value in values(label, 100)]
+    assert [one.value for one in found.of(copy, 0)] == values("not told", 100)
+    assert found.copies == 0
+
+
+def move_to_another_file_system(directory, to):
+    shutil.copytree(directory, to)
+    shutil.rmtree(directory)
