@@ -18,12 +18,12 @@ def batch(offset, count=2, epoch=3):
 TWO = batch(100) + batch(102)
 
 
-def steps(data, window_bytes=64, **what):
+def steps(data, window_bytes=64, way=scan, **what):
     disk = SimulatedDisk()
     disk.make_directory(Path("/logs"))
     file = disk.open(Path("/logs/x"), create=True)
     file.write_at(data, 0)
-    return list(scan(file, ScanRange(**{"base_offset": BASE, **what}), window_bytes=window_bytes))
+    return list(way(file, ScanRange(**{"base_offset": BASE, **what}), window_bytes=window_bytes))
 
 
 @pytest.mark.parametrize("window_bytes", [1, 61, 100, 1 << 20])
@@ -128,7 +128,9 @@ def test_offsets_that_reach_into_the_next_segment():
 def test_offsets_are_missing_only_where_a_cleaner_went(base, cleaned_offset, why, recovery_point):
     """A whole batch behind a hole is damage whatever was promised: no write that tears leaves one."""
     for cleaned in (cleaned_offset, lambda: cleaned_offset):
-        *_, last, end = steps(batch(100) + batch(base), recovery_point=recovery_point, cleaned_offset=cleaned)
+        given = {"recovery_point": recovery_point, "cleaned_offset": cleaned}
+        *_, last, end = steps(batch(100) + batch(base), **given)
+        assert steps(batch(100) + batch(base), 1 << 16, scan_runs, **given)[-1] == end
         if why is None:
             assert last.batch.header.base_offset == base
         else:

@@ -1,0 +1,134 @@
+"""Each check that a reader's walk makes, taken out: one rotten bit then passes by a way that named it before.
+
+What no single rotten bit shows (a file of another log, an offset too far, an index entry that leads astray) has its own
+tests: tests/unit/test_log_scan.py, test_log_scan_headers.py, test_log_seals.py, tests/properties/test_log_scan_runs.py.
+"""
+
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+from pushrep.log import reading, seal_check, slicing, walk
+from pushrep.log.seals import Seal
+from pushrep.log.verify import verify_log
+from pushrep.records import CorruptRecordBatch, batch_run
+from pushrep.records.batch import RecordBatch
+from pushrep.replay import windows
+from tests.readers.small_logs import Flip, make_log
+from tests.readers.test_header_bits import OUTBOX
+from tests.readers.ways import WAYS, Given, fault_of
+from tests.simulation.mutations import Mutation, mutated
+
+_WHY, _SEAL, _RUN = walk.ScanRange.why_misplaced, seal_check._contradiction, batch_run.checked_run
+_READER = reading.BatchReader
+
+
+class Removed(NamedTuple):
+    """A check: the function, the words that go, what comes instead; and a bit that is named by `way` because of it."""
+
+    function: object
+    old: str
+    new: str
+    way: str
+    kind: str
+    flip: Flip
+
+
+CHECKS = {
+    "an offset below the expected one": Removed(
+        _WHY, "elif base_offset < expected:", "elif False:", "reader", "dense", Flip(1, 62)
+    ),
+    "an offset above it": Removed(
+        _WHY, "elif base_offset > expected and not self.is_hole(expected, base_offset):", "elif False:",
+        "reader", "dense", Flip(0, 61),
+    ),
+    "a leader epoch that falls": Removed(
+        _WHY, "elif leader_epoch < epoch_before:", "elif False:", "reader", "dense", Flip(2, 98)
+    ),
+    "from one segment to the next": Removed(
+        _READER._walk, "following._replace(leader_epoch=epoch)", "following", "reader", "dense", Flip(2, 98)
+    ),
+    "at the second look": Removed(
+        _READER._walk, "before = start - 1 if start > self._log.bounds().start else start", "before = start",
+        "reader", "dense", Flip(2, 98),
+    ),
+    "the CRC": Removed(RecordBatch.check, "if crc != batch.header.crc:", "if False:", "reader", "dense", Flip(5, 411)),
+    "the CRC of many": Removed(_RUN, '(headers["crc"] == crcs) & ', "", "verify", "dense", Flip(5, 411)),
+    "headers of many that can't be": Removed(_RUN, " & _possible(run, headers)", "", "verify", "dense", Flip(7, 129)),
+    "offsets of many": Removed(
+        walk.well_placed, "else:\n        good &= is_next", "else:\n        pass", "verify", "dense", Flip(3, 62)
+    ),
+    "epochs of many": Removed(
+        walk.well_placed, " & (run.leader_epoch >= epoch_before)", "", "verify", "dense", Flip(4, 119)
+    ),
+    "offsets of a window": Removed(
+        walk.count_in_place, "base_offset != expected or ", "", "directory replay", "dense", Flip(1, 62)
+    ),
+    "epochs of a window": Removed(
+        walk.count_in_place, " or epoch < leader_epoch", "", "directory replay", "dense", Flip(4, 119)
+    ),
+    "a window's batches": Removed(
+        windows.BatchWindows.windows,
+        "count_in_place([batch.header for batch in read.batches], expected, epoch)", "len(read.batches)",
+        "directory replay", "dense", Flip(1, 62),
+    ),
+    "offsets by the headers alone": Removed(
+        walk.scan_headers, "if base != expected or epoch < epoch_before:", "if False:", "push", "dense", Flip(1, 62)
+    ),
+    "the seal before a read": Removed(
+        _READER._steps,
+        "hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)", "pass",
+        "reader", "cleaned", Flip(1, 63),
+    ),
+    "what the seal says": Removed(
+        _SEAL,
+        "why = seal.contradiction(log_id, parse_log_name(directory.name)[1], what.base_offset, headers, end)",
+        "why = None", "reader", "cleaned", Flip(1, 63),
+    ),
+    "the seal's CRC": Removed(
+        Seal.contradiction, "if found.value != self.headers_crc:", "if False:", "reader", "cleaned", Flip(0, 63)
+    ),
+    "the seal before a push": Removed(
+        slicing.LogSlices.read,
+        "hold_against_seal(self._filesystem, self._directory, segment, opened, self._log.cleaned_offset)", "pass",
+        "push", "cleaned", Flip(0, 63),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_check_that_is_taken_out_is_missed(check, directory):
+    log = make_log(directory / "logs" / OUTBOX, cleaned=check.kind == "cleaned")
+    starts = sorted({0, log.batches[check.flip.batch].base_offset})
+    with opened(check.way, log, directory) as read, log.flipped(check.flip):
+        found = list(read(starts))
+        assert [fault for one in found if (fault := fault_of(log, one))] == []
+        named = sum(one.error is not None for one in found)
+        assert named
+        with mutated(Mutation(*check[:3])):
+            assert missed(log, read, starts, named), "another check holds alone: is this one needed?"
+
+
+def missed(log, read, starts, named):
+    """Whether something wrong came, or less is named than before."""
+    try:
+        found = list(read(starts))
+    except Exception:  # noqa: BLE001 - the judge could not make sense of what came
+        return True
+    return any(fault_of(log, one) for one in found) or sum(one.error is not None for one in found) < named
+
+
+@contextmanager
+def opened(way, log, directory):
+    if way != "verify":
+        with next(one for one in WAYS if one.name == way).open(log, directory) as read:
+            yield read
+        return
+
+    def verify(_starts):
+        found = verify_log(log.path)
+        # It gives no records: what it names counts.
+        yield Given(0, 0, [], None if found.is_whole else CorruptRecordBatch(str(found.findings)))
+
+    yield verify
