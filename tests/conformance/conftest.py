@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.class_archives import SETTINGS
+
 JARS = Path(__file__).parents[2] / ".cache" / "kafka" / "libs"
 
 
@@ -18,7 +20,7 @@ def kafka_tool():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
 
     def run(main_class, *arguments):
-        command = ["java", "-Xmx256m", "-cp", f"{JARS}/*", main_class, *map(str, arguments)]
+        command = ["java", "-Xmx256m", *SETTINGS, "-cp", f"{JARS}/*", main_class, *map(str, arguments)]
         # Without the options that all other JVMs of the tests get: java says that it picked them up.
         environment = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)

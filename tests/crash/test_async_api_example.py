@@ -87,7 +87,7 @@ class Load:
 @pytest.mark.slow
 def test_every_201_is_in_the_log_once(tmp_path, torture):
     directory, kept, unknown = tmp_path / "orders-outbox", {}, set()
-    for number in range(torture.count(3, 20)):
+    for number in range(torture.count(2, 20)):
         service = Service(directory, ("uvloop", "asyncio")[number % 2])
         load = Load(service.port, f"run{number}")
         load.wait_for(150)

@@ -178,7 +178,8 @@ class Trio:
 
     def promote(self, index):
         """Until nobody has heard the dead leader for as long as one that lives may be silent."""
-        command = ("promote", self.directory(index), "--catch-up", "--member", index, "--timeout-s", "60")
+        options = ("--catch-up", "--member", index, "--timeout-s", 60, "--leader-alive-ms", 1000)
+        command = ("promote", self.directory(index), *options)
         while (done := self.run(*command)).returncode:
             assert "may lead on" in done.stderr, done.stderr
         assert f"member {index} leads outbox {self.outbox_id}" in done.stdout

@@ -1,4 +1,4 @@
-"""docs/disk.md, "The disk is full": its commands, on a file system of 48 MiB, end with an outbox that takes records."""
+"""docs/disk.md, "The disk is full": its commands, on a file system of 16 MiB, end with an outbox that takes records."""
 
 import os
 import subprocess
@@ -18,12 +18,12 @@ SECTION = "## The disk is full"
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """An empty file system of 48 MiB."""
+    """An empty file system of 16 MiB."""
     place = tmp_path / "small"
     place.mkdir()
     with ExitStack() as stack:
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", place], capture_output=True, text=True, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True, text=True, check=False
         )
         if mounted.returncode:
             pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
@@ -79,7 +79,7 @@ def test_the_page_ends_with_an_outbox_that_takes_records(small_disk):
 
 @pytest.mark.slow
 def test_a_running_service_goes_on_after_a_purge_beside_it(small_disk):
-    config = LogConfig(segment_bytes=4 << 20, flush_ms=20)
+    config = LogConfig(segment_bytes=1 << 20, flush_ms=20)
     with Outbox.open(small_disk / "o", topic="orders", partitions=1, producer="p", log_config=config) as outbox:
         values = [bytes(10_000) for _ in range(20)]
 

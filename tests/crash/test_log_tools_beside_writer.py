@@ -55,7 +55,7 @@ def writer(path, seed, mode):
 def test_what_moves_is_no_damage(tmp_path, torture, mode):
     path = tmp_path / "orders-0"
     with writer(path, torture.seed, mode) as process:
-        for _ in range(torture.count(25, 400)):
+        for _ in range(torture.count(12, 400)):
             report = verify_log(path)
             assert report.is_whole, f"seed {torture.seed}: {report.findings}"
             assert report.writer_pid == process.pid

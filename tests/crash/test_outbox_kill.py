@@ -1,6 +1,5 @@
 """kill -9 of a producer in the middle of its appends: what was acknowledged is there, in order, under its own keys."""
 
-import random
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from filtering import StreamMetadata
 from pushrep.outbox import Outbox
 
 PID = 4711
-ROUNDS = 4
 
 PRODUCER = """
 import sys
@@ -69,12 +67,11 @@ def run_until_killed(arguments, acks_wanted):
     ("carrier", "durability", "upstream"),
     [("key", "FLUSHED", "yes"), ("key", "BUFFERED", "no"), ("header", "FLUSHED", "no"), ("header", "BUFFERED", "yes")],
 )
-def test_nothing_acknowledged_is_lost_or_reordered(tmp_path, carrier, durability, upstream):
-    seed = random.randrange(1 << 30)
-    chance = random.Random(seed)
+def test_nothing_acknowledged_is_lost_or_reordered(tmp_path, carrier, durability, upstream, torture):
+    chance = torture.random(carrier, durability)
     acknowledged = []
-    for round_ in range(ROUNDS):
-        told = f"seed {seed}, round {round_}"
+    for round_ in range(torture.count(3, 12)):
+        told = f"seed {torture.seed}, round {round_}"
         starts, acks = run_until_killed([str(tmp_path), carrier, durability, upstream], chance.randint(1, 400))
         acknowledged += acks
         with Outbox.open(tmp_path, "orders", 2, "billing", carrier=carrier) as outbox:

@@ -1,4 +1,5 @@
 """Every prefix of a log of three segments, and every single byte of it flipped: through opening, verify and repair.
+The short form takes each third of them, and each thirteenth through repair.
 
     | 0.log .......... | 9.log .......... | 18.log ..........   21 records in 7 batches, all bytes one after the other
             ^ at: the byte that is flipped, or where the prefix ends
@@ -142,12 +143,18 @@ def flips(*, inside_of_crc):
     return made
 
 
+def some_of(cases, torture, *, short):
+    """All of them in the long form, else each `short`-th."""
+    stride = torture.count(short, 1)
+    return cases[torture.random(short, len(cases)).randrange(stride) :: stride]
+
+
 def values(log):
     return [record.value for record in log.records(log.log_start_offset)]
 
 
-def test_nothing_promised_all_before_the_bad_batch_is_there_and_every_byte_behind_it_is_kept():
-    for told, data, at in prefixes() + flips(inside_of_crc=True):
+def test_nothing_promised_all_before_the_bad_batch_is_there_and_every_byte_behind_it_is_kept(torture):
+    for told, data, at in some_of(prefixes() + flips(inside_of_crc=True), torture, short=3):
         begins, offset = WHOLE.batch_at(at)
         case = Case(data, promised=0)
         report = case.verify()
@@ -169,9 +176,9 @@ def test_nothing_promised_all_before_the_bad_batch_is_there_and_every_byte_behin
         case.end()
 
 
-def test_everything_promised_the_place_is_named_and_nothing_is_changed():
+def test_everything_promised_the_place_is_named_and_nothing_is_changed(torture):
     """Opening looks at the newest segment only, by design: what lies before it is found by the read that meets it."""
-    for told, data, at in prefixes() + flips(inside_of_crc=True):
+    for told, data, at in some_of(prefixes() + flips(inside_of_crc=True), torture, short=3):
         begins, offset = WHOLE.batch_at(at)
         case = Case(data, promised=len(VALUES))
         before = case.segments()
@@ -234,9 +241,8 @@ def values_up_to(log, end):
 
 
 def test_a_copy_mends_each_of_them_to_the_byte(torture):
-    stride = torture.count(13, 1)
     everything = prefixes() + flips(inside_of_crc=True) + flips(inside_of_crc=False)
-    for told, data, _at in everything[torture.random("splice").randrange(stride) :: stride]:
+    for told, data, _at in some_of(everything, torture, short=13):
         case = Case(data, promised=len(VALUES))
         assert case.repairer().repair(copy=COPY).is_whole, told
         assert case.segments() == case.segments(COPY), f"{told}: the very files"
@@ -247,9 +253,7 @@ def test_a_copy_mends_each_of_them_to_the_byte(torture):
 
 
 def test_a_cut_by_name_gives_up_what_follows_and_keeps_it(torture):
-    stride = torture.count(13, 1)
-    everything = prefixes() + flips(inside_of_crc=True)
-    for told, data, at in everything[torture.random("cut").randrange(stride) :: stride]:
+    for told, data, at in some_of(prefixes() + flips(inside_of_crc=True), torture, short=13):
         offset = WHOLE.batch_at(at)[1]
         case = Case(data, promised=len(VALUES))
         assert case.repairer().repair(cut=True).is_whole, told

@@ -8,7 +8,7 @@ import itertools
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
@@ -130,6 +130,7 @@ def by_pairs(rows, state, rule):
     return {(row["partition"], row["offset"]) for batch in unpack_rows([out]) for row in batch.to_pylist()}
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(logs, steps, st.sampled_from([0, 0, 3]), st.integers(0, 12))
 def test_rule_9_both_forms_keep_what_a_filter_that_forgets_on_demand_keeps(drawn, taken, window, cut):
     rule, stream, marks, state = FilterRule(window=window), Stream(drawn), {}, {}

@@ -147,6 +147,9 @@ class OutboxModel(RuleBasedStateMachine):
 
 
 OutboxModel.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings().max_examples * 2 // 5,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestOutboxModel = OutboxModel.TestCase

@@ -160,7 +160,7 @@ def forged(records, count, attributes):
     return data
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(batches(), st.integers(0, 1 << 32))
 @example(({"values": [b"v"], "timestamps_ms": 0}, None), 0)
 def test_damaged_records_under_a_valid_checksum(case, seed):
@@ -187,6 +187,7 @@ def test_damaged_records_under_a_valid_checksum(case, seed):
     both_decoders(batch)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.one_of(st.integers(1, 10), st.integers(250, 600), st.just(8_300)), st.integers())
 def test_equal_sized_records_give_the_same_bytes_by_either_road(data, count, seed):
     """The columns in one piece, and the same columns with an odd record behind them, which forces the general road."""

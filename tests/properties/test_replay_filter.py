@@ -102,7 +102,7 @@ def test_one_by_one_agrees_with_the_definition(keys, window, only_pids):
     assert marks_as_sets(replay_filter.marks()) == model.marks()
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(KEYS, WINDOWS, ONLY, FORMS, st.tuples(CUTS, st.sampled_from([0, 5, 64, None])))
 @example([StreamMetadata(7, 0, o).pack() for o in (FAR, 0, FAR + 20)], 100, None, as_slice, ([2], 64))
 def test_the_array_form_is_the_one_by_one_form(keys, window, only_pids, form, history):

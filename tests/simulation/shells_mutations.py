@@ -120,16 +120,16 @@ def forget_who_waits(patch):
 UNREST = Rules(accidents=(0.5, 0.2, 0.2, 2, 6, 3, 0, 6, 0, 1), rates=(0.02, 0.04))
 LOSSY = Rules(accepts_loss=True, accidents=(1, 0, 0, 0, 10, 0, 0, 5, 1, 0.5), rates=(0.02,))
 MUTATIONS = (
-    Mutation("a request of an older leader is refused", skip_the_epoch_check, UNREST, 25),
-    Mutation("the epoch before the append offset is compared", skip_the_previous_epoch_check, UNREST, 20),
+    Mutation("a request of an older leader is refused", skip_the_epoch_check, UNREST, 71),
+    Mutation("the epoch before the append offset is compared", skip_the_previous_epoch_check, UNREST, 22),
     Mutation("the watermark moves with m members only", advance_with_too_few_in_sync),
-    Mutation("leading needs N - m + 1 grants", lead_with_too_few_grants, first_seed=14),
-    Mutation("an epoch is on disk before it is taken", take_an_epoch_before_its_fsync, first_seed=34),
-    Mutation("who leads first fetches what it lacks", lead_without_fetching, first_seed=16),
-    Mutation("the transition records are sent", drop_the_transition_records, Rules(quiet_steps=6_000)),
+    Mutation("leading needs N - m + 1 grants", lead_with_too_few_grants, first_seed=40),
+    Mutation("an epoch is on disk before it is taken", take_an_epoch_before_its_fsync, first_seed=38),
+    Mutation("who leads first fetches what it lacks", lead_without_fetching, first_seed=19),
+    Mutation("the transition records are sent", drop_the_transition_records, Rules(quiet_steps=6_000), 6),
     Mutation("an answer comes after the flush", answer_before_the_flush),
     Mutation("an answer comes after the write", answer_before_the_write),
-    Mutation("a replica never cuts below its watermark", follow_below_own_watermark, LOSSY, 10),
+    Mutation("a replica never cuts below its watermark", follow_below_own_watermark, LOSSY, 14),
     Mutation("buffers are given back", keep_what_was_acknowledged),
     Mutation("every receipt is told", forget_who_waits),
 )
