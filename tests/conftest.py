@@ -80,8 +80,7 @@ _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/replay/test_apply_process.py",
 }
 # In which order they begin: the long ones first, so that none is left alone at the end; between those that start JVMs
-# the unit tests, whose faults are told early and which leave Spark's workers the time they have to connect.
-# What is not named here is short and fills up at the end.
+# the unit tests, whose faults are told early. What is not named here is short and fills up at the end.
 _ORDER = (
     "tests/spark/replay",
     "tests/kafka/test_demo_kafka.py",
@@ -92,6 +91,7 @@ _ORDER = (
     "three brokers",
     "tests/kafka/",
     "tests/crash/",
+    "tests/properties/",
     "tests/simulation/",
     "tests/integration/",
 )

@@ -13,6 +13,9 @@ ROOT = Path(__file__).parents[1]
 WORKERS_PYTHON = str(Path(__file__).with_name("worker_python"))
 """PYSPARK_PYTHON for the tests' Sparks: worker_forks.py."""
 _GONE_S = 120
+# Half of the batches are enough to die in one and go on.
+QUICK_DEMO = f"import sys; from spark_jobs.demo import plan; plan.BATCHES_MIN = 7; sys.executable = {WORKERS_PYTHON!r}"
+"""Words of Python before a demo begins: it takes its Sparks' Pythons from what it runs in itself."""
 
 
 class SparkPrograms:

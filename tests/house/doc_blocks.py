@@ -21,6 +21,7 @@ _NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
 _SPARK = re.compile(r"<!--\s*spark\s*-->")
 _KAFKA = re.compile(r"<!--\s*kafka\s*-->")
 _ADDRESS = "localhost:9092"
+_PROGRAMS = Path(sys.executable).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def run_blocks(blocks):
     """Run them in the current directory; the first failure raises."""
     namespace = {"__name__": "__main__"}
     # Commands run as in an activated environment. Python blocks don't: Spark's workers are to find the driver's Python.
-    activated = os.environ | {"PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]}
+    activated = os.environ | {"PATH": str(_PROGRAMS) + os.pathsep + os.environ["PATH"]}
     for block in blocks:
         if block.language == "python":
             # The empty lines put the code where it stands in the file, so that tracebacks point there.
@@ -101,4 +102,6 @@ if __name__ == "__main__":
         and (with_spark or not block.needs_spark)
         and (address is not None or not block.needs_kafka)
     ]
+    # What Spark's workers run in unless told otherwise is the driver's Python.
+    sys.executable = os.environ.get("PUSHREP_DRIVER_PYTHON", sys.executable)
     run_blocks(chosen)

@@ -41,8 +41,10 @@ def run(path, directory, *flags):
     """Run a file's blocks; returns the finished process."""
     # A reader's interpreter shows warnings; here they fail, except inside Spark's and its workers' own code.
     warnings = [] if "--with-spark" in flags else ["-W", "error"]
-    # One page's Spark has nothing but what a reader's has; the others' starts no Python and no web page for each query.
-    own = {"PYSPARK_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL} if path.name != "README.md" else {}
+    # Spark's workers are forked: a busy machine has no time to start each. One page's Spark is else as a reader's.
+    own = {"PYSPARK_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL}
+    if path.name == "README.md":
+        own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON}
     return subprocess.run(
         [sys.executable, *warnings, str(RUNNER), str(path), *flags],
         cwd=directory,

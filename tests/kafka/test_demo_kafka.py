@@ -22,6 +22,7 @@ from pushrep.demo.topics import Ends, TopicsNotMade, make_topics
 from spark_jobs.demo.kafka.preflight import require_tools
 from spark_jobs.demo.preflight import DemoUnavailable
 from tests.programs import mentioning
+from tests.spark_programs import QUICK_DEMO
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -33,7 +34,7 @@ SHORT = ("--limit", str(FLIGHTS), "--rate", "300", "--kills", "1", "--seed", "20
 
 
 def command(out, *options):
-    program = "from spark_jobs.demo.kafka.command import demo_kafka; demo_kafka()"
+    program = f"{QUICK_DEMO}; from spark_jobs.demo.kafka.command import demo_kafka; demo_kafka()"
     return [sys.executable, "-c", program, "--out", str(out), *SHORT, *JARS, *options]
 
 

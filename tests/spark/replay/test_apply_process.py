@@ -38,10 +38,12 @@ def log(tmp_path):
 
 
 @pytest.fixture
-def job_options(tmp_path, log):
+def job_options(tmp_path, log, torture):
+    """Batches enough to die in the middle of them: half a dozen, and a dozen in the long form."""
+    size = str(torture.count(2300, 1100))
     return [
         *("--path", str(log), "--topic", "orders", "--sink", str(tmp_path / "table"), "--value-format", "string"),
-        *("--checkpoint", str(tmp_path / "checkpoint"), "--max-records-per-trigger", "1100", "--json", "-"),
+        *("--checkpoint", str(tmp_path / "checkpoint"), "--max-records-per-trigger", size, "--json", "-"),
     ]
 
 
@@ -86,7 +88,7 @@ def test_kill_9_at_random_never_changes_the_table(start, job_options, tmp_path, 
         # No synchronisation: the moment is meant to be anywhere inside or between the batches.
         time.sleep(rng.random() * 2)
         if number == 0:
-            # It had a dozen of batches before it; only where we were held up for as long has it done them.
+            # It had the other batches before it; only where we were held up for as long has it done them.
             assert process.poll() in {None, 0}, f"seed {seed}: {said(process)}"
         kill_session(process)
         if (tmp_path / "table").exists() and any((tmp_path / "table").glob("batch_id=*")):
