@@ -6,8 +6,8 @@
       it resets marks      (orders, 0): those of partition 0    (orders, 5): what partition 1 holds from here on
 
 A pair lives in one partition of the destination, so a partition's marks move as a whole, and no pair stands under two
-epochs. Which startpoint a row's run started from says its column startpoint_epoch; marks_epoch is the newest one of
-that line that let the marks begin anew, so an epoch without a row in between is not missed.
+epochs. The column startpoint_epoch names the startpoint that a row's run started from. Of the startpoints before it,
+marks_epoch names the newest that reset marks: so a reset is not missed if no row came between two startpoints.
 """
 
 from collections.abc import Iterable, Mapping

@@ -211,7 +211,7 @@ class LocalSession:
         batches, self._pending = self._pending[: send.spans], self._pending[send.spans :]
         self._last = batches[-1].header
         self.tell(e.BlockSent())
-        # A write that was heard together with this block's own is not heard again when it is published.
+        # The kernel may report several writes at once: no further event comes when the later one is published.
         self._listening.found(needs_write=self._needs_write and not self._tail.has_more)
         return ReplayedBlock(batches, send.start, send.end)
 

@@ -152,7 +152,7 @@ class Ledger:
         """Whether this event, for all, would change anything."""
         entry = self._entries[sequence]
         states = [standing.state for standing in entry.readers.values()]
-        # Its own reader has spoken for a startpoint that is for just one: the rest means nobody then.
+        # A startpoint for one reader only is settled by that reader: what is left of its target names no other.
         if entry.only_reader() not in entry.readers:
             states.append(entry.rest)
         return any(NEXT[state][event] is not None for state in states)

@@ -190,8 +190,8 @@ class StartpointStore(BaseStore):
     ) -> Standing | None:
         """What is pending for this reader (or failed, which stops it), None if nothing is.
 
-        `remove` is for jobs without checkpoints here: this very call consumes it (if it is `only`, where that is said),
-        so a job that dies now has lost it.
+        `remove` is for jobs without checkpoints here: this call also consumes the startpoint, if `only` is 0 or its
+        sequence. A job that dies after this call has lost it.
         """
         reader = Reader(consumer, topic, partition, task)
         if not remove:

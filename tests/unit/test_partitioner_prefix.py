@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from filtering import StreamMetadata
 from partitioner import BadPartitionerSetting, BreaksPrefixCondition, OffsetNotAbove, PartitionStopped
-from partitioner.confluent_settings import held_settings
+from partitioner.confluent import held_settings
 from partitioner.prefix import Books
 
 

@@ -124,3 +124,14 @@ def drop(directory: Path, topic: str) -> None:
     except NobodyAnswers:
         drop_destination(directory, topic)
     click.echo(f"nothing is kept for topic {topic} any more")
+
+
+@click.group()
+def outbox() -> None:
+    """Change where an outbox's records go: skip one, use more partitions, drop a topic, free it from a copy."""
+
+
+outbox.add_command(skip)
+outbox.add_command(repartition_command)
+outbox.add_command(rebase_command)
+outbox.add_command(drop)
