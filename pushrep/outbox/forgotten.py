@@ -1,16 +1,18 @@
 """Outboxes that nobody closed: what they still hold is written when the program ends, or when they are collected.
 
     interpreter exits      atexit, in the main thread     each is closed within its close_timeout_s    WARNING, or ERROR
+    multiprocessing        a finalizer of that module: its children end by os._exit, without atexit       as above
     garbage collected      a thread of its own            the same; its lock is free then              ResourceWarning
 
 The collector may run in any thread at any allocation, in one that holds a lock of the outbox, too: so nothing is waited
-for there. A process that is killed, or ends by os._exit, gets nothing of this.
+for there. A process that is killed, or itself calls os._exit, gets nothing of this.
 """
 
 import _thread
 import atexit
 import logging
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -24,11 +26,22 @@ _HINT = "close it, or use it as a context manager"
 
 _OPEN: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
 _BEING_CLOSED: "dict[threading.Event, float]" = {}  # by collected ones' threads: done, the seconds that it may take
+_child = 0  # the process of multiprocessing that ends by our finalizer
 
 
 def close_if_forgotten(outbox: "Outbox") -> None:
     """See the file's map. Called when it is open."""
     _OPEN.add(outbox)
+    _close_at_the_end_of_a_child()
+
+
+def _close_at_the_end_of_a_child() -> None:
+    global _child  # noqa: PLW0603 - once a process
+    util, process = (sys.modules.get(f"multiprocessing.{name}") for name in ("util", "process"))
+    if util is None or process is None or process.parent_process() is None or _child == os.getpid():
+        return
+    _child = os.getpid()
+    util.Finalize(None, _close_at_exit, exitpriority=0)
 
 
 def collected(outbox: "Outbox") -> None:
@@ -81,3 +94,4 @@ def _close_at_exit() -> None:
 
 
 atexit.register(_close_at_exit)
+os.register_at_fork(after_in_child=_BEING_CLOSED.clear)  # these threads stayed in the parent

@@ -51,6 +51,29 @@ def test_what_was_appended_is_there_when_the_program_has_ended(tmp_path, ending)
         assert log.recovery.opening.value == "normal", "it was closed, not only written"
 
 
+@pytest.mark.parametrize("kept", ["in the module", "in the function"])
+def test_a_child_of_multiprocessing_closes_what_it_forgot(tmp_path, kept):
+    """It ends by os._exit, without what atexit would do."""
+    code = f"""
+import multiprocessing
+from pushrep import Outbox
+
+def work():
+    {"global outbox" if kept == "in the module" else "pass"}
+    outbox = Outbox.open_slot({str(tmp_path / "o")!r}, "orders", 1, "p", slots=2, linger_ms=3_600_000)
+    for n in range(1000):
+        outbox.append(0, b"%d" % n)
+
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+"""
+    done = run(code, tmp_path)
+    assert done.returncode == 0
+    assert ("1000 records" in done.stderr) == (kept == "in the module"), "else it is collected, with a ResourceWarning"
+    assert len(held(tmp_path / "o" / "slot-0")) == 1000
+
+
 def test_a_closed_one_says_nothing(tmp_path):
     done = run(OPEN.format(path=str(tmp_path / "a"), more="") + "outbox.append(0, b'1')\noutbox.close()", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
