@@ -281,7 +281,13 @@ class Pusher:
             if found is not None:
                 place = FileSlice(found.file, found.position, found.size_bytes)
                 return Records(found.base_offset, found.end_offset, (place,), found.size_bytes)
-        read = whole_batches(log.read(start, bytes_max), start, end, log.leader_epochs)
+        data = log.read(start, bytes_max)
+        leader = self.session.partition.leader
+        if not data and end <= min(leader.epoch_start_offset, log.cleaned_offset):
+            # The newest records were compacted away: there is nothing to send up to the end.
+            leader.empty_from = min(leader.empty_from, start)
+            return Records(start, end, (), 0)
+        read = whole_batches(data, start, end, log.leader_epochs)
         return read._replace(cleaned_offset=log.cleaned_offset) if read.cleaned_offset else read
 
 

@@ -96,6 +96,8 @@ class PartitionLeader:
         assert log.leader_epochs.latest_epoch == grant.epoch, "the epoch is on disk before it is led"
         self.grant, self.log = grant, log
         self.epoch_start_offset = log.log_end_offset
+        self.empty_from = log.log_end_offset
+        """From here to the epoch's start a cleaner took all records: a replica that ends here ends there."""
         self.flushed_offset, self.high_watermark = flushed_offset, high_watermark
         self.in_sync: set[int] = {grant.leader}
         self.stored: set[int] = {grant.leader}
@@ -225,7 +227,7 @@ class PartitionLeader:
             return self.resign(result.grant_epoch, result.grant_leader)
         if result.grant_epoch == self.grant.epoch:
             self.stored.add(replica)
-        reaction = progress.on_answer(sequence, result, self.log)
+        reaction = progress.on_answer(sequence, self._without_hole(result), self.log)
         if reaction.step is Step.IGNORE:
             return []
         if reaction.step is Step.ADVANCE:
@@ -312,6 +314,14 @@ class PartitionLeader:
             return self.flushed_offset if self._flushed_only else self.log.log_end_offset
         progress = self._sessions.get(replica)
         return progress.verified(flushed_only=self._flushed_only) if progress and progress.is_live else None
+
+    def _without_hole(self, result: AppendRecordsResult) -> AppendRecordsResult:
+        """A replica's answer, as if it had been given the end of a hole with which this log ended."""
+        start, end = self.empty_from, self.epoch_start_offset
+        if result.error is not Outcome.NONE or not start <= result.log_end_offset < end:
+            return result
+        is_flushed = result.flushed_offset >= start
+        return result._replace(log_end_offset=end, flushed_offset=end if is_flushed else result.flushed_offset)
 
     def _has_caught_up(self, replica: int) -> bool:
         held = self._verified(replica)

@@ -8,8 +8,9 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import AppendFailed, Durability, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.replicated_log import ReplicatedLog
+from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.protocol import push_messages as wire
@@ -27,7 +28,7 @@ from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import encode_batch
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayFailed, ReplayRequest
 from pushrep.replication.grants import Grant, Member
-from pushrep.seams import RealFilesystem
+from pushrep.seams import REAL_FILESYSTEM, RealFilesystem
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.readers.batch_bytes import parse_batches
@@ -190,7 +191,7 @@ def held_by(led):
         return None if progress is None else progress.acknowledged
 
 
-def led_to_a_node(tmp_path, log, first):
+def led_to_a_node(tmp_path, log, first, *, and_then=lambda leader, led: None, durability=Durability.BUFFERED):
     """Push a log from offset `first` on to a node that holds nothing; (the node's bytes, why sessions ended)."""
     ended = []
     with ExitStack() as opened:
@@ -205,9 +206,7 @@ def led_to_a_node(tmp_path, log, first):
             carrier="key",
         )  # fmt: skip
         quick = PushSettings(backoff_min_ms=1, backoff_max_ms=50)
-        leading = Leading(
-            OUTBOX, grant, {0: leader}, [Replica(1, node.address)], durability=Durability.BUFFERED, settings=quick
-        )
+        leading = Leading(OUTBOX, grant, {0: leader}, [Replica(1, node.address)], durability=durability, settings=quick)
         opened.callback(leading.close)
         led, session_ended = leading.partitions[0], leading._session_ended
 
@@ -218,6 +217,7 @@ def led_to_a_node(tmp_path, log, first):
         led._on_ended = told
         leading.start()
         wait_until(lambda: ended or held_by(led) == leader.log_end_offset, "the replica holds all, or its session ends")
+        and_then(leader, led)
         troubles = leading.troubles()
     path = tmp_path / "other" / str(OUTBOX) / NAME
     held = [batch for one in sorted(path.glob("*.log")) for batch in parse_batches(one.read_bytes())]
@@ -228,6 +228,30 @@ def test_identity_o3_a_leader_announces_its_holes(tmp_path, log):
     held, ended, troubles = led_to_a_node(tmp_path, log, 0)
     assert [batch.base_offset for batch in held] == [batch.base_offset for batch in log.batches]
     assert (ended, troubles) == ([], {})
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_identity_o3_a_leader_whose_log_ends_in_a_hole_goes_on(tmp_path, log, durability):
+    """The cleaner took the newest records: nothing is left to send, and the next append announces the hole."""
+    for one in log.path.glob(f"{20:020d}*"):
+        one.unlink()
+    segment_path(log.path, 27).write_bytes(b"")
+    write_checkpoint(log.path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 27}, REAL_FILESYSTEM)
+    write_checkpoint(log.path.parent, Checkpoint.RECOVERY_POINT, {NAME: 27}, REAL_FILESYSTEM)
+
+    def append(leader, led):
+        assert leader.log_end_offset == 27
+        wait_until(lambda: led.leader.in_sync == {0, 1}, "it is in sync")
+        batch = encode_batch([b"behind"], timestamps_ms=1)
+        end = leader.append(batch).last_offset + 1
+        led.on_append(27, [batch], 1)
+        led.on_flush(leader.flushed_offset)
+        wait_until(lambda: leader.high_watermark == end == 28, "it is acknowledged")
+
+    held, ended, troubles = led_to_a_node(tmp_path, log, 0, and_then=append, durability=durability)
+    assert [batch.base_offset for batch in held] == [1, 4, 12, 15, 27]
+    assert (ended, troubles) == ([], {})
+    assert verify_log(tmp_path / "other" / str(OUTBOX) / NAME).is_whole
 
 
 def test_identity_o3_a_replica_of_before_gets_no_hole(tmp_path, log, old_peers):
