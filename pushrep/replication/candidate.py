@@ -439,11 +439,12 @@ class Candidate:
         """What has to be cut and fetched before anything is appended, or why this member can't."""
         fetches = []
         counting = self._counting()
+        holds_others = bool(self._own_unfit()) and not self._own.is_unfilled  # of the partitions that lost nothing
         for partition, own in sorted(self._own.logs.items()):
             held = [
                 (answer.logs[partition].granted, index)
                 for index, answer in self._answers.items()
-                if (index in counting or index == self.index) and partition in answer.logs
+                if (index in counting or (index == self.index and holds_others)) and partition in answer.logs
             ]
             ahead, member = max(held, key=lambda pair: (pair[0], pair[1] == self.index))
             granted = without_ungranted(own.log, own.ungranted)

@@ -556,6 +556,16 @@ def test_o8_what_such_a_leader_holds_more_of_in_another_partition_stays():
     assert [effect.partition for effect in effects] == [0]
 
 
+def test_o8_a_member_that_was_not_filled_yet_is_ahead_of_nobody():
+    own = replace(member(0, ends(9, (0, 0), (256, 2))), is_unfilled=True)
+    opening = candidate(own=own)
+    answers = [member(1, LOG), member(2, LOG)]
+    for answer in answers:
+        opening.on_answer(answer)
+    effects = [effect for answer in answers for effect in opening.on_answer(replace(answer, grant=opening.grant))]
+    assert effects == [Fetch(0, 1, 4, EpochEnd(256, 4))]
+
+
 def test_a_newer_grant_of_another_ends_the_attempt():
     opening = candidate()
     opening.on_answer(member(1, LOG))
