@@ -102,7 +102,8 @@ class AsyncOutbox:
         """The same outbox, for threads."""
         self._block_ms = outbox.facts.settings.block_ms
         self._room = asyncio.Lock()  # held by the task that waits for memory first; the others stand behind it
-        self._waiting = self._appends = 0
+        self._waiting = 0
+        self._in_a_row = _APPENDS_IN_A_ROW  # so many more; 0 while somebody waits, who comes first
 
     @property
     def directory(self) -> Path:
@@ -135,10 +136,25 @@ class AsyncOutbox:
         """
         if headers and hasattr(headers, "__next__"):
             headers = tuple(headers)  # it may be looked at twice
-        self._appends += 1
-        if self._appends % _APPENDS_IN_A_ROW and not self._waiting:  # who waits already comes first
+        if self._in_a_row > 0:
+            self._in_a_row -= 1
+            outbox = self.outbox
+            if value.__class__ is bytes and key is None and not headers and timestamp_ms is None and metadata is None:
+                # The hot path of `Outbox.append` once more: a call costs half of what is done here.
+                try:
+                    lane = outbox._lanes[partition]  # noqa: SLF001 - as its own method does
+                    size = len(value) + outbox._overhead  # noqa: SLF001
+                    with lane.lock:
+                        if lane.room >= size:
+                            lane.room -= size
+                            batch = lane.open
+                            values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
+                            values.append(value)
+                            return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
+                except (KeyError, TypeError):
+                    pass  # which partitions there are, it says
             try:
-                return self.outbox.append(partition, value, key, headers, timestamp_ms, metadata, block=False)
+                return outbox.append(partition, value, key, headers, timestamp_ms, metadata, block=False)
             except BufferFull:
                 pass
         record = (partition, value, key, headers, timestamp_ms, metadata)
@@ -210,6 +226,7 @@ class AsyncOutbox:
         try:
             await asyncio.sleep(0)
             if not self._waiting:
+                self._in_a_row = _APPENDS_IN_A_ROW
                 try:
                     return append()
                 except BufferFull:
@@ -222,6 +239,7 @@ class AsyncOutbox:
     async def _in_turn(self, append: Callable[[], Receipt]) -> Receipt:
         """Stand behind those who wait for memory already, up to `block_ms`."""
         self._waiting += 1
+        self._in_a_row = 0
         try:
             async with asyncio.timeout(self._block_ms / 1000), self._room:
                 return await self._when_room(append)

@@ -33,10 +33,11 @@ class LoopReceipts:
         self._decided: list[Batch] = []
         self._is_called = False
 
-    async def wait(self, batch: "Batch") -> None:
-        """Return once the batch is decided. A cancelled wait leaves the records on their way, and says so in a note."""
-        if batch.decided:
-            return
+    def future_of(self, batch: "Batch") -> "asyncio.Future[None]":
+        """It is done once the batch is decided, which it was not yet. Who does not wait to the end says so: `gave_up`.
+
+        No coroutine around it: every full collection of garbage looks at what waits ten thousand times.
+        """
         future = self._loop.create_future()
         futures = self._waiting.get(batch)
         if futures is None:
@@ -46,14 +47,16 @@ class LoopReceipts:
                 self._loop.call_soon(self._seal)
             self._to_seal[batch] = None
         futures[future] = None
-        try:
-            await future
-        except asyncio.CancelledError as error:
+        return future
+
+    def gave_up(self, batch: "Batch", future: "asyncio.Future[None]", error: BaseException) -> None:
+        """A cancelled wait leaves the records on their way, and says so in a note."""
+        if (futures := self._waiting.get(batch)) is not None:
             futures.pop(future, None)
+        if isinstance(error, asyncio.CancelledError):
             error.add_note(
                 f"the record is on its way to {batch.lane.name} and may still be delivered: await its receipt again"
             )
-            raise
 
     def _seal(self) -> None:
         batches, self._to_seal = self._to_seal, {}

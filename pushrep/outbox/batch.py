@@ -10,7 +10,7 @@ time when the batch was begun, this outbox's own metadata), so that a plain reco
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -285,16 +285,22 @@ class Receipt:
         batch = self._batch
         if batch.base_offset >= 0 and self.__class__ is Receipt:
             return batch.base_offset + self._index
-        if not self.done():
+        if (pending := self._undecided()) is not None:
             from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
 
             loop = receipts_of_running_loop()
-            for batch in self._batches():
-                yield from loop.wait(batch).__await__()
+            while pending is not None:
+                future = loop.future_of(pending)
+                try:
+                    yield from future
+                except BaseException as error:
+                    loop.gave_up(pending, future, error)
+                    raise
+                pending = self._undecided()
         return self.result(0)
 
-    def _batches(self) -> Iterable[Batch]:
-        return (self._batch,)
+    def _undecided(self) -> Batch | None:
+        return None if self._batch.decided else self._batch
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._batch.failure else "done"
@@ -312,7 +318,7 @@ class ManyReceipt(Receipt):
         self.count = sum(part[2] for part in parts)  # the last record's offset is result() + count - 1
 
     def done(self) -> bool:
-        return all(batch.decided for batch in self._batches())
+        return self._undecided() is None
 
     def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
         self._call_when_decided(callback, 0)
@@ -325,8 +331,8 @@ class ManyReceipt(Receipt):
         else:
             self._parts[part][0].when_decided(partial(self._call_when_decided, callback, part))
 
-    def _batches(self) -> Iterable[Batch]:
-        return (batch for batch, _, _ in self._parts)
+    def _undecided(self) -> Batch | None:
+        return next((batch for batch, _, _ in self._parts if not batch.decided), None)
 
     def result(self, timeout: float | None = None) -> int:
         """The first record's log offset, once all of them are acknowledged.

@@ -1,8 +1,10 @@
 """AsyncOutbox and awaited receipts, in asyncio's own loop and in uvloop."""
 
 import asyncio
+import gc
 import os
 import threading
+from functools import partial
 
 import pytest
 import uvloop
@@ -130,6 +132,47 @@ def test_ten_thousand_receipts_wait_for_a_stalled_disk_without_a_thread_each(tmp
         disk.gate.set()
         outbox.close()
     assert sorted(done) == sorted([*range(count // 2)] * 2)
+
+
+def test_a_pending_receipt_gives_the_collector_two_objects_more_than_a_bare_future(tmp_path, run):
+    count = 1_000
+    disk, outbox = held_disk(tmp_path)
+
+    async def bare(held):
+        held.append(asyncio.get_running_loop().create_future())
+        await held[-1]
+
+    async def order(shared):
+        await (await shared.append(0, b"value"))
+
+    async def tracked(start):
+        """Objects that every full collection looks at, by task that waits."""
+        for _ in range(10):
+            await asyncio.sleep(0)  # what was cancelled before is gone
+        gc.collect()
+        before = len(gc.get_objects())
+        tasks = [asyncio.ensure_future(start()) for _ in range(count)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gc.collect()
+        found = (len(gc.get_objects()) - before) / count
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return found
+
+    async def main():
+        shared = AsyncOutbox(outbox)
+        disk.gate.clear()
+        await tracked(partial(bare, []))
+        more = await tracked(partial(order, shared)) - await tracked(partial(bare, []))
+        assert more < 2.5, "the receipt, and who awaits it"
+
+    try:
+        run(main())
+    finally:
+        disk.gate.set()
+        outbox.close()
 
 
 def test_a_full_buffer_suspends_the_task_and_not_the_loop(tmp_path, run):
