@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What it makes is kept: a third of its time went into looking for garbage, in each of the processes."""
+    """What it makes is kept: a sixth of its time went into looking for garbage, in each of the processes."""
     gc.disable()
     try:
         return (yield)

@@ -220,7 +220,7 @@ def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - an exit code for ea
 
 def main() -> NoReturn:
     """The console script."""
-    gc.disable()  # a third of a short command's time went into looking for garbage among its modules, at its end too
+    gc.disable()  # a quarter of a short command's time went into looking for garbage among its modules, at its end too
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()

@@ -55,20 +55,20 @@ def test_what_was_acknowledged_survives_any_disorder(rules, torture):
     assert acknowledged, "nothing was acknowledged: the worlds prove nothing"
 
 
-def test_the_worlds_meet_what_they_are_about(torture):
-    """Every effect, every answer of the table, truncation and catching up: by count over some seeds."""
-    counts = {}
-    for seed in range(torture.count(30, 200)):
-        for rules in (Rules(), WORLDS["members change"], WORLDS["disks are lost, one of two"], Rules(forces=True)):
-            for what, count in World(seed, rules).steps(800).counts.items():
-                counts[what] = counts.get(what, 0) + count
+def test_the_worlds_meet_what_they_are_about():
+    """Every effect, every answer of the table, truncation and catching up: in some seeds, as many as that takes."""
     wanted = {
         "TakeEpoch", "StoreGrant", "BeginEpoch", "Truncate", "SetAside", "SetLogStart", "SetUngrantedAside",
         "Fetch", "Lead", "Refused", "Resigned", "Joined", "Left", "HighWatermarkMoved", "SessionEnded",
         "LOG_DIVERGED", "FENCED_LEADER_EPOCH", "STALE_SESSION", "ungranted", "change_members", "wipe", "admitted",
         "force", "aside", "settled",
     }  # fmt: skip
-    assert wanted <= {what for what, count in counts.items() if count}, f"never met: {wanted - counts.keys()}"
+    rules = (Rules(), WORLDS["members change"], WORLDS["disks are lost, one of two"], Rules(forces=True))
+    for seed, these in itertools.product(range(30), rules):
+        wanted -= {what for what, count in World(seed, these).steps(800).counts.items() if count}
+        if not wanted:
+            return
+    pytest.fail(f"never met: {wanted}")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.breaks for mutation in MUTATIONS])
