@@ -32,7 +32,7 @@ from pushrep.push.wire import (
 )
 from pushrep.records import CorruptRecordBatch
 from pushrep.replication.epochs import LogEnds, granted_end
-from pushrep.replication.errors import BadGrant
+from pushrep.replication.errors import BadGrant, told
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
@@ -84,7 +84,8 @@ class Answers:
             syncs=self._waits_for_several_syncs(request.partitions),
         )
         for part, (result, kept) in zip(request.partitions, answered, strict=True):
-            if result.grant_epoch > part.leader_epoch and kept is not None:
+            is_another = result.grant_epoch > part.leader_epoch or result.generation != part.generation
+            if is_another and kept is not None:
                 grants[kept.outbox_id] = _grants(kept)
         return wire.AppendRecordsResponse(
             results=tuple(result for result, _ in answered),
@@ -136,14 +137,18 @@ class Answers:
     def _beat(self, request: wire.BeatRequest, sender: str) -> Struct:
         self._access.check(sender, ApiKey.BEAT, request.outbox_id)
         kept = self._store.look_up(request.outbox_id)
-        grant, is_fenced = kept.promises.grant, request.leader_epoch < kept.promises.newest_epoch
-        if not is_fenced:
+        promises = kept.promises
+        grant, generation = promises.grant, promises.generation
+        is_fenced = request.generation < generation or (
+            request.generation == generation and request.leader_epoch < promises.newest_epoch
+        )
+        if not is_fenced and request.generation == generation:
             kept.note_contact(request.leader_epoch, is_last=request.is_last)
         return wire.BeatResponse(
             error_code=ErrorCode.FENCED_LEADER_EPOCH if is_fenced else ErrorCode.NONE,
             grant_epoch=-1 if grant is None else grant.epoch,
             grant_leader=-1 if grant is None else grant.leader,
-            generation=kept.promises.generation,
+            generation=generation,
         )
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
@@ -220,7 +225,8 @@ class Answers:
         return wire.EndOffsetForEpochResponse(results=tuple(results))
 
     def _fetch_records(self, request: wire.FetchRecordsRequest, sender: str) -> Struct:
-        log = self._described(request.tp, ApiKey.FETCH_RECORDS, request.grant_epoch, sender).log
+        rank = (request.generation, request.grant_epoch)
+        log = self._described(request.tp, ApiKey.FETCH_RECORDS, rank, sender).log
         try:
             data, cleaned_offset = log.read(request.offset, min(request.max_bytes, FETCH_BYTES_MAX)), 0
             if data and whole_batches(data, request.offset, OFFSET_MAX, log.leader_epochs).cleaned_offset:
@@ -267,23 +273,25 @@ class Answers:
         kept = self._store.owner_of(request.tp)
         if kept is None or kept.outbox_id != request.outbox_id:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{request.tp} was not described")
-        replica = self._described(request.tp, ApiKey.REPAIR_RECORDS, request.grant_epoch, sender)
-        if request.generation < kept.promises.generation:
-            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"generation {kept.promises.generation} is kept here")
+        rank = (request.generation, request.grant_epoch)
+        replica = self._described(request.tp, ApiKey.REPAIR_RECORDS, rank, sender)
         try:
             wanted = replica.repair(request.base_offset, request.records)
         except RepairRefused as error:
             raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         return wire.RepairRecordsResponse(wanted_offset=-1 if wanted is None else wanted)
 
-    def _described(self, tp: TopicIdPartition, call: ApiKey, grant_epoch: int, sender: str) -> Replica:
-        """A log that was described to who leads. Raises Refusal, Unauthorised."""
+    def _described(self, tp: TopicIdPartition, call: ApiKey, rank: tuple[int, int], sender: str) -> Replica:
+        """A log that was described to who leads by a grant of this rank. Raises Refusal, Unauthorised."""
         replica, kept = self._store.described(tp), self._store.owner_of(tp)
         if kept is not None:
             self._access.check(sender, call, kept.outbox_id)
         if replica is None or kept is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{tp} was not described")
-        if grant_epoch < kept.promises.newest_epoch:
+        generation, epoch = rank
+        if generation != kept.promises.generation:  # another history
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"generation {told(kept.promises.generation)} is kept here")
+        if epoch < kept.promises.newest_epoch:
             raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {kept.promises.newest_epoch} is granted")
         return replica
 

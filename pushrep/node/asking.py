@@ -111,7 +111,7 @@ class Asking:
             return self._whole(index, client, first)
 
     def fetch(
-        self, address: Address, log: SegmentLog, grant_epoch: int, end_offset: int
+        self, address: Address, log: SegmentLog, grant_epoch: int, end_offset: int, *, generation: int = 0
     ) -> Iterator[tuple[list[RecordBatch], int]]:
         """The batches from the log's end on, up to `end_offset`; the caller appends each list before the next.
 
@@ -120,7 +120,11 @@ class Asking:
         with ReplicaClient(address, self._settings) as client:
             while (offset := log.log_end_offset) < end_offset:
                 request = FetchRecordsRequest(
-                    tp=tp_of(log), grant_epoch=grant_epoch, offset=offset, max_bytes=_FETCH_BYTES
+                    tp=tp_of(log),
+                    grant_epoch=grant_epoch,
+                    offset=offset,
+                    max_bytes=_FETCH_BYTES,
+                    generation=generation,
                 )
                 answer = client.ask(request, FetchRecordsResponse)
                 if answer.error_code is not ErrorCode.NONE or not answer.records:

@@ -42,7 +42,7 @@ from pushrep.replication.candidate import (
 from pushrep.replication.effects import StoreGrant, TakeEpoch
 from pushrep.replication.epochs import EpochEnd, marked_ungranted, without_ungranted
 from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
-from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, next_ballot
+from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, newest_of, next_ballot
 from pushrep.replication.outcome import Outcome
 from pushrep.seams import SYSTEM_CLOCK, Clock
 
@@ -212,9 +212,15 @@ class Candidacy:
         """Durably: the newest grant is this one. Raises OSError."""
         with self.keeper.lock:
             kept = self.keeper.kept
-            leader_epoch = max(kept.leader_epoch, grant.epoch)
-            number = max(kept.number, grant.epoch)
-            self.keeper.keep(replace(kept, grant=grant, leader_epoch=leader_epoch, number=number))
+            self.keeper.keep(
+                replace(
+                    kept,
+                    grant=grant,
+                    leader_epoch=max(kept.leader_epoch, grant.epoch),
+                    number=max(kept.number, grant.epoch),
+                    log_generation=grant.generation,  # one that begins with its leader's logs
+                )
+            )
 
     def fetch(self, fetch: Fetch, grant: Grant) -> None:
         """Set aside what was not granted, cut, fetch, flush. Raises as `run`."""
@@ -232,7 +238,9 @@ class Candidacy:
             raise LogNotFit(fetch.partition, f"it was to be cut at {fetch.cut_at}, inside of a batch")
         if fetch.member != self.index:
             address = self._address(fetch.member)
-            for batches, cleaned_offset in self._asking.fetch(address, log, grant.epoch, fetch.until.end_offset):
+            for batches, cleaned_offset in self._asking.fetch(
+                address, log, grant.epoch, fetch.until.end_offset, generation=grant.generation
+            ):
                 log.append_as_is(batches, cleaned_offset=cleaned_offset)
                 log.flush()
                 for batch in batches:
@@ -263,13 +271,13 @@ class Candidacy:
 
     def _learn_from(self, refused: Refused) -> None:
         """Another leads: keep its grant, and what is here can follow it."""
-        newest = max(self._grants, key=lambda grant: grant.epoch, default=None)
+        newest = newest_of(self._grants)
         if not isinstance(refused.error, NotLeader) or newest is None or newest.leader == self.index:
             return
         with self.keeper.lock:
             kept = self.keeper.kept
             if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is Outcome.NONE:
-                self.keeper.keep(replace(kept, grant=newest))
+                self.keeper.keep(kept.with_grant(newest))
 
     def _round(self, timeout_s: float) -> Answers:
         return Answers(self._settings, self._clock, timeout_s)
@@ -296,7 +304,7 @@ class Candidacy:
         kept = self.keeper.kept.grant
         known = [*self._grants, *([kept] if kept is not None else [])]
         found = self._addresses.get(index, "")
-        for grant in sorted(known, key=lambda grant: grant.epoch, reverse=True):
+        for grant in sorted(known, key=lambda grant: grant.rank, reverse=True):
             members = (*grant.members, *grant.previous_members)
             found = found or next((one.address for one in members if one.index == index), "")
         return found
@@ -315,7 +323,13 @@ def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
 
 def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
     """Why these answers to a look, and this member, are not enough to lead; None if they are."""
-    members = (one for one in found.values() if one.counts and grant.is_member(one.index, one.directory_id))
+    members = (
+        one
+        for one in found.values()
+        if one.counts
+        and grant.is_member(one.index, one.directory_id)
+        and (one.grant is None or one.grant.generation == grant.generation)
+    )
     answered = {own, *(one.index for one in members)}
     if grant.may_lead(answered):
         return None

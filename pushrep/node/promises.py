@@ -4,30 +4,42 @@
     <data>/<outbox id>/promises.json             {"version": 3, "outbox_id": u, "member": i, "leader_epoch": n,
                                                   "grant": {...} | null, "number": n,
                                                   "ungranted": {log: [start, epoch, end]},
-                                                  "unfilled": {log: offset}, "is_unfilled": bool, "crc32c": c}
+                                                  "unfilled": {log: offset}, "is_unfilled": bool,
+                                                  "log_generation": g, "crc32c": c}
+    <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
 
 A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
-becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation`, and a
-member was [index, address] alone.
+becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation` and no
+`log_generation`, and a member was [index, address] alone.
+
+A grant of a higher generation is kept first, then the logs are set aside, then `log_generation` follows: while it does
+not, whoever opens the directory next has to finish that before anything is read or written here.
 crc32c is taken over the other fields as compact JSON with sorted keys. Both files are replaced whole and atomically. A
 file that is there and can't be believed stops the node for that outbox: a promise that is forgotten loses records.
 """
 
+import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from pushrep.log.checkpoints import Checkpoint
+from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_id import read_directory_id
+from pushrep.log.log_names import is_log_name
+from pushrep.log.replicated_log import STALE_SUFFIX
 from pushrep.node.errors import CorruptNodeFile
 from pushrep.replication.epochs import EpochEnd, Ungranted
-from pushrep.replication.errors import BadGrant
+from pushrep.replication.errors import BadGrant, told
 from pushrep.replication.grants import Grant, Member
 from pushrep.seams import Clock, Filesystem
 from pushrep.seams.checked_json import BadJsonFile, read_checked_json, write_checked_json
+from pushrep.seams.filesystem import read_whole, write_atomic
 
+_LOG = logging.getLogger("pushrep.node")
 PROMISES_NAME = "promises.json"
 REPLICA_EPOCH_NAME = "replica-epoch.json"
 _VERSION = 1
@@ -44,6 +56,7 @@ class Promises:
     granted or not. ungranted: by log, what was appended without a grant. unfilled: by log, up to where it held records
     that it lost; until it ends there again it counts for nothing. is_unfilled: it had no grant when it stored its first
     one, so it may be a member whose disk was lost: until a leader has given it everything it counts for nothing.
+    log_generation: of the logs that lie there; below the grant's they are to be set aside.
     """
 
     leader_epoch: int = -1
@@ -53,6 +66,7 @@ class Promises:
     ungranted: Mapping[str, Ungranted] = field(default_factory=dict)
     unfilled: Mapping[str, int] = field(default_factory=dict)
     is_unfilled: bool = False
+    log_generation: int = 0
 
     @property
     def newest_epoch(self) -> int:
@@ -63,6 +77,17 @@ class Promises:
     def generation(self) -> int:
         """Of the newest grant; 0 without one."""
         return 0 if self.grant is None else self.grant.generation
+
+    @property
+    def are_logs_outdated(self) -> bool:
+        """Whether the logs are of another generation than the grant, so that they are to be set aside."""
+        return self.log_generation != self.generation
+
+    def with_grant(self, grant: Grant) -> "Promises":
+        """These with a grant that `judge_grant` lets in; what the logs of an older generation promised ends with it."""
+        if grant.generation == self.generation:
+            return replace(self, grant=grant, leader_epoch=max(self.leader_epoch, grant.epoch))
+        return replace(self, grant=grant, leader_epoch=grant.epoch, ungranted={}, unfilled={}, is_unfilled=True)
 
     @property
     def is_led_here(self) -> bool:
@@ -95,8 +120,48 @@ class PromiseKeeper:
         with self.lock:
             if promises != self._kept:
                 self.filesystem.make_directory(self.directory)
+                if promises.are_logs_outdated and not self._kept.are_logs_outdated:  # what held for these logs
+                    aside = self._aside(promises)
+                    self.filesystem.make_directory(aside)
+                    write_promises(aside, self.outbox_id, self._kept, self.filesystem)
                 write_promises(self.directory, self.outbox_id, promises, self.filesystem)
                 self._kept = promises
+
+    def set_logs_aside(self, held: LogDirectory) -> None:
+        """Finish what a grant of a higher generation began, if one did. held: the directory, none of its logs open.
+
+        Whole logs go, with the checkpoints that hold for them. Raises OSError: the next call goes on from there.
+        """
+        with self.lock:
+            if not self._kept.are_logs_outdated:
+                return
+            aside, filesystem = self._aside(self._kept), self.filesystem
+            filesystem.make_directory(aside)
+            names = [name for name in filesystem.list(self.directory) if is_log_name(name)]
+            if names:
+                held.sync_checkpoints()
+            for checkpoint in Checkpoint:
+                data = read_whole(filesystem, self.directory / checkpoint.value, _FILE_BYTES_MAX) if names else None
+                if data is not None and not filesystem.exists(aside / checkpoint.value):
+                    write_atomic(filesystem, aside / checkpoint.value, [data])
+            for name in names:
+                filesystem.rename(self.directory / name, aside / name)
+            filesystem.sync_directory(aside)
+            filesystem.sync_directory(self.directory)
+            for name in names:
+                held.forget_missing(name)
+            self.keep(replace(self._kept, log_generation=self._kept.generation))
+        if names:
+            _LOG.warning(
+                "%s: a loss was accepted while this member was away (generation %s): what it held is in %s, and it is "
+                "given everything",
+                self.directory,
+                told(self._kept.generation),
+                aside,
+            )
+
+    def _aside(self, promises: Promises) -> Path:
+        return self.directory / f"generation-{told(promises.log_generation)}{STALE_SUFFIX}"
 
     def read_again(self) -> None:
         """After another process may have written them."""
@@ -133,6 +198,7 @@ def find_promises(directory: Path, filesystem: Filesystem) -> tuple[UUID, Promis
             },
             unfilled={str(log): int(end) for log, end in fields.get("unfilled", {}).items()},
             is_unfilled=bool(fields.get("is_unfilled", False)),
+            log_generation=int(fields.get("log_generation", 0 if grant is None else grant.get("generation", 0))),
         )
     except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
@@ -149,6 +215,7 @@ def write_promises(directory: Path, outbox_id: UUID, promises: Promises, filesys
         "ungranted": {log: [start, *granted] for log, (start, granted) in promises.ungranted.items()},
         "unfilled": dict(promises.unfilled),
         "is_unfilled": promises.is_unfilled,
+        "log_generation": promises.log_generation,
     }
     write_checked_json(filesystem, directory / PROMISES_NAME, fields, _PROMISES_VERSION)
 

@@ -79,6 +79,7 @@ class KeptOutbox:
         self._store = store
         self._lock = threading.Lock()
         self._visiting = threading.RLock()
+        self._aside_lock = threading.Lock()
         self._is_visited = False
         self._borrowers = 0
         self._filled: set[int] = set()  # the partitions of an unfilled member that have everything
@@ -125,6 +126,7 @@ class KeptOutbox:
         self._check_not_let_go()
         if not self.promises.is_led_here:
             self.settle_directory()
+            self._finish_setting_aside()
             yield
             return
         with self._visiting:
@@ -134,12 +136,33 @@ class KeptOutbox:
                 self._settle(held)
                 self._keeper.read_again()
                 self._is_visited = True
+                self._finish_setting_aside()
                 yield
             finally:
                 self._is_visited = False
                 if self.promises.is_led_here:
                     self.close()  # its service may come at any time
                 held.release()
+
+    def _finish_setting_aside(self) -> None:
+        """Before anything is told or taken: logs of an older generation than the grant's are no part of this member.
+
+        Raises OSError, LogLocked: then nothing is.
+        """
+        with self._aside_lock:
+            if not self.promises.are_logs_outdated:
+                return
+            self.close()
+            with self._lock:
+                self._check_not_let_go()
+                held = self._acquired()
+                try:
+                    self._keeper.set_logs_aside(held)
+                finally:
+                    held.release()
+                self._filled.clear()
+            with self._contact_lock:  # its epochs were another generation's
+                self._contact = LeaderContact(-1, self._store.started_ms, is_over=False)
 
     @contextmanager
     def let_go(self) -> Iterator[Path]:
@@ -271,17 +294,16 @@ class KeptOutbox:
             if outcome is Outcome.NONE and (offered != kept.grant or is_named):
                 found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as
                 member = kept.member if is_live else found
-                # Its epoch as well, as who leads keeps it: its first request would be one more write of this file.
-                leader_epoch = max(kept.leader_epoch, offered.epoch)
                 member = kept.member if member == NO_MEMBER else member
                 is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
-                is_unfilled = kept.is_unfilled or (kept.grant is None and not is_first and not is_named)
-                self._keeper.keep(
-                    replace(kept, grant=offered, leader_epoch=leader_epoch, member=member, is_unfilled=is_unfilled)
-                )
+                # Its epoch as well, as who leads keeps it: its first request would be one more write of this file.
+                promises = kept.with_grant(offered)
+                is_unfilled = promises.is_unfilled or (kept.grant is None and not is_first and not is_named)
+                self._keeper.keep(replace(promises, member=member, is_unfilled=is_unfilled))
                 if is_named and member not in offered.entering:
                     self._forget_original()
-            return outcome
+        self._finish_setting_aside()
+        return outcome
 
     def _was_replaced(self, offered: Grant) -> bool:
         """Whether another directory is what counts as this member, and nobody looks for it here any more."""
@@ -330,6 +352,8 @@ class KeptOutbox:
         """The open log of `tp`; one that failed is tried again here. Raises Refusal."""
         with self._lock:
             self._check_not_let_go()
+            if self.promises.are_logs_outdated:
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"the logs in {self.directory} are not set aside yet")
             if self.promises.is_led_here and not self._is_visited:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} belongs to its service")
             if (tp.topic, tp.partition) in self._removing:
@@ -349,7 +373,7 @@ class KeptOutbox:
         """Make the logs of which nothing is here, at once. What can't be made is told where each is opened."""
         with self._lock, suppress(Refusal, OSError, PushrepError):
             self._check_not_let_go()
-            if self.promises.is_led_here:
+            if self.promises.is_led_here or self.promises.are_logs_outdated:
                 return
             missing = {
                 str(tp): tp.topic_id

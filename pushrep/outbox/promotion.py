@@ -138,6 +138,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
         stack.callback(held.release)
         held.refuse_copy()
         keeper = PromiseKeeper(directory, outbox_id, filesystem)
+        keeper.set_logs_aside(held)
         stack.callback(_forget_member, keeper, keeper.kept)
         kept = _settle_member(keeper, directory, member)
         logs = _open_logs(stack, directory, kept, log_config, filesystem, clock)

@@ -40,7 +40,7 @@ from pushrep.push.sockets import Address
 from pushrep.records import RecordBatch
 from pushrep.replication.candidate import Purpose
 from pushrep.replication.errors import TooFewMembers
-from pushrep.replication.grants import Grant, Member, next_ballot
+from pushrep.replication.grants import Grant, Member, are_rivals, next_ballot
 from pushrep.replication.leader import PartitionLeader
 from pushrep.seams import Clock
 
@@ -264,9 +264,11 @@ class Replication:
             if grant is None or self._why_not_leading() is not None:
                 return False
             found = self._candidacy.look(grant, min(_ASK_S, self._settings.open_timeout_s))
-        if any(one.grant is not None and one.grant.epoch > grant.epoch for one in found.values()):
+        shown = {index: one.grant for index, one in found.items() if one.grant is not None}
+        if any(one.rank > grant.rank or are_rivals(one.generation, grant.generation) for one in shown.values()):
             return False
-        answered = {self._identity.member, *found}
+        older = {index for index, one in shown.items() if one.generation < grant.generation}
+        answered = {self._identity.member, *found} - older
         return any(len(one.members & answered) >= one.min_insync_replicas for one in grant.quorums)
 
     def _why_not_leading(self) -> Exception | None:
@@ -452,7 +454,7 @@ class Replication:
         grant = self._keeper.kept.grant or self._first()
         found = self._candidacy.look(grant, self._settings.open_timeout_s)
         is_led_by_another = any(
-            one.grant is not None and one.grant.epoch > grant.epoch and one.grant.leader != grant.leader
+            one.grant is not None and one.grant.rank > grant.rank and one.grant.leader != grant.leader
             for one in found.values()
         )
         is_enough = is_led_by_another or too_few(grant, self._identity.member, found) is None

@@ -54,10 +54,12 @@ _PARTS_MAX = 1024  # partitions in one request: its header stays far below what 
 
 
 class Beats(NamedTuple):
-    """What a leader says once a second; on_fenced(epoch, leader): a newer grant was shown in the answer."""
+    """What a leader says once a second; on_another(generation, epoch, leader): in the answer another grant was
+    shown than its own, perhaps a newer one.
+    """
 
     request: BeatRequest
-    on_fenced: Callable[[int, int], None]
+    on_another: Callable[[int, int, int], None]
 
 
 class Waker:
@@ -467,8 +469,11 @@ class Channel:
 
     def _beat_answered(self, response: BeatResponse) -> None:
         self._is_beating = False
-        if self._beats is not None and response.grant_epoch > self._beats.request.leader_epoch:
-            self._beats.on_fenced(response.grant_epoch, response.grant_leader)
+        if self._beats is None:
+            return
+        ours = (self._beats.request.generation, self._beats.request.leader_epoch)
+        if (response.generation, response.grant_epoch) != ours:
+            self._beats.on_another(response.generation, response.grant_epoch, response.grant_leader)
 
     def _answered(self, request: OnItsWay, response: AppendRecordsResponse) -> None:
         if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):

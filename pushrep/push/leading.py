@@ -84,7 +84,7 @@ class Leading:
         beat = wire.BeatRequest(
             outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch, generation=grant.generation
         )
-        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._fenced))
+        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._hear_of))
         self._clock, self._lag_ms = clock, replica_lag_max_ms
         threads = self.manager.settings.network.threads
         self._stop = threads.event()
@@ -210,15 +210,13 @@ class Leading:
             led.close()
 
     def hear_of(self, grants: Iterable[wire.Grant]) -> None:
-        """A member showed these; one that is newer than ours ends our lead."""
+        """A member showed these; one that is newer than ours, or was forced beside it, ends our lead."""
         for grant in grants:
-            if grant.epoch > self.grant.epoch:
-                self._fenced(grant.epoch, grant.leader)
+            self._hear_of(grant.generation, grant.epoch, grant.leader)
 
-    def _fenced(self, epoch: int, leader: int) -> None:
-        """Member `leader` has a newer grant."""
+    def _hear_of(self, generation: int, epoch: int, leader: int) -> None:
         for led in self.partitions.values():
-            led.resign(epoch, leader)
+            led.on_grant_shown(generation, epoch, leader)
 
     def hear_directory(self, replica: int, directory_id: UUID | None, *, is_unfilled: bool) -> None:
         """A replica that keeps our grant showed its directory: with another one than the grant's it is filled, and

@@ -24,7 +24,7 @@ from pushrep.push.settings import Replica
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replication.epochs import LogEnds
-from pushrep.replication.errors import NotLeader
+from pushrep.replication.errors import NotLeader, RivalGenerations
 from pushrep.replication.leader import (
     HighWatermarkMoved,
     Joined,
@@ -185,10 +185,10 @@ class LedPartition:
             effects = self.leader.end_session(session.replica.index, reason)
         self._apply(effects)
 
-    def resign(self, epoch: int, leader: int) -> None:
-        """Member `leader` has a newer grant."""
+    def on_grant_shown(self, generation: int, epoch: int, leader: int) -> None:
+        """A member keeps such a grant: a newer one, or one that was forced beside ours, ends this lead."""
         with self.lock:
-            effects = self.leader.resign(epoch, leader)
+            effects = self.leader.on_grant_shown(generation, epoch, leader)
         self._apply(effects)
 
     def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:
@@ -254,9 +254,15 @@ class LedPartition:
                 level = logging.WARNING if effect.too_slow else logging.INFO  # a session's end is told by its reason
                 _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
             elif isinstance(effect, Resigned):
-                self.resigned = NotLeader(effect.leader, effect.epoch)
+                self.resigned = self._why_resigned(effect)
                 _LOG.error("%s: %s", self.tp, self.resigned)
                 self._complete()
+
+    def _why_resigned(self, effect: Resigned) -> NotLeader:
+        if effect.rival is None:
+            return NotLeader(effect.leader, effect.epoch)
+        own = self.leader.grant.generation
+        return RivalGenerations(effect.leader, effect.epoch, generation=own, rival=effect.rival)
 
     def _session_ended(self, effect: SessionEnded) -> None:
         if effect.is_alarm:

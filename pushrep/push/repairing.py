@@ -172,7 +172,13 @@ class Repairs:
 
     def _fetched(self, client: ReplicaClient, tp: TopicIdPartition, offset: int) -> FetchRecordsResponse:
         for max_bytes in (_PIECE_BYTES, 1):  # its own damage may lie a little further on
-            request = FetchRecordsRequest(tp=tp, grant_epoch=self._grant.epoch, offset=offset, max_bytes=max_bytes)
+            request = FetchRecordsRequest(
+                tp=tp,
+                grant_epoch=self._grant.epoch,
+                offset=offset,
+                max_bytes=max_bytes,
+                generation=self._grant.generation,
+            )
             answer = client.ask(request, FetchRecordsResponse)
             if answer.error_code is not ErrorCode.CORRUPT_MESSAGE:
                 break

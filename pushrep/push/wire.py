@@ -45,6 +45,7 @@ def request_to_wire(tp: TopicIdPartition, request: AppendRecords, records: Recor
         restart=request.restart,
         end_session_reason=request.end_session_reason,
         cleaned_offset=request.cleaned_offset,
+        generation=request.generation,
         records=records,
     )
 
@@ -65,6 +66,7 @@ def request_from_wire(part: wire.AppendRecordsPartition) -> AppendRecords:
         restart=part.restart,
         end_session_reason=part.end_session_reason,
         cleaned_offset=part.cleaned_offset,
+        generation=part.generation,
         batches=batches,
         is_whole=is_whole,
     )
@@ -81,6 +83,7 @@ def result_to_wire(result: AppendRecordsResult) -> wire.AppendRecordsResult:
         grant_leader=result.grant_leader,
         epoch=result.epoch,
         epoch_end_offset=result.epoch_end_offset,
+        generation=result.generation,
     )
 
 
@@ -95,6 +98,7 @@ def result_from_wire(result: wire.AppendRecordsResult) -> AppendRecordsResult:
         grant_leader=result.grant_leader,
         epoch=result.epoch,
         epoch_end_offset=result.epoch_end_offset,
+        generation=result.generation,
     )
 
 

@@ -1,5 +1,6 @@
 """What a node keeps of an outbox, where two calls meet."""
 
+import errno
 import json
 import threading
 from contextlib import suppress
@@ -8,14 +9,18 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.log import SegmentLog
+from pushrep.log.checkpoints import Checkpoint, read_checkpoint
 from pushrep.node.promises import PromiseKeeper, Promises, find_promises, write_promises
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.push.sockets import Address
-from pushrep.replication.grants import Grant, Member
+from pushrep.records import encode_batch
+from pushrep.replication.grants import Grant, Member, next_generation
 from pushrep.replication.outcome import Outcome
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.seams.checked_json import write_checked_json
+from pushrep.topic_id_partition import TopicIdPartition
 
 OUTBOX = UUID(int=7)
 ADDRESSES = ["a:1", "b:1", "c:1"]
@@ -85,3 +90,98 @@ def test_promises_keep_whose_directory_a_member_is_and_the_generation(tmp_path):
     write_promises(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
     assert find_promises(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)
     assert kept.generation == 3
+
+
+TPS = [TopicIdPartition(UUID(int=3), "orders", number) for number in range(2)]
+
+
+def forced(epoch=257, tag=5):
+    return replace(
+        grant(epoch), generation=next_generation(0, tag), previous_members=(Member(1, ADDRESSES[1]),),
+        previous_min_insync_replicas=1, members_epoch=epoch,
+    )  # fmt: skip
+
+
+class Stopping(RealFilesystem):
+    """A disk that fails at one of its renames, as a kill would stop it."""
+
+    def __init__(self):
+        self.left = None
+
+    def rename(self, source, target):
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(errno.EIO, "the power went")
+        super().rename(source, target)
+
+
+def filled(store):
+    """Two logs with a record each, pushed by the leader of epoch 512."""
+    kept = store.outbox(OUTBOX)
+    assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is Outcome.NONE
+    for tp in TPS:
+        log = store.describe(kept, tp, create=True).log
+        log.append_as_is([encode_batch([b"old"], timestamps_ms=1, leader_epoch=512)])
+        log.advance_high_watermark(1)
+    kept.note_unfilled("orders-0", 7)
+    return kept
+
+
+def check_set_aside(kept, old):
+    aside = kept.directory / "generation-0.stale"
+    assert find_promises(aside, REAL_FILESYSTEM) == (OUTBOX, old)
+    for tp in TPS:
+        with SegmentLog.open_reader(aside / str(tp), isolation="written") as reader:
+            assert [record.value for record in reader.records(0)] == [b"old"]
+        assert not (kept.directory / str(tp)).exists()
+    assert read_checkpoint(aside, Checkpoint.HIGH_WATERMARK, REAL_FILESYSTEM) == {str(tp): 1 for tp in TPS}
+    promises = kept.promises
+    assert not promises.are_logs_outdated
+    assert (promises.grant, promises.leader_epoch, promises.member) == (forced(), 257, 2)
+    assert (promises.is_unfilled, promises.unfilled) == (True, {})
+
+
+def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
+    kept = filled(store)
+    old, replica = kept.promises, kept.open_replica(TPS[0])
+    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is Outcome.NONE
+    check_set_aside(kept, old)
+    assert replica.failure is not None
+    assert store.described(TPS[0]) is None, "its leader has to begin a session anew"
+    log = store.describe(kept, TPS[0], create=True).log
+    assert (log.log_end_offset, log.high_watermark) == (0, 0)
+    assert kept.promises.unfilled == {}, "it lost nothing of this generation"
+    assert kept.offer_grant(grant(1024), 0, ADDRESSES[2], 2) is Outcome.FENCED_LEADER_EPOCH
+    assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is Outcome.INCONSISTENT_OUTBOX
+
+
+@pytest.mark.parametrize("renames", range(5))
+def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
+    """Promises of old, promises, the high watermarks, two logs, promises: the power goes before each."""
+    disk = Stopping()
+    first = NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), disk, SYSTEM_CLOCK)
+    kept = filled(first)
+    for replica in kept.open_replicas():
+        replica.close()
+    kept._acquired().release()  # its checkpoints are on disk
+    old, disk.left = kept.promises, renames
+    with pytest.raises(OSError, match="the power went"):
+        kept.offer_grant(forced(), 1, ADDRESSES[2], 2)
+    if renames > 1:
+        with pytest.raises(Refusal, match="not set aside"):
+            kept.replica(TPS[0], create=True)
+    disk.left = None
+    first.close()
+    again = NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), REAL_FILESYSTEM, SYSTEM_CLOCK)
+    try:
+        kept = again.outbox(OUTBOX)
+        if renames > 1:
+            with kept.at_home():
+                pass
+        else:
+            assert kept.promises == old
+            kept.offer_grant(forced(), 1, ADDRESSES[2], 2)
+        check_set_aside(kept, old)
+    finally:
+        again.close()
