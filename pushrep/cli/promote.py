@@ -8,14 +8,14 @@ from pushrep.cli.replica.reaching import client_tls, tls_options
 from pushrep.outbox.promotion import Promotion, promote
 from pushrep.push.settings import PushSettings
 from pushrep.replication.candidate import LEADER_ALIVE_MS
-from pushrep.replication.errors import TooFewMembers
+from pushrep.replication.errors import TooFewMembers, told
 
 
 @click.command("promote")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--catch-up", is_flag=True, help="Another member holds more: fetch that first, instead of refusing.")
 @click.option(
-    "--accept-loss", is_flag=True, help="Too few members answer: lead all the same; what only they hold is lost."
+    "--accept-loss", is_flag=True, help="Too few members answer: lead all the same; what they hold is set aside."
 )
 @click.option(
     "--lost",
@@ -66,7 +66,8 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
     answer, so that nothing acknowledged with ALL is lost. A leader that enough members heard within the last seconds
     may be alive: without --depose that is refused, and it leads on. Then open the service's Outbox on DIRECTORY, with
     the replicas that are printed. Members that are lost for good, with what they promised, are said to be so by --lost,
-    and nodes that take their places by --new; then the outbox goes on with ALL (docs/replication.md). The old leader
+    and nodes that take their places by --new; then the outbox goes on with ALL (docs/replication.md). Whatever others
+    hold behind --accept-loss is set aside when they meet the new leader, and they are filled. The old leader
     is refused from now on; `pushrep replica adopt` puts its directory under a node, where it follows.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     push = PushSettings(tls=client_tls(cert, key, ca))
@@ -103,6 +104,12 @@ def _tell(done: Promotion) -> None:
         )
     if done.accepted_loss:
         click.echo(f"accepted loss: without {done.accepted_loss}")
+        click.echo(f"generation {told(grant.generation)} begins: what others hold is set aside when they meet it")
+    if done.unreached:
+        click.echo(
+            f"members {list(done.unreached)} were not reached, so they are not fenced: what they take until they meet "
+            "this grant is set aside, too"
+        )
     for damaged in done.damaged:
         click.echo(f"damaged, and no other member gave what is missing: {damaged}")
     if not done.is_read:

@@ -138,7 +138,7 @@ class Answers:
         self._access.check(sender, ApiKey.BEAT, request.outbox_id)
         kept = self._store.look_up(request.outbox_id)
         promises = kept.promises
-        grant, generation = promises.grant, promises.generation
+        generation, shown = promises.generation, kept.rival or promises.grant
         is_fenced = request.generation < generation or (
             request.generation == generation and request.leader_epoch < promises.newest_epoch
         )
@@ -146,9 +146,9 @@ class Answers:
             kept.note_contact(request.leader_epoch, is_last=request.is_last)
         return wire.BeatResponse(
             error_code=ErrorCode.FENCED_LEADER_EPOCH if is_fenced else ErrorCode.NONE,
-            grant_epoch=-1 if grant is None else grant.epoch,
-            grant_leader=-1 if grant is None else grant.leader,
-            generation=generation,
+            grant_epoch=-1 if shown is None else shown.epoch,
+            grant_leader=-1 if shown is None else shown.leader,
+            generation=0 if shown is None else shown.generation,
         )
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:

@@ -35,7 +35,7 @@ from pushrep.node.replica import Replica
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replication.effects import ReplicaSession
-from pushrep.replication.grants import Grant, OfferedGrant, judge_grant
+from pushrep.replication.grants import Grant, OfferedGrant, are_rivals, judge_grant
 from pushrep.replication.outcome import Outcome
 from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.topic_id_partition import TopicIdPartition
@@ -90,6 +90,8 @@ class KeptOutbox:
         self._replicas: dict[tuple[str, int], Replica] = {}
         self._removing: set[tuple[str, int]] = set()
         self._keeper = PromiseKeeper(self.directory, outbox_id, store.filesystem)
+        self.rival: Grant | None = None
+        """One that was forced beside the kept one, and offered: who leads by that is told of it, and goes offline."""
 
     @property
     def directory_id(self) -> UUID | None:
@@ -161,6 +163,7 @@ class KeptOutbox:
                 finally:
                     held.release()
                 self._filled.clear()
+                self.rival = None
             with self._contact_lock:  # its epochs were another generation's
                 self._contact = LeaderContact(-1, self._store.started_ms, is_over=False)
 
@@ -290,6 +293,9 @@ class KeptOutbox:
                     f"{addressed_as}, too: one disk would count twice",
                 )
             outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
+            if are_rivals(offered.generation, kept.generation):
+                self.rival = offered
+                _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
             is_named = kept.member == NO_MEMBER and addressed_as != NO_MEMBER
             if outcome is Outcome.NONE and (offered != kept.grant or is_named):
                 found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as

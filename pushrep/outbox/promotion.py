@@ -2,7 +2,8 @@
 
     its node lets go ─▶ lock ─▶ Candidacy: look and compare ─▶ number and grant on N - m + 1 members ─▶ compare again
                      ─▶ fetch (catch_up) ─▶ begin
-                        with accept_loss, if fewer answer: the grant says what was accepted, and a PID epoch begins
+                        with accept_loss, if fewer answer: a forced grant, which says what was accepted; another
+                        generation and another PID epoch begin with what lies here
 
 Afterwards the grant names this directory's member: the node stays away, and the service opens its Outbox here, with the
 other members as replicas. What stopped half-way is safe: at worst nobody leads until the next promotion.
@@ -37,8 +38,25 @@ from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.replication.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, Purpose, leader_alive
 from pushrep.replication.epochs import common_end, without_ungranted
-from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
-from pushrep.replication.grants import Grant, Member, default_min_insync, next_ballot
+from pushrep.replication.errors import (
+    LogNotFit,
+    NotAhead,
+    NotLeader,
+    OlderGeneration,
+    RivalGenerations,
+    TooFewMembers,
+)
+from pushrep.replication.grants import (
+    GENERATION_TAG_BITS,
+    Grant,
+    Member,
+    are_rivals,
+    default_min_insync,
+    newest_list_of,
+    newest_of,
+    next_ballot,
+    next_generation,
+)
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.topic_id_partition import TopicIdPartition
 
@@ -65,7 +83,8 @@ class Promotion:
     """What a promotion did. accepted_loss: what was shown and accepted, empty if nothing had to be.
 
     damaged: sealed segments that were found so and that no other member could repair, each with the reason. is_read:
-    whether all of them could be read in `verify_s`.
+    whether all of them could be read in `verify_s`. unreached: members that a forced grant could not be shown to, so
+    that they are not fenced: what they hold, and take until then, is set aside when they meet it.
     """
 
     directory: Path
@@ -74,6 +93,7 @@ class Promotion:
     last_contact_ms: int
     damaged: tuple[str, ...] = ()
     is_read: bool = True
+    unreached: tuple[int, ...] = ()
 
     @property
     def accepted_loss(self) -> str:
@@ -107,8 +127,9 @@ def promote(  # noqa: PLR0913 - an operator's choices
     """Make the member that lies in `directory` (a node's `<data>/<outbox id>`) the leader of its outbox.
 
     catch_up: fetch first what another member has more, instead of refusing. accept_loss: if fewer than N - m + 1
-    members answer, lead all the same; records that only the others hold are lost. member: its index, where the node was
-    reached under another address than the one it listens on. lost, with accept_loss: members whose directories are
+    members answer, lead all the same, in another generation: what the others hold is set aside when they meet it, and
+    they are given everything that lies here; so also to go on here after RivalGenerations. member: its index, where
+    the node was reached under another address than the one it listens on. lost, with accept_loss: members that are
     destroyed, so that none of them will ever vote: they leave the list at once. new: "host:port" of nodes that come
     into it under new indexes, and are given everything by whoever opens the Outbox here. depose: also from a leader
     that may be alive; else one that enough members were in contact with within `leader_alive_ms` is left alone.
@@ -116,8 +137,8 @@ def promote(  # noqa: PLR0913 - an operator's choices
     verify_s: so long sealed segments are read for what has rotted, once this member may lead; that is fetched from the
     others, and what they can't give is in `damaged`.
     Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, DirectoryIsCopy before
-    anything is changed; NotLeader if another's promotion was faster, CantPromote with what to do, CorruptNodeFile,
-    LogPoisoned, OSError.
+    anything is changed; OlderGeneration, RivalGenerations, NotLeader if another's promotion was faster, CantPromote
+    with what to do, CorruptNodeFile, LogPoisoned, OSError.
     """
     directory = Path(directory)
     found = find_promises(directory, filesystem)
@@ -150,15 +171,16 @@ def promote(  # noqa: PLR0913 - an operator's choices
             contact_age_ms=last_contact.age_ms,
             leader_alive_ms=leader_alive_ms,
         )
+        repaired = partial(_repair, {tp_of(log): log for log in logs.values()}, push or PushSettings(), verify_s, clock)
         losing = partial(
             _with_loss,
             candidacy,
             last_contact.wall_ms,
             catch_up=catch_up,
             timeout_s=timeout_s,
+            repaired=repaired,
         )
         number = keeper.kept.number
-        repaired = partial(_repair, {tp_of(log): log for log in logs.values()}, push or PushSettings(), verify_s, clock)
         try:
             if lost or new:
                 if not accept_loss:
@@ -167,12 +189,12 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 return _begun(candidacy, losing(change=change), directory, last_contact.wall_ms, repaired)
             purpose = Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE
             try:
-                grant = candidacy.run(purpose, timeout_s)
-            except TooFewMembers:
+                done = _Granted(candidacy.run(purpose, timeout_s))
+            except (RivalGenerations, TooFewMembers):
                 if not accept_loss or keeper.kept.number != number:
                     raise
-                grant = losing()
-            return _begun(candidacy, grant, directory, last_contact.wall_ms, repaired)
+                done = losing()
+            return _begun(candidacy, done, directory, last_contact.wall_ms, repaired)
         except (LogNotFit, LogPoisoned, ReplicaUnreachable, TooFewMembers, OSError) as error:
             if keeper.kept.number == number:
                 raise
@@ -183,9 +205,12 @@ def promote(  # noqa: PLR0913 - an operator's choices
             raise CantPromote(directory, why) from error
 
 
-def _begun(candidacy: Candidacy, grant: Grant, directory: Path, last_contact_ms: int, repaired: _Repaired) -> Promotion:
+def _begun(
+    candidacy: Candidacy, done: "_Granted", directory: Path, last_contact_ms: int, repaired: _Repaired
+) -> Promotion:
+    grant = done.grant
     ends = tuple(_ends_of(candidacy))
-    damaged, is_read = repaired(grant)
+    damaged, is_read = done.repaired or repaired(grant)
     candidacy.begin(grant)
     return Promotion(
         directory=directory,
@@ -194,6 +219,7 @@ def _begun(candidacy: Candidacy, grant: Grant, directory: Path, last_contact_ms:
         last_contact_ms=last_contact_ms,
         damaged=damaged,
         is_read=is_read,
+        unreached=done.unreached,
     )
 
 
@@ -276,6 +302,16 @@ def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on
     return logs
 
 
+class _Granted(NamedTuple):
+    """By what to lead. unreached: members that a forced grant could not be shown to, and that are not said to be lost.
+    repaired: what `_repair` told, where that was done before.
+    """
+
+    grant: Grant
+    unreached: tuple[int, ...] = ()
+    repaired: tuple[tuple[str, ...], bool] | None = None
+
+
 class _ListChange(NamedTuple):
     """Members that are destroyed leave the list, nodes at `new` come into it, without the others' agreement.
 
@@ -291,22 +327,14 @@ class _ListChange(NamedTuple):
         """Whether the list changes."""
         return bool(self.lost or self.new)
 
-    def of(self, grant: Grant) -> Grant:
-        """`grant` with the list that it makes; who opens the Outbox settles it as soon as it may. Raises BadGrant."""
+    def of(self, base: Grant) -> tuple[tuple[Member, ...], int]:
+        """The members and m that it makes."""
         if not self.is_any:
-            return grant
-        left = [one for one in grant.members if one.index not in self.lost]
-        coming = [Member(grant.next_index + number, address) for number, address in enumerate(self.new)]
+            return base.members, base.min_insync_replicas
+        left = [one for one in base.members if one.index not in self.lost]
+        coming = [Member(base.next_index + number, address) for number, address in enumerate(self.new)]
         members = (*left, *coming)
-        return replace(
-            grant,
-            members=members,
-            min_insync_replicas=default_min_insync(len(members)),
-            members_epoch=grant.epoch,
-            # It leads alone until enough of the others were given everything: new ones have no say before.
-            previous_members=tuple(one for one in left if one.index == grant.leader) if len(members) > 1 else (),
-            previous_min_insync_replicas=int(len(members) > 1),
-        )
+        return members, default_min_insync(len(members))
 
     def check_looked(self, directory: Path, base: Grant, own: int, found: Mapping[int, MemberAnswer]) -> None:
         """Before anything is stored. Raises CantPromote, TooFewMembers."""
@@ -354,14 +382,15 @@ def _without(candidacy: Candidacy, lost: frozenset[int], new: Sequence[str]) -> 
     return _ListChange(lost, new)
 
 
-def _with_loss(
+def _with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     candidacy: Candidacy,
     last_contact_ms: int,
     *,
     catch_up: bool,
     timeout_s: float,
+    repaired: _Repaired,
     change: _ListChange = _SAME_LIST,
-) -> Grant:
+) -> _Granted:
     """Too few answer, and that is accepted: compared with those that do. Raises LeaderMayBeAlive if one of them was in
     contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if a list is changed that the others could still lead
     by.
@@ -372,9 +401,9 @@ def _with_loss(
     for partition, log in own.logs.items():
         if log.why_unfit is not None:
             raise LogNotFit(partition, log.why_unfit)
-    shown = [kept, *(answer.grant for answer in found.values() if answer.grant is not None)]
-    base = max(shown, key=lambda grant: (grant.members_epoch, grant.epoch))
-    newest = max(shown, key=lambda grant: grant.epoch)
+    found, newest_generation = _of_one_generation(kept, found)
+    shown = [kept, *(answer.grant for answer in found.values())]
+    base, newest = newest_list_of(shown) or kept, newest_of(shown) or kept
     silent = base.indexes - {own.index, *found}
     alive = leader_alive(own.index, newest, {own.index: own, **found}, silent, candidacy.leader_alive_ms)
     if alive is not None and alive.contacts:
@@ -382,27 +411,56 @@ def _with_loss(
     directory = candidacy.keeper.directory
     change.check_looked(directory, base, own.index, found)
     epoch = next_ballot(candidacy.index, max(answer.highest_epoch for answer in (own, *found.values())))
+    fetches = _fetches(own, found, catch_up=catch_up, is_anothers=newest.leader != own.index)
+    before = base.renewed(epoch, own.index)
+    for fetch in fetches:  # before the others know the grant, by which they set aside what they hold
+        candidacy.fetch(fetch, before)
+    done = repaired(before)
     accepted = _loss(_ends_of(candidacy), last_contact_ms, base.indexes - {candidacy.index, *found})
-    # Offsets that the others gave out, and readers may have seen, are given out again: under another PID.
-    pid_epoch = base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP)
-    grant = replace(base.renewed(epoch, candidacy.index), accepted_loss=accepted, pid_epoch=pid_epoch)
-    grant = change.of(grant)
-    is_anothers = newest.leader != own.index
-    fetches = _fetches(own, found, catch_up=catch_up, is_anothers=is_anothers)
-    for fetch in fetches:
-        if fetch.member == own.index:  # a cut: while the other's grant stands here, which is the reason for it
-            candidacy.fetch(fetch, grant)
+    members, least = change.of(base)
+    members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
+    reached = {index for index, one in found.items() if base.is_member(index, one.directory_id)}
+    grant = replace(
+        base.forced(
+            epoch,
+            own.index,
+            next_generation(newest_generation, secrets.randbits(GENERATION_TAG_BITS)),
+            members=members,
+            min_insync_replicas=least,
+            reached=reached,
+        ),
+        accepted_loss=accepted,
+        # Offsets that the others gave out, and readers may have seen, are given out again: under another PID.
+        pid_epoch=base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP),
+    )
     candidacy.store(grant)
     answers = candidacy.offer(grant, timeout_s)
     for answer in answers.values():
-        if answer.grant is not None and answer.grant != grant and answer.grant.epoch >= epoch:
-            raise NotLeader(answer.grant.leader, answer.grant.epoch)
+        shows = answer.grant
+        if shows is not None and are_rivals(shows.generation, grant.generation):
+            told = {"generation": grant.generation, "rival": shows.generation}
+            raise RivalGenerations(shows.leader, shows.epoch, **told)
+        if shows is not None and shows.rank > grant.rank:
+            raise NotLeader(shows.leader, shows.epoch)
     change.check_stored(directory, base, own.index, answers, grant)
-    for fetch in fetches:
-        if fetch.member != own.index:
-            candidacy.fetch(fetch, grant)
     _LOG.error("%s leads without %s", directory, accepted)
-    return grant
+    stored = {index for index, answer in answers.items() if answer.grant == grant}
+    return _Granted(grant, tuple(sorted(base.indexes - {own.index, *stored, *change.lost})), done)
+
+
+def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[dict[int, MemberAnswer], int]:
+    """The answers that tell of this directory's history, and the newest generation that any of them showed.
+
+    Raises OlderGeneration: where a newer one is led nothing is lost that this one could bring back. A rival's is passed
+    over: that this one goes on, and not that, is what is decided here.
+    """
+    shown = [one.grant for one in found.values() if one.grant is not None]
+    newest = newest_of([kept, *shown]) or kept
+    if newest.generation > kept.generation and not are_rivals(newest.generation, kept.generation):
+        told = {"generation": kept.generation, "newest": newest.generation}
+        raise OlderGeneration(newest.leader, newest.epoch, **told)
+    same = {index: one for index, one in found.items() if one.grant is None or one.grant.generation == kept.generation}
+    return same, newest.generation
 
 
 def _fetches(own: MemberAnswer, found: Mapping[int, MemberAnswer], *, catch_up: bool, is_anothers: bool) -> list[Fetch]:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from pushrep import SegmentLog
+from pushrep.outbox.promotion import promote
 from tests.crash.members_world import DIRECTORY, WAIT_S, Kill, Point, World
 
 STEPS_MAX = 60
@@ -146,3 +148,52 @@ def test_a_change_of_members_outlives_a_kill_at_each_step(new_world, torture, na
             assert step < STEPS_MAX, f"{victim} never gets to its end: {found}"
             found.append(run_killed(new_world(), name, victim, Kill(step, draw.choice(list(Point)))))
         assert not torture.is_long or PROMISES in found or victim == "goes", f"{victim}: {found}"
+
+
+SET_ASIDE = [
+    Kill(3, Point.AFTER),  # the grant of the new generation is kept, the logs lie there still
+    Kill(4, Point.BEFORE),  # they are set aside, which is not kept yet
+    Kill(1, Point.AFTER),  # their new place is made
+    Kill(2, Point.TORN),  # what was promised while they counted is copied there
+    Kill(3, Point.BEFORE),
+    Kill(4, Point.AFTER),
+]
+
+
+def test_logs_of_an_older_generation_are_set_aside_whole_through_a_kill(new_world, torture):
+    """identity M6: members that were only away come back to what was forced to go on without them."""
+    for kill in SET_ASIDE if torture.is_long else SET_ASIDE[:2]:
+        come_back_killed(new_world(), kill)
+
+
+def come_back_killed(world, kill):
+    for node in ("stays", "goes"):
+        world.serve(node)
+    assert world.lead(["stays", "goes"])
+    world.append()
+    world.wait_for_all([])
+    before = world.held("goes")
+    world.leader.end()
+    for node in ("stays", "goes"):
+        world.nodes[node].end()
+    done = promote(world.root / "outbox", accept_loss=True, depose=True, timeout_s=1)
+    assert done.unreached == (1, 2)
+    for node in ("stays", "goes"):
+        world.serve(node)
+    world.nodes["goes"].ask("arm", kill.step, kill.point.value)
+    assert world.lead(["stays", "goes"])
+    world.leader.ask("produce")
+    world.wait_for_all(["goes"])
+    world.leader.ask("rest")
+    assert world.told.read_text() in {PROMISES, DIRECTORY}
+    world.append()
+    world.wait_for_all([])
+    acked = world.acked()
+    for name in ("outbox", "stays", "goes"):
+        held = world.held(name)
+        assert {offset: held.get(offset) for offset in acked} == acked, name
+    (aside,) = world.root.glob("goes/*/generation-0.stale")
+    SegmentLog.open(aside / "orders-0").close()  # it was not closed: whoever reads it lets it recover first
+    with SegmentLog.open_reader(aside / "orders-0", isolation="written") as reader:
+        assert {record.offset: record.value.decode() for record in reader.records(0)} == before
+    world.close()

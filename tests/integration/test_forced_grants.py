@@ -1,0 +1,227 @@
+"""Behind a loss that was accepted (identity M6): the lost come back, and bring nothing of theirs into what went on."""
+
+import shutil
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from pushrep import Durability, SegmentLog
+from pushrep.cli.main import run
+from pushrep.node.asking import Asking
+from pushrep.node.promises import find_promises
+from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
+from pushrep.outbox.adoption import adopt
+from pushrep.outbox.promotion import promote
+from pushrep.protocol.client import ClientConnection
+from pushrep.protocol.server import ServerConnection
+from pushrep.push.errors import ReplicaUnreachable
+from pushrep.replication.errors import NotAhead, NotLeader, RivalGenerations
+from pushrep.replication.grants import are_rivals
+from pushrep.seams import REAL_FILESYSTEM
+from tests.integration.older_peers import of_version
+from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
+
+KEPT, LOST, NEW = [b"first"], [b"lost %d" % n for n in range(20)], [b"new %d" % n for n in range(30)]
+
+
+def values(directory):
+    with SegmentLog.open_reader(directory / "orders-0", isolation="written") as reader:
+        return [record.value for record in reader.records(0)]
+
+
+@contextmanager
+def cut_off(patch):
+    """Nobody can be asked."""
+
+    def ask(self, *_, **__):
+        raise ReplicaUnreachable("somebody", "the line is cut")
+
+    with patch.context() as cut:
+        cut.setattr(Asking, "look", ask)
+        cut.setattr(Asking, "offer", ask)
+        yield
+
+
+class Lost:
+    """Member 0 led; what it and member 2 acknowledged last never reached member 1, which is all that is left."""
+
+    def __init__(self, world, patch):
+        self.world, self.patch = world, patch
+        for index in (1, 2):
+            world.node(index)
+        with self.lead() as outbox:
+            self.outbox_id = outbox.facts.replication.grant.outbox_id
+            outbox.append(0, KEPT[0]).result(WAIT_S)
+            wait_for_all(outbox)
+            world.nodes[1].stop()
+            for value in LOST:
+                outbox.append(0, value).result(WAIT_S)
+        world.nodes[2].stop()
+        self.old = world.root / "outbox"
+
+    def lead(self, index=None, *replicas):
+        directory = self.world.root / "outbox" if index is None else self.directory(index)
+        replicas = replicas or (1, 2)
+        return open_outbox(self.world, *replicas, directory=directory, durability=Durability.FLUSHED, open_timeout_s=1)
+
+    def directory(self, index):
+        return self.world.root / f"node-{index}" / str(self.outbox_id)
+
+    def promises(self, directory):
+        return find_promises(directory, REAL_FILESYSTEM)[1]
+
+    def force(self, directory=None, **choices):
+        """While nobody else can be reached."""
+        with cut_off(self.patch):
+            choices = {"accept_loss": True, "timeout_s": 1, "push": QUICK, "depose": True, **choices}
+            return promote(directory or self.directory(1), **choices)
+
+    def take_in(self, index=0):
+        """The directory of the service that led goes under a node."""
+        adopt(self.world.root / f"node-{index}", self.old)
+        self.world.node(index)
+
+    def check(self, acknowledged, *indexes):
+        for index in indexes:
+            assert values(self.directory(index)) == acknowledged, index
+
+
+@pytest.fixture
+def lost(world, monkeypatch):
+    return Lost(world, monkeypatch)
+
+
+def why_offline(outbox):
+    return outbox.facts.replication._why_not_leading()
+
+
+def wait_until_settled(outbox):
+    def is_settled():
+        grant = outbox.facts.replication.grant
+        return grant is not None and not grant.previous_members and not grant.nameless and not grant.entering
+
+    wait_until(is_settled, "the list has its say, and every directory is named")
+
+
+@pytest.mark.parametrize("comes", ["before new records", "after new records"])
+def test_the_lost_come_back_and_are_filled_with_what_went_on(lost, comes):
+    done = lost.force()
+    assert done.unreached == (0, 2)
+    assert done.grant.is_led_alone
+    lost.take_in()
+    lost.world.node(2)
+    if comes == "after new records":  # an empty disk took their place meanwhile; then the old one is put back
+        aside = lost.world.root / "old 2"
+        lost.world.nodes[2].stop()
+        (lost.world.root / "node-2").rename(aside)
+        lost.world.node(2)
+        lost.world.nodes[0].stop()
+        with lost.lead(1, 0, 2) as outbox:
+            for value in NEW[:10]:
+                outbox.append(0, value).result(WAIT_S)
+            wait_for_all(outbox, lost.world.nodes[2].address)
+        lost.world.nodes[2].stop()
+        shutil.rmtree(lost.world.root / "node-2")
+        aside.rename(lost.world.root / "node-2")
+        lost.world.node(0)
+        lost.world.node(2)
+    with lost.lead(1, 0, 2) as outbox:
+        for value in NEW[10:] if comes == "after new records" else NEW:
+            outbox.append(0, value).result(WAIT_S)
+        wait_for_all(outbox)
+        wait_until_settled(outbox)
+        grant = outbox.facts.replication.grant
+        assert grant.generation == done.grant.generation
+    lost.check([*KEPT, *NEW], 0, 1, 2)
+    for index in (0, 2):
+        aside = lost.directory(index) / "generation-0.stale"
+        assert values(aside) == [*KEPT, *LOST], "whole, for an operator to read"
+        assert lost.promises(aside).grant.leader == 0
+        assert not lost.promises(lost.directory(index)).is_unfilled
+    lost.world.nodes[1].stop()  # each of them may lead what went on
+    with lost.world.nodes[2].let_go(lost.outbox_id):
+        again = promote(lost.directory(2), catch_up=True, push=QUICK, timeout_s=WAIT_S, depose=True)
+    assert again.partitions[0].log_end_offset == len(KEPT + NEW)
+    assert again.grant.generation == done.grant.generation
+
+
+def test_a_leader_of_an_older_generation_leads_on_alone_and_deposes_nobody(lost):
+    """The old one was only away: it acknowledges with member 2, until that one meets the new generation."""
+    lost.world.node(2)
+    with lost.lead() as old:
+        old.append(0, b"beside it").result(WAIT_S)
+        lost.force()
+        lost.world.node(1)
+        old.append(0, b"once more").result(WAIT_S)
+        with lost.lead(1, 2) as outbox:
+            for value in NEW:
+                outbox.append(0, value).result(WAIT_S)
+            with pytest.raises((NotLeader, DeliveryFailed)):
+                old.append(0, b"too late").result(WAIT_S)
+            outbox.append(0, b"on").result(WAIT_S)
+    lost.check([*KEPT, *NEW, b"on"], 1, 2)
+    with pytest.raises(NotLeader):
+        lost.lead()
+    with pytest.raises(NotAhead):  # not even by force: what it held is set aside
+        promote(lost.old, accept_loss=True, depose=True, push=QUICK, timeout_s=WAIT_S)
+
+
+def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(lost):
+    first = lost.force().grant
+    other = lost.force(lost.old).grant
+    assert are_rivals(first.generation, other.generation)
+    lost.world.node(2)
+    with lost.lead() as outbox:
+        outbox.append(0, b"in one").result(WAIT_S)
+        with lost.lead(1, 2) as beside:
+            for one, own, rival in ((beside, first, other), (outbox, other, first)):
+                wait_until(lambda one=one: why_offline(one) is not None, "it met the other, or who did")
+                why = why_offline(one)
+                assert isinstance(why, RivalGenerations)
+                assert (why.generation, why.rival) == (own.generation, rival.generation)
+                assert "--accept-loss" in str(why)
+                with pytest.raises((RivalGenerations, DeliveryFailed)):
+                    one.append(0, b"nowhere").result(WAIT_S)
+    promote(lost.directory(1), accept_loss=True, depose=True, push=QUICK, timeout_s=5)  # the one that is to go on
+    with lost.lead(1, 2) as outbox:
+        outbox.append(0, b"on").result(WAIT_S)
+        wait_for_all(outbox, lost.world.nodes[2].address)
+    lost.check([*KEPT, b"on"], 1, 2)
+
+
+def test_a_member_that_does_not_speak_of_generations_is_refused_until_it_is_upgraded(lost):
+    with lost.patch.context() as older:
+        older.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(1))
+        lost.world.node(2)
+        done = promote(lost.directory(1), accept_loss=True, lost=[0], depose=True, push=QUICK, timeout_s=WAIT_S)
+        assert done.unreached == (2,)
+        with lost.lead(1, 2) as outbox:
+            wait_until(lambda: "upgrade the peer" in (outbox.status().members[-1].trouble or ""), "it is named")
+    lost.world.nodes[2].stop()
+    lost.world.node(2)
+    with lost.lead(1, 2) as outbox:
+        outbox.append(0, b"on").result(WAIT_S)
+    lost.check([*KEPT, b"on"], 1, 2)
+
+
+def test_a_leader_that_does_not_speak_of_generations_is_refused_by_those_that_do(lost):
+    lost.force()
+    lost.world.node(2)
+    with lost.lead(1, 2) as outbox:
+        outbox.append(0, b"on").result(WAIT_S)
+        with lost.patch.context() as older:
+            older.setitem(ClientConnection.__init__.__kwdefaults__, "vocabulary", of_version(1))
+            with pytest.raises((NotLeader, NotEnoughReplicas)), lost.lead() as old:
+                old.append(0, b"nowhere").result(WAIT_S)
+        outbox.append(0, b"and on").result(WAIT_S)
+    lost.check([*KEPT, b"on", b"and on"], 1, 2)
+
+
+def test_the_command_says_who_is_not_fenced(lost, capfd):
+    with cut_off(lost.patch):
+        assert run(["promote", str(lost.directory(1)), "--accept-loss", "--timeout-s", "1", "--depose"]) == 0
+    sys.stdout.flush()
+    told = capfd.readouterr().out
+    assert "generation 1." in told
+    assert "members [0, 2] were not reached, so they are not fenced" in told
