@@ -88,6 +88,8 @@ class Asking:
     def __init__(self, outbox_id: UUID, member: int, logs: Mapping[int, SegmentLog], settings: PushSettings) -> None:
         self._outbox_id, self._member, self._settings = outbox_id, member, settings
         self._tps = [tp_of(log) for log in logs.values()]
+        self.generation = 0
+        """Of the newest grant here."""
 
     def look(self, index: int, address: Address) -> MemberAnswer:
         """What a member holds. Raises ReplicaUnreachable, ValueError."""
@@ -166,7 +168,9 @@ class Asking:
     def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:
         """The logs from the `at`-th on, one at least."""
         page = tuple(self._tps[at : at + _DESCRIBED_AT_ONCE])
-        request = DescribeLogRequest(outbox_id=self._outbox_id, member=self._member, partitions=page)
+        request = DescribeLogRequest(
+            outbox_id=self._outbox_id, member=self._member, partitions=page, generation=self.generation
+        )
         answer = client.ask(request, DescribeLogResponse)
         if answer.error_code is not ErrorCode.NONE or not answer.logs:
             raise ReplicaUnreachable(str(client.address), answer.error_message or answer.error_code.meaning)

@@ -280,6 +280,7 @@ class Candidacy:
                 self.keeper.keep(kept.with_grant(newest))
 
     def _round(self, timeout_s: float) -> Answers:
+        self._asking.generation = self.keeper.kept.generation
         return Answers(self._settings, self._clock, timeout_s)
 
     def _ask(self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer]) -> None:

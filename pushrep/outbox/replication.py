@@ -444,7 +444,7 @@ class Replication:
                     if grant is not None and not grant.is_led_alone:
                         return
                     if grant is not None and self.may_settle:
-                        grant = self.change_members(lambda newest, epoch: newest.settled(epoch))
+                        grant = self.change_members(lambda newest, epoch: newest.settled(epoch), wait_s=_UNASKED_WAIT_S)
                         _LOG.info("the new members have a say since the grant of epoch %d", grant.epoch)
                         return
             except (OSError, PushrepError) as error:
@@ -471,10 +471,10 @@ class Replication:
         return True
 
     def _wait_for_members(self, started_s: float, wait_s: float) -> None:
-        """Until enough are in sync to take records with ALL, or it took too long."""
+        """Until enough are in sync to take records with ALL, or another leads, or it took too long."""
         while self.needs_all and monotonic() - started_s < wait_s:
             led = [lane.led for lane in self.lanes.values()]
-            if all(one is not None and one.takes_all for one in led) or self._stop.wait(_PAUSE_S):
+            if all(one is not None and (one.takes_all or one.resigned) for one in led) or self._stop.wait(_PAUSE_S):
                 return
 
     def _replicas(self) -> list[Replica]:

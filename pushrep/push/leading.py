@@ -387,6 +387,7 @@ class _Driver:
                     member=self._leading.grant.leader,
                     create=True,
                     partitions=tuple(left[:_DESCRIBED_AT_ONCE]),
+                    generation=self._leading.grant.generation,
                 )
                 answer = client.ask(request, DescribeLogResponse)
                 if answer.error_code is not ErrorCode.NONE or not answer.logs:

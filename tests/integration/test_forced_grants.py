@@ -60,10 +60,11 @@ class Lost:
         world.nodes[2].stop()
         self.old = world.root / "outbox"
 
-    def lead(self, index=None, *replicas):
+    def lead(self, index=None, *replicas, open_timeout_s=WAIT_S):
         directory = self.world.root / "outbox" if index is None else self.directory(index)
         replicas = replicas or (1, 2)
-        return open_outbox(self.world, *replicas, directory=directory, durability=Durability.FLUSHED, open_timeout_s=1)
+        given = {"directory": directory, "durability": Durability.FLUSHED, "open_timeout_s": open_timeout_s}
+        return open_outbox(self.world, *replicas, **given)
 
     def directory(self, index):
         return self.world.root / f"node-{index}" / str(self.outbox_id)
@@ -174,7 +175,7 @@ def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(l
     lost.world.node(2)
     with lost.lead() as outbox:
         outbox.append(0, b"in one").result(WAIT_S)
-        with lost.lead(1, 2) as beside:
+        with lost.lead(1, 2, open_timeout_s=1) as beside:
             for one, own, rival in ((beside, first, other), (outbox, other, first)):
                 wait_until(lambda one=one: why_offline(one) is not None, "it met the other, or who did")
                 why = why_offline(one)
@@ -196,7 +197,7 @@ def test_a_member_that_does_not_speak_of_generations_is_refused_until_it_is_upgr
         lost.world.node(2)
         done = promote(lost.directory(1), accept_loss=True, lost=[0], depose=True, push=QUICK, timeout_s=WAIT_S)
         assert done.unreached == (2,)
-        with lost.lead(1, 2) as outbox:
+        with lost.lead(1, 2, open_timeout_s=1) as outbox:
             wait_until(lambda: "upgrade the peer" in (outbox.status().members[-1].trouble or ""), "it is named")
     lost.world.nodes[2].stop()
     lost.world.node(2)
@@ -212,7 +213,7 @@ def test_a_leader_that_does_not_speak_of_generations_is_refused_by_those_that_do
         outbox.append(0, b"on").result(WAIT_S)
         with lost.patch.context() as older:
             older.setitem(ClientConnection.__init__.__kwdefaults__, "vocabulary", of_version(1))
-            with pytest.raises((NotLeader, NotEnoughReplicas)), lost.lead() as old:
+            with pytest.raises((NotLeader, NotEnoughReplicas)), lost.lead(open_timeout_s=1) as old:
                 old.append(0, b"nowhere").result(WAIT_S)
         outbox.append(0, b"and on").result(WAIT_S)
     lost.check([*KEPT, b"on", b"and on"], 1, 2)
