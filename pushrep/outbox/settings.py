@@ -125,7 +125,9 @@ class ReplicaSettings:
         if not isinstance(self.acks, Acks | None):
             raise SettingRefused("acks", f"give Acks.LOCAL or Acks.ALL, not {self.acks!r}")
         if self.acks is Acks.ALL and not self.replicas:
-            raise SettingRefused("acks", "ALL needs replicas=[...]: without them a record is in this log alone")
+            raise SettingRefused(
+                "acks", "ALL needs replicas=[...], of a command --replica: without them a record is in this log alone"
+            )
         if self.min_insync_replicas is not None:
             if not self.replicas:
                 raise SettingRefused("min_insync_replicas", "it counts replicas, and there are none: leave it out")

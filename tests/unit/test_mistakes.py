@@ -212,6 +212,11 @@ COMMANDS = {
     "a dump that ends before it begins": ("log dump made/t-0 --from 3 --to 1", 2, "1 lies before --from 3"),
     "a dump from beyond the end": ("log dump made/t-0 --from 9", 0, "nothing at or above --from 9"),
     "a replay that ends before it begins": ("replay made t-0 --from 3 --until 1", 2, "1 lies before --from 3"),
+    "acks without replicas": (
+        "append out t file --acks all",
+        1,
+        "acks: ALL needs replicas=[...], of a command --replica",
+    ),
     "a replay of another log": ("replay made t-9", 1, "no recording t-9; pushrep recording list made names all"),
     "a replay of a file's log": ("replay file t-0", 1, "file is a file: give a directory of logs"),
     "no certificate": ("recording list h:1 --cert n --key n --ca n", 2, "cert: n can't be read: No such file"),

@@ -281,8 +281,8 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
 def _sentence(one: dict[str, Any], *, is_dry_run: bool) -> str:
     count = len(one["segments"])
     what = f"{count} segment{'' if count == 1 else 's'} ({size(one['size_bytes'])})"
-    verb = "would go" if is_dry_run else "went"
-    text = f"{one['log']}: {what} {verb}, the log begins at offset {one['log_start_offset']:,}"
+    went, begins = ("would go", "would begin") if is_dry_run else ("went", "begins")
+    text = f"{one['log']}: {what} {went}, the log {begins} at offset {one['log_start_offset']:,}"
     if one["kept_by"] is not None:
         text += f"; the rest that is as old is needed from offset {one['needed_from']:,} on by {one['kept_by']}"
     return text
