@@ -59,12 +59,12 @@ class LogConsumer:
     """Reads the partitions of one topic from their start offsets on. For one thread. Made by `open`."""
 
     def __init__(
-        self, store: StartpointStore, lanes: dict[int, _AssignedPartition], default: Startpoint, *, reset: bool
+        self, store: StartpointStore, assigned: dict[int, _AssignedPartition], default: Startpoint, *, reset: bool
     ) -> None:
         """Use `LogConsumer.open`."""
-        self._store, self._lanes, self._default, self._reset = store, lanes, default, reset
+        self._store, self._assigned, self._default, self._reset = store, assigned, default, reset
         self._gate, self._looking = BootstrapGate(), Looking(store)
-        self._seen_bytes = -1  # nothing yet: the lanes are to start
+        self._seen_bytes = -1  # nothing yet: the partitions are to start
         self._stopped: dict[int, StartpointFailed] = {}
         self._closed = False
 
@@ -110,11 +110,11 @@ class LogConsumer:
         reset: bool = False,
     ) -> Self:
         """As `open`, over logs wherever they lie; they are closed with the consumer."""
-        lanes = {
+        assigned = {
             partition: _AssignedPartition(store.claim(consumer, topic, partition), log)
             for partition, log in logs.items()
         }
-        return cls(store, lanes, default if default is not None else Startpoint.earliest(), reset=reset)
+        return cls(store, assigned, default if default is not None else Startpoint.earliest(), reset=reset)
 
     @property
     def stopped(self) -> dict[int, StartpointFailed]:
@@ -123,7 +123,7 @@ class LogConsumer:
 
     def positions(self) -> dict[int, int]:
         """The next offset that poll gives, per partition that is read."""
-        return {partition: lane.position for partition, lane in self._lanes.items() if lane.start is not None}
+        return {partition: one.position for partition, one in self._assigned.items() if one.start is not None}
 
     def poll(self, max_records: int = POLL_RECORDS) -> list[PartitionRecords]:
         """At most `max_records` of what is there now, shared by the partitions; empty if nothing is. Never waits.
@@ -134,7 +134,7 @@ class LogConsumer:
         """
         self._check()
         self._follow_store()
-        readable = [p for p, lane in self._lanes.items() if lane.start is not None and self._gate.may_read(p)]
+        readable = [p for p, one in self._assigned.items() if one.start is not None and self._gate.may_read(p)]
         found = []
         left = max_records
         for n, partition in enumerate(readable):
@@ -149,16 +149,16 @@ class LogConsumer:
         """Store that all that poll gave is done. Raises PartitionLost, after the other partitions were committed."""
         self._check()
         lost: PartitionLost | None = None
-        for partition, lane in list(self._lanes.items()):
-            if lane.start is None or lane.position == lane.committed:
+        for partition, one in list(self._assigned.items()):
+            if one.start is None or one.position == one.committed:
                 continue
-            sequence = lane.start.sequence
+            sequence = one.start.sequence
             try:
-                if self._store.commit(lane.claim, lane.position, sequence=sequence, log_id=lane.log.log_id):
-                    lane.committed = lane.position
-                    if not lane.is_consumed:
-                        self._store.consume(lane.claim, sequence)
-                        lane.is_consumed = True
+                if self._store.commit(one.claim, one.position, sequence=sequence, log_id=one.log.log_id):
+                    one.committed = one.position
+                    if not one.is_consumed:
+                        self._store.consume(one.claim, sequence)
+                        one.is_consumed = True
             except PartitionLost as error:
                 self._drop(partition)
                 lost = error
@@ -168,7 +168,7 @@ class LogConsumer:
     def close(self) -> None:
         """Let go of the logs, commit nothing; closing twice is fine. A store that was given stays open."""
         self._closed = True
-        for partition in list(self._lanes):
+        for partition in list(self._assigned):
             self._drop(partition)
 
     def __enter__(self) -> Self:
@@ -189,59 +189,59 @@ class LogConsumer:
         looking = self._looking
         if self._seen_bytes < 0:
             size_bytes = self._store.size_bytes()
-            for partition, lane in list(self._lanes.items()):
-                self._take_up(partition, lane)
+            for partition, one in list(self._assigned.items()):
+                self._take_up(partition, one)
             self._seen_bytes = size_bytes  # as it was before the look: what came meanwhile is looked at next time
             return
         with suppress(NotNow):
             size_bytes = looking.look()
             if size_bytes == self._seen_bytes and looking.away is None:
                 return
-            for partition, lane in list(self._lanes.items()):
-                looking.ask(partial(self._take_up, partition, lane))
+            for partition, one in list(self._assigned.items()):
+                looking.ask(partial(self._take_up, partition, one))
             self._seen_bytes = size_bytes
 
-    def _take_up(self, partition: int, lane: _AssignedPartition) -> None:
+    def _take_up(self, partition: int, one: _AssignedPartition) -> None:
         """What is new for one partition."""
-        reader = lane.claim.reader
+        reader = one.claim.reader
         pending = self._store.read(reader.consumer, reader.topic, reader.partition)
-        if lane.start is not None and (pending is None or pending.sequence <= lane.start.sequence):
+        if one.start is not None and (pending is None or pending.sequence <= one.start.sequence):
             return
         if pending is not None and (known := self._stopped.get(partition)) and known.sequence == pending.sequence:
             return
-        self._start(partition, lane)
+        self._start(partition, one)
 
-    def _start(self, partition: int, lane: _AssignedPartition) -> None:
-        position = lane.position if lane.start is not None else None
+    def _start(self, partition: int, one: _AssignedPartition) -> None:
+        position = one.position if one.start is not None else None
         try:
             start = self._store.start(
-                lane.claim, facts_of(lane.log), default=self._default, reset=self._reset, position=position
+                one.claim, facts_of(one.log), default=self._default, reset=self._reset, position=position
             )
         except StartpointFailed as error:
             self._gate.leave(partition)
-            self._stopped[partition], lane.start = error, None
+            self._stopped[partition], one.start = error, None
             raise
         except PartitionLost:
             self._drop(partition)
             raise
         self._stopped.pop(partition, None)
-        lane.start, lane.position = start, start.offset
-        lane.committed, lane.is_consumed = start.offset, start.origin is not Origin.STARTPOINT
+        one.start, one.position = start, start.offset
+        one.committed, one.is_consumed = start.offset, start.origin is not Origin.STARTPOINT
         self._gate.start(partition, start.offset, start.until)
 
     def _fetch(self, partition: int, count: int) -> PartitionRecords:
-        lane = self._lanes[partition]
-        assert lane.start is not None, "only started ones are readable"
+        one = self._assigned[partition]
+        assert one.start is not None, "only started ones are readable"
         records: list[Record] = []
         if count > 0:
-            records, lane.position = lane.log.fetch(lane.position, count)
-            self._gate.advance(partition, lane.position)
-        return PartitionRecords(partition, lane.start.sequence, records)
+            records, one.position = one.log.fetch(one.position, count)
+            self._gate.advance(partition, one.position)
+        return PartitionRecords(partition, one.start.sequence, records)
 
     def _drop(self, partition: int) -> None:
         self._gate.leave(partition)
         self._stopped.pop(partition, None)
-        self._lanes.pop(partition).log.close()
+        self._assigned.pop(partition).log.close()
 
 
 def _partitions_of(directory: Path, topic: str) -> list[int]:

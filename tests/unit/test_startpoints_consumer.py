@@ -115,7 +115,7 @@ def test_who_lost_the_partitions_commits_nothing(directory):
             with pytest.raises(PartitionLost):
                 old.commit()
             assert old.positions() == {0: RECORDS}, "the lost one is read no more"
-            assert new._store.checkpoint(new._lanes[1].claim.reader).offset == 10
+            assert new._store.checkpoint(new._assigned[1].claim.reader).offset == 10
     with LogConsumer.open(directory, "orders", "billing") as consumer:
         consumer.poll(0)
         assert consumer.positions() == {0: RECORDS, 1: 10}
