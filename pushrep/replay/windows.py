@@ -67,13 +67,15 @@ class BatchWindows:
             what = places.place(start)
             segment, position, epoch = what.base_offset, what.position, what.leader_epoch
             expected = segment if what.next_offset is None else what.next_offset
+            file = files.get(self._directory, segment).file
             while expected < end:
-                read = self._read(files.get(self._directory, segment).file, position)
+                read = self._read(file, position)
                 if not read.batches:
                     following = segment_path(self._directory, expected)
                     if read.is_more or segment == expected or not self._filesystem.exists(following):
                         return
                     segment, position = expected, 0
+                    file = files.get(self._directory, segment).file  # held against its seal once, before its first
                     continue
                 in_place = count_in_place([batch.header for batch in read.batches], expected, epoch)
                 given = read.batches[:in_place]
