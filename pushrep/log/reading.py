@@ -94,12 +94,13 @@ class BatchReader:
         self.on_damage: Callable[[int], None] | None = None
         """Told of a segment, by its base offset, whose batches are not what they should be."""
 
-    def read(self, offset: int, max_bytes: int) -> bytes:
+    def read(self, offset: int, max_bytes: int, *, below_start: bool = False) -> bytes:
         """Whole batches from the one that holds `offset` on, in one piece, of one segment.
 
         At most `max_bytes`, but at least one batch; empty at the end of the range, and in a batch that crosses it.
+        below_start: from where the files begin.
         """
-        bounds = self._checked(offset, None)
+        bounds = self._checked(offset, None, below_start=below_start)
         if not hasattr(max_bytes, "__index__"):
             raise BadArgument("max_bytes", f"give a number of bytes, not {max_bytes!r}")
         if offset == bounds.end:
@@ -172,11 +173,13 @@ class BatchReader:
         """The log was cut: what was remembered of it may not hold."""
         self._hints, self._newest_ms = {}, {}
 
-    def _checked(self, start: int, end: int | None) -> Bounds:
+    def _checked(self, start: int, end: int | None, *, below_start: bool = False) -> Bounds:
         for name, offset in (("start", start), ("end", end)):
             if offset is not None and not hasattr(offset, "__index__"):
                 raise BadArgument(name, f"give an offset, not {offset!r}")
         bounds = self._log.bounds()
+        if below_start:
+            bounds = bounds._replace(start=min([bounds.start, *self._log.bases(fresh=False)]))
         if not bounds.start <= start <= bounds.end:
             raise OffsetOutOfRange(start, *bounds)
         if end is not None and not start <= end <= bounds.end:

@@ -348,6 +348,11 @@ class SegmentLog:
         self._checked_writer()
         return self._reader.read(offset, max_bytes)
 
+    def read_to_repair(self, offset: int, max_bytes: int) -> bytes:
+        """As `read`, also below the log start in the segment that holds it: a copy of that segment needs all of it."""
+        self._checked_writer()
+        return self._reader.read(offset, max_bytes, below_start=True)
+
     def slices(self) -> LogSlices:
         """For who sends batches as they lie in the files; not to be used while the log is cut, or after `close`."""
         return LogSlices(self._around.filesystem, self.path, self._checked_writer())

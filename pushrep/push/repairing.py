@@ -193,7 +193,7 @@ def _level(gave_up: Callable[[], bool]) -> int:
 def _read(log: SegmentLog, offset: int) -> Records:
     """As many batches as are whole, or one. Raises PushrepError, OSError."""
     try:
-        data = log.read(offset, _PIECE_BYTES)
+        data = log.read_to_repair(offset, _PIECE_BYTES)
     except CorruptBatch:
-        data = log.read(offset, 1)
+        data = log.read_to_repair(offset, 1)
     return whole_batches(data, offset, OFFSET_MAX, log.leader_epochs).parts

@@ -6,10 +6,11 @@ there  | batch | batch | batch | ...          by the same offsets: equal, or the
 
 from itertools import zip_longest
 from typing import NamedTuple
+from uuid import UUID
 
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay.client import ReplayClient
-from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.errors import NodeUnreachable, ReplayFailed, ReplayRefused
 from pushrep.replay.model import TO_END, RecordingInfo, ReplayRequest
 
 
@@ -34,7 +35,7 @@ def compare_copies(here: ReplayClient, there: ReplayClient, name: str) -> Compar
     The copy is known by the log's id. Raises ReplayRefused (UNKNOWN_RECORDING) where there is none, and as a replay.
     """
     ours = _found(here, name, None)
-    theirs = _found(there, name, ours)
+    theirs = _found(there, name, ours.log_id)
     start = max(ours.start_offset, theirs.start_offset)
     end = min(ours.stable_offset, theirs.stable_offset)
     if start >= end:
@@ -53,8 +54,24 @@ def compare_copies(here: ReplayClient, there: ReplayClient, name: str) -> Compar
     return Comparison(start, end, batches, size)
 
 
-def _found(client: ReplayClient, name: str, like: RecordingInfo | None) -> RecordingInfo:
+def why_not_held(there: ReplayClient, name: str, log_id: UUID | None, start: int, end: int) -> str | None:
+    """Read [start, end) of a copy of the log: why it does not give all of it; None if it does."""
+    try:
+        theirs = _found(there, name, log_id)
+        if not theirs.start_offset <= start <= end <= theirs.stable_offset:
+            return f"it gives [{theirs.start_offset}, {theirs.stable_offset})"
+        identity = theirs.recording_id if theirs.recording_id is not None else name
+        with there.replay(ReplayRequest(identity, start, TO_END)) as replay:
+            for one in replay.batches():
+                if one.batch.header.next_offset >= end:
+                    return None
+    except (ReplayRefused, ReplayFailed, NodeUnreachable) as error:
+        return str(error)
+    return None if start == end else "it ends early"
+
+
+def _found(client: ReplayClient, name: str, log_id: UUID | None) -> RecordingInfo:
     for one in client.recordings():
-        if one.name == name and (like is None or like.log_id is None or one.log_id == like.log_id):
+        if one.name == name and log_id in {None, one.log_id}:
             return one
     raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"{client.where} has no copy of {name}")

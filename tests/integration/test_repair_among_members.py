@@ -1,5 +1,6 @@
 """What rots in one member comes from another while both run: identity O8, over sockets, and with a killed process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.log import CorruptBatch, LogConfig, SegmentLog
+from pushrep.cli import main as cli_main
+from pushrep.log import CorruptBatch, LogConfig, OffsetOutOfRange, SegmentLog
 from pushrep.log.segment_files import segment_path
 from pushrep.log.splicing import RepairRefused
 from pushrep.protocol import server
@@ -202,6 +204,47 @@ def test_o8_what_a_leaders_opening_finds_damaged_comes_from_a_member_or_is_named
         assert "pushrep log repair" in str(outbox.status().members)
         assert [found.base_offset for found in ours.damaged_segments] == [bases[2]]
         assert ours.log_end_offset == 42
+
+
+def test_o8_verify_says_which_members_hold_what_is_damaged(world, capsys):
+    replicas = [world.node(index, log_config=SMALL).index for index in (1, 2)]
+    with open_outbox(world, *replicas, log_config=SMALL, push=QUICK) as outbox:
+        for number in range(40):
+            outbox.append(0, b"record %04d " % number + bytes(400)).result(WAIT_S)
+        wait_for_all(outbox)
+        [ours] = outbox.facts.logs.values()
+        base, following = sealed(ours)[1:3]
+    flip(replica_of(world, 2).log, base)
+    flip(ours, base)
+    asked = ["log", "verify", str(ours.path)]
+    assert cli_main.run(asked) == 1
+    said = capsys.readouterr().out
+    assert f"[{base}, {following}): member 1, {world.nodes[1].address}, holds it\n" in said
+    assert f"[{base}, {following}): member 2, {world.nodes[2].address}, does not hold it: " in said
+    world.nodes[1].stop()
+    assert cli_main.run([*asked, "--json"]) == 1
+    gone, rotten = json.loads(capsys.readouterr().out)["members"]
+    assert (gone["member"], rotten["member"], gone["start"]) == (1, 2, base)
+    assert "refused" in gone["why_not"]
+
+
+def test_o8_what_is_damaged_below_a_log_start_inside_its_segment_is_repaired(world):
+    """Nobody reads it, but whoever reads above it in that segment comes past."""
+    service = led(world, 1)
+    log, ours = replica_of(world, 1).log, service.logs[0]
+    base = sealed(ours)[1]
+    ours.flush()
+    ours.delete_records(base + 3)
+    service.append(b"another")
+    wait_until(lambda: log.log_start_offset == base + 3, "the replica's begins there, too")
+    with pytest.raises(OffsetOutOfRange):
+        ours.read(base, 1)
+    whole = segment_path(log.path, base).read_bytes()
+    assert whole.startswith(ours.read_to_repair(base, 1))
+    flip(log, base)
+    assert len(log.scrub.run_pass().findings) == 1
+    wait_until(lambda: not log.damaged_segments, "it is repaired")
+    assert segment_path(log.path, base).read_bytes() == whole
 
 
 def test_o8_who_leads_no_more_repairs_nothing(world):

@@ -12,11 +12,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from pushrep.cli.common import show_json, size
 from pushrep.errors import BadArgument
 from pushrep.log.inspection import logs_at
-from pushrep.log.segment_look import Finding, Kind
+from pushrep.log.partition_metadata import read_partition_metadata
+from pushrep.log.segment_files import list_segments
+from pushrep.log.segment_look import BATCH_KINDS, Finding, Kind
 from pushrep.log.slots import shown_below, slot_directories
 from pushrep.log.verify import VerifyReport, bytes_to_verify, verify_log
+from pushrep.node.promises import find_promises
 from pushrep.replay import ReplayClient
-from pushrep.replay.comparing import compare_copies
+from pushrep.replay.comparing import compare_copies, why_not_held
+from pushrep.seams import REAL_FILESYSTEM
 
 
 def verify_against(log: Path, where: str) -> bool:
@@ -34,6 +38,30 @@ def verify_against(log: Path, where: str) -> bool:
     else:
         click.echo(f"{log}: DIFFERS from {where} from offset {found.differs_at} on; the same before: {what}")
     return found.is_same
+
+
+def members_that_hold(log: Path, report: VerifyReport) -> list[dict[str, int | str | None]]:
+    """Of each damaged range, what every other member of the log's outbox says: `why_not` None if it gives all of it.
+
+    A range goes from where the damage begins to the end of its segment. Empty for a log without members.
+    """
+    _, promises = find_promises(log.parent, REAL_FILESYSTEM) or (None, None)
+    damaged = sorted({one.offset for one in report.findings if one.kind in BATCH_KINDS and one.offset is not None})
+    if promises is None or promises.grant is None or not damaged:
+        return []
+    bases, log_id = list_segments(REAL_FILESYSTEM, log), read_partition_metadata(log, REAL_FILESYSTEM)
+    told: list[dict[str, int | str | None]] = []
+    for one in promises.grant.members:
+        if one.index == promises.member or not one.address:
+            continue
+        with ReplayClient(one.address) as there:
+            for start in damaged:
+                end = min((base for base in bases if base > start), default=max(start, report.verified_to))
+                why_not = why_not_held(there, log.name, log_id, start, end)
+                told.append(
+                    {"member": one.index, "address": one.address, "start": start, "end": end, "why_not": why_not}
+                )
+    return told
 
 
 _REMEDIES = {
@@ -56,8 +84,9 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
 
     Checked are length, CRC, order of offsets and epochs, that each segment ends where the next begins, every index
     entry, and the small files beside them. A running writer is no hindrance: what it had published when the check
-    began has to be whole. Exit code 1 if anything is damaged; a torn tail, which an unclean stop leaves and the next
-    open cuts off, is told but is no damage.
+    began has to be whole. Of an outbox with replicas each other member is asked whether it holds what is damaged, from
+    there to the end of the segment; while they run, it is repaired from one that does. Exit code 1 if anything is
+    damaged; a torn tail, which an unclean stop leaves and the next open cuts off, is told but is no damage.
     """
     whole = True
     for log in logs_at(path):
@@ -66,10 +95,14 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
             report = verify_log(log, on_bytes=on_bytes)
         report.log = name
         whole = whole and report.is_whole
+        members = members_that_hold(log, report)
         if as_json:
-            show_json(report.as_dict())
+            show_json(report.as_dict() | ({"members": members} if members else {}))
         else:
             _tell(report)
+            for one in members:
+                verdict = "holds it" if one["why_not"] is None else f"does not hold it: {one['why_not']}"
+                click.echo(f"  [{one['start']}, {one['end']}): member {one['member']}, {one['address']}, {verdict}")
         if against is not None:
             whole = verify_against(log, against) and whole
     if not whole:
