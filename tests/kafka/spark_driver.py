@@ -69,6 +69,8 @@ class SparkDriver:
         jars = ",".join(map(str, sorted(LIBS.glob("*.jar"))))
         program = Path(__file__).with_name("spark_driver_program.py")
         own = environment() | {"SPARK_HOME": str(own_spark_home(directory))}
+        if not master.startswith("local["):  # who kills an executor knows it as the grandparent of its Python workers
+            own |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         self._process = subprocess.Popen(
             [sys.executable, str(program), master, jars, str(directory / "scratch")],
             cwd=directory, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
