@@ -393,9 +393,9 @@ class Candidate:
             grant = self.base.renewed(epoch, self.index)
         self._become(CandidateState.GRANTING)
         self.grant = grant
-        stored = replace(self._own, grant=grant, highest_epoch=epoch, is_unfilled=self._own.is_unfilled or None)
+        stored = replace(self._own, grant=grant, highest_epoch=grant.epoch, is_unfilled=self._own.is_unfilled or None)
         self._answers = {self.index: stored}
-        return [TakeEpoch(epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
+        return [TakeEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
     def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:
         """Whether to take a number, by what was answered until now; or why not, whatever the others say."""

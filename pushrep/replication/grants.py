@@ -39,6 +39,9 @@ BALLOT_STRIDE = 256
 """Member i takes only numbers that are i modulo this: no two members ever take the same."""
 EPOCH_JUMP_MAX = 1 << 20
 """4,096 openings of one member in a row that nobody heard of; more is a broken or a foreign sender."""
+EPOCH_LEAP = EPOCH_JUMP_MAX // 2
+"""So far the epoch of a grant that names a new directory lies above all that was seen: the directory before it may have
+led alone by numbers that no other member heard of, and the new one must take none of them again."""
 GENERATION_TAG_BITS = 32
 """The lower half of a generation is drawn by chance."""
 
@@ -223,13 +226,13 @@ class Grant:
         )
 
     def with_directory(self, epoch: int, index: int, directory_id: UUID) -> "Grant":
-        """The joint grant by which a member that was filled comes in with another directory. BadGrant while another
-        change is not settled.
+        """The joint grant by which a member that was filled comes in with another directory; its epoch is EPOCH_LEAP
+        above `epoch`. BadGrant while another change is not settled.
         """
         if self.previous_members and self.entering != {index}:
             raise BadGrant("the last change of members is not settled yet")
         return replace(
-            self._naming(epoch, {index: directory_id}),
+            self._naming(epoch + EPOCH_LEAP, {index: directory_id}),
             previous_members=self.previous_members or self.members,
             previous_min_insync_replicas=self.previous_min_insync_replicas or self.min_insync_replicas,
         )

@@ -191,6 +191,10 @@ def count_a_directory_before_it_is_settled(patch):
     patch(Grant, "with_directory", with_directory)
 
 
+def take_the_numbers_of_a_directory_that_is_gone(patch):
+    patch(grants, "EPOCH_LEAP", 0)
+
+
 def name_a_directory_that_is_not_filled(patch):
     patch(PartitionLeader, "caught_up", property(lambda self: frozenset(self._sessions) | {self.grant.leader}))
 
@@ -261,8 +265,9 @@ def let_rivals_be(patch):
 LOSSY = Rules(accepts_loss=True)
 FORCED = Rules(forces=True)
 FORCED_FIVE = Rules(members=5, min_insync=3, machines=5, forces=True)
-WIPED = Rules(wipes=True)
-WIPED_OF_TWO = Rules(members=2, machines=2, wipes=True)
+WIPED = Rules(wipes=0.1)
+WIPED_OF_TWO = Rules(members=2, machines=2, wipes=0.1)
+WIPED_OFTEN = Rules(members=5, min_insync=4, machines=5, wipes=0.4)
 FIVE = Rules(members=5, min_insync=3, machines=5)
 LIVING = Rules(leader_alive_steps=100)
 LIVING_FIVE = Rules(members=5, min_insync=3, machines=5, leader_alive_steps=150)
@@ -297,8 +302,9 @@ MUTATIONS = (
     Mutation("a change of members settles when it may", settle_at_once, CHANGING, first_seed=81),
     Mutation("a member is the directory that the grant names", count_whatever_directory_answers, WIPED, first_seed=16),
     Mutation("a directory is named once it is filled", name_a_directory_that_is_not_filled, WIPED_OF_TWO, first_seed=3),
-    Mutation("a directory comes in by a grant that it stored", settle_a_directory_at_once, WIPED_OF_TWO, first_seed=68),
-    Mutation("a directory comes in by two grants", count_a_directory_before_it_is_settled, WIPED_OF_TWO),
+    Mutation("a directory comes in by a grant that it stored", settle_a_directory_at_once, WIPED_OFTEN, first_seed=227),
+    Mutation("a directory comes in by two grants", count_a_directory_before_it_is_settled, WIPED_OFTEN, first_seed=104),
+    Mutation("no number is taken twice", take_the_numbers_of_a_directory_that_is_gone, WIPED_OF_TWO, first_seed=74),
     Mutation("generations are compared before epochs", compare_epochs_before_generations, FORCED, first_seed=5),
     Mutation("a grant of an older generation is refused", store_an_older_generation, FORCED_FIVE, first_seed=10),
     Mutation("logs of an older generation are set aside", leave_the_logs_of_an_older_generation, FORCED, first_seed=9),

@@ -236,7 +236,7 @@ class Rules:
     accepts_loss: bool = False
     forces: bool = False
     leader_alive_steps: int = 0
-    wipes: bool = False
+    wipes: float = 0  # how many of all troubles
     names_directories: bool = True
     fsyncs_epochs: bool = True
     answers_last: bool = True
@@ -357,7 +357,7 @@ class World:
         self.start_node(machine)
 
     def trouble(self, machine):
-        if self.rules.wipes and self.random.random() < 0.1:
+        if self.rules.wipes and self.random.random() < self.rules.wipes:
             self.wipe(machine)
             return
         (kind,) = self.random.choices(("crash", "cut", "promote", "time", "slow"), self.troubles)
@@ -408,7 +408,8 @@ class World:
         machine.role, machine.serial = "owner", machine.serial + 1
         machine.watermark = machine.disk.high_watermark
         machine.session = do.NO_SESSION
-        first = self.first if machine.index == 0 else None
+        # In a directory that was wiped another outbox would begin, with an id of its own.
+        first = self.first if machine.index == 0 and machine.index not in self.aside else None
         if first is None and machine.disk.grant is None:
             self.start_node(machine)
             return

@@ -35,7 +35,7 @@ from pushrep.replication.errors import (
     RivalGenerations,
     TooFewMembers,
 )
-from pushrep.replication.grants import Grant, Member, next_generation
+from pushrep.replication.grants import EPOCH_LEAP, Grant, Member, next_generation
 from pushrep.replication.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, Push, Resigned, SessionEnded
 from pushrep.replication.messages import AppendRecordsResult
 from pushrep.replication.outcome import Outcome
@@ -683,7 +683,7 @@ def test_a_replica_with_another_directory_is_pushed_to_and_acknowledges_nothing(
 def test_a_directory_comes_in_once_enough_others_stored_its_name(n, m, others):
     """Contract M2: by itself and by min(N - 1, max(m, N - m)) others."""
     joint = named(members=n, m=m).with_directory(512, 1, UUID(int=7))
-    assert (joint.entering, joint.members_epoch, joint.directory_of(1)) == ({1}, 512, UUID(int=7))
+    assert (joint.entering, joint.members_epoch, joint.directory_of(1)) == ({1}, 512 + EPOCH_LEAP, UUID(int=7))
     everybody = frozenset(range(n))
     stored = frozenset(sorted(everybody - {1})[:others])
     assert joint.may_settle(stored | {1}, everybody)
@@ -695,13 +695,14 @@ def test_a_directory_comes_in_once_enough_others_stored_its_name(n, m, others):
 
 def test_an_entering_directory_joins_no_in_sync_set():
     joint = named().with_directory(512, 1, UUID(int=7))
-    log = ends(4, (0, 0), (512, 4))
+    epoch = joint.epoch
+    log = ends(4, (0, 0), (epoch, 4))
     leader = PartitionLeader(joint, log, flushed_offset=4, high_watermark=0, flushed_only=False, now_ms=0)
     leader.on_directory(1, is_members=True)
-    session = SessionId(512, 1, 1)
+    session = SessionId(epoch, 1, 1)
     leader.start_session(1, session, ends(4, (0, 0)))
     sent, _ = leader.request(1, 4, 4)
-    leader.on_answer(1, session, sent.sequence, answer(end=4, grant_epoch=512))
+    leader.on_answer(1, session, sent.sequence, answer(end=4, grant_epoch=epoch))
     assert leader.in_sync == {0}
     assert not leader.may_settle, "one other is not enough of three"
     leader.stored.add(2)
