@@ -104,8 +104,10 @@ class Cluster:
             self._left = [one for one in self._left if not one.done()] + [self._leave(found)]
 
     async def init_producer_id(self) -> tuple[int, int]:
-        """A producer id that nobody had before, and its epoch. Raises as `refresh`, BrokerError."""
+        """A producer id that nobody had before, and its epoch. Raises as `refresh`, BrokerError, KafkaRightMissing."""
         response = await self._ask_any(InitProducerIdRequest(None, -1))
+        if response.error_code == Code.CLUSTER_AUTHORIZATION_FAILED:  # the right to write to any topic is enough
+            raise right_missing("WRITE", "topic", self._topic, response.error_code)
         if response.error_code:
             raise BrokerError("a producer id", response.error_code)
         return response.producer_id, response.producer_epoch

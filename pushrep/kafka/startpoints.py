@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from filtering.consumers.asking import Failure, ask
 from filtering.consumers.confluent_asking import failure_of_transaction
@@ -292,7 +292,8 @@ class FactsInTopic:
         """This producer is done with; what it began is aborted by the next one, or by the brokers in a minute."""
         self._producer = None
         code = error.args[0]
-        if is_known and code.code() in FENCED:
+        # UNKNOWN: what a coordinator answers at times whose transactional id another writer is just taking.
+        if is_known and code.code() in {*FENCED, KafkaError.UNKNOWN}:
             raise Overtaken(self.place) from error
         raise NotWritten(self.place, code.str(), is_known=is_known) from error
 
