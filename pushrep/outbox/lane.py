@@ -52,7 +52,7 @@ class Lane:
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
         self._full: deque[Batch] = deque()
         self._writing: list[Batch] = []
-        self._with_writer = False
+        self._with_writer = self._is_in_round = False
         self._seal_wanted = False
         self._refusal: Callable[[], Exception] | None = None
         self._first_failed: Batch | None = None
@@ -181,7 +181,11 @@ class Lane:
     def _call_writer(self) -> None:
         if not self._with_writer:
             self._with_writer = True
-            self._shared.ready(self)
+            try:
+                self._shared.ready(self)
+            except BaseException:  # Ctrl-C: nobody may have been called, so the next one calls again
+                self._with_writer = False
+                raise
 
     # -- wishes from outside ---------------------------------------------------------------------------------------
 
@@ -272,6 +276,9 @@ class Lane:
     def write_round(self) -> None:
         """A writer's turn: seal and write what waits, decide it, and call a writer again for what came meanwhile."""
         with self.lock:
+            if self._is_in_round:  # called twice, by Ctrl-C in between
+                return
+            self._is_in_round = True
             if self._seal_wanted:
                 self._close_open()
             size = 0
@@ -284,7 +291,7 @@ class Lane:
             with self._turn:
                 self._write(round_)
         with self.lock:
-            self._with_writer = False
+            self._with_writer = self._is_in_round = False
             if self._full or self._seal_wanted:
                 self._call_writer()
 
