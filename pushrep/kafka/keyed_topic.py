@@ -30,7 +30,7 @@ from filtering.consumers.confluent_asking import failure_of_code
 from pushrep.errors import PushrepError
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing
-from pushrep.kafka.store_topic import FENCED, QUIET, CommittedRecords, Report, delivered
+from pushrep.kafka.store_topic import FENCED, OVERTAKEN, QUIET, CommittedRecords, Report, delivered
 from pushrep.kafka.topic import TopicFacts, look_at_topic
 
 
@@ -155,7 +155,7 @@ RECORD_OVERHEAD_BYTES = 1024
 """What a record alone in its batch takes beside its value, with a key and some headers: less, by far."""
 MESSAGE_BYTES_MIN = 16 * 1024
 _TRANSACTION_TIMEOUT_MS = 300_000  # one that is left open ends when the next writer begins, not later
-_AGAIN = FENCED | {
+_AGAIN = OVERTAKEN | {
     KafkaError._TIMED_OUT,  # noqa: SLF001 - their only names
     KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
     KafkaError._PURGE_QUEUE,  # noqa: SLF001

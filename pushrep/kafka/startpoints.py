@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaException, Message, Producer
 
 from filtering.consumers.asking import Failure, ask
 from filtering.consumers.confluent_asking import failure_of_transaction
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing, TopicReplaced
-from pushrep.kafka.store_topic import FENCED, QUIET, CommittedRecords, Report, delivered
+from pushrep.kafka.store_topic import FENCED, OVERTAKEN, QUIET, CommittedRecords, Report, delivered
 from pushrep.kafka.topic import TopicFacts as FoundTopic
 from pushrep.kafka.topic import look_at_topic
 from pushrep.seams import SYSTEM_CLOCK, Clock
@@ -292,8 +292,7 @@ class FactsInTopic:
         """This producer is done with; what it began is aborted by the next one, or by the brokers in a minute."""
         self._producer = None
         code = error.args[0]
-        # UNKNOWN: what a coordinator answers at times whose transactional id another writer is just taking.
-        if is_known and code.code() in {*FENCED, KafkaError.UNKNOWN}:
+        if is_known and code.code() in OVERTAKEN:
             raise Overtaken(self.place) from error
         raise NotWritten(self.place, code.str(), is_known=is_known) from error
 

@@ -158,6 +158,8 @@ FENCED = {
     KafkaError.CONCURRENT_TRANSACTIONS,
     KafkaError.INVALID_TXN_STATE,
 }
+OVERTAKEN = {*FENCED, KafkaError.UNKNOWN}
+"""Of a change: also what a coordinator answers at times whose transactional id another writer is just taking."""
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their only names
 """What a client reports of records whose transaction has failed; it does not tell of what."""
 Report = tuple[KafkaError | None, Message]
