@@ -74,7 +74,8 @@ class Candidacy:
         self.keeper, self.logs = keeper, logs
         self.index = keeper.kept.member
         self._asking = Asking(keeper.outbox_id, self.index, logs, settings)
-        self._settings, self._addresses, self._fetched, self._clock = settings, addresses or {}, fetched, clock
+        self._settings, self._fetched, self._clock = settings, fetched, clock
+        self._addresses = dict(addresses or {})
         self._grants: list[Grant] = []
         self._may_cut = True
         self._contact_age_ms, self.leader_alive_ms = contact_age_ms, leader_alive_ms
@@ -194,6 +195,10 @@ class Candidacy:
             self.keeper.keep(replace(kept, number=number, ungranted=marks))
         _begin_epochs(self.logs.values(), number)
         return number
+
+    def forget_address(self, index: int) -> None:
+        """Whatever the caller gave: only what grants say counts for this member."""
+        self._addresses.pop(index, None)
 
     def look(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
         """What the other members of `grant` hold; those that do not answer in time are not there."""

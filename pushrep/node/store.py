@@ -296,8 +296,8 @@ class KeptOutbox:
             if are_rivals(offered.generation, kept.generation):
                 self.rival = offered
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
-            is_named = kept.member == NO_MEMBER and addressed_as != NO_MEMBER
-            if outcome is Outcome.NONE and (offered != kept.grant or is_named):
+            is_renamed = addressed_as not in {NO_MEMBER, kept.member}  # it is no other live one, as was seen above
+            if outcome is Outcome.NONE and (offered != kept.grant or is_renamed):
                 found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as
                 member = kept.member if is_live else found
                 member = kept.member if member == NO_MEMBER else member

@@ -58,7 +58,8 @@ def add_member(
     """One step to a member that listens at `address`.
 
     min_insync_replicas: of the new list; None: as it was, the default where that was the default. replaced: the member
-    in whose place it comes, which is removed afterwards: an address in the list is refused then. Raises
+    in whose place it comes, which is removed afterwards: an address in the list is refused then, but for that member's
+    own one behind a new disk, which becomes a member with a new index. Raises
     CantChangeMembers, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
     """
     replication = _replication(facts)
@@ -82,6 +83,8 @@ def _add(
     coming = _new_of(replication.grant)  # before this very step may settle it
     grant = _settled_or_settling(replication)
     known = next((one for one in grant.members if one.address == address), None)
+    if known is not None and known.index == replaced and known.index not in coming:
+        grant, known = _without_address(replication, grant, known), None
     if known is not None:
         if replaced is not None and known.index not in coming:
             raise CantChangeMembers(_why_not_in_the_place_of(replaced, known))
@@ -104,6 +107,25 @@ def _add(
     replication.forget_learner(index)
     _LOG.info("member %d (%s) was added by the grant of epoch %d", index, address, joint.epoch)
     return _step(Phase.SETTLING, index, joint)
+
+
+def _without_address(replication: "Replication", grant: Grant, known: Member) -> Grant:
+    """The grant by which `known` is addressed no more, so that its node may become another member.
+
+    Only where a new directory is there under the old address. Raises CantChangeMembers before anything is changed.
+    """
+    _check_replaced(grant, known.index)
+    if not replication.shows_another_directory(known.index) or grant.previous_members:
+        raise CantChangeMembers(_why_not_in_the_place_of(known.index, known))
+    others = frozenset(grant.indexes - {known.index})
+    if any(len(quorum.members & others) < quorum.to_change for quorum in grant.quorums):
+        raise CantChangeMembers(
+            f"the other {len(others)} of the members are too few to agree to a list without member {known.index}. It "
+            "needs no command: it is given everything again, and comes in by itself. Nothing was changed"
+        )
+    silent = replication.stop_addressing(known.index)
+    _LOG.info("member %d is addressed no more since the grant of epoch %d", known.index, silent.epoch)
+    return silent
 
 
 def _check_replaced(grant: Grant, replaced: int) -> None:
@@ -208,8 +230,9 @@ def _new_of(grant: Grant | None) -> frozenset[int]:
 def _why_not_in_the_place_of(replaced: int, known: Member) -> str:
     if known.index == replaced:
         return (
-            f"{known.address} is member {replaced} itself. Behind a new disk it needs no command: its node begins with "
-            "an empty directory, is given everything again, and counts for nothing before. Nothing was changed"
+            f"{known.address} is member {replaced} itself, and shows no new directory. Behind a new disk it needs no "
+            "command: its node begins with an empty directory, is given everything again, and counts for nothing "
+            "before. Nothing was changed"
         )
     return (
         f"{known.address} is member {known.index} already, so the list would only become shorter. If that is meant, or "

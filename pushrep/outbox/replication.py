@@ -229,10 +229,20 @@ class Replication:
         """Whether the change of members that the grant began is done: `change_members` by `Grant.settled` ends it."""
         return self._holds(lambda leader: leader.may_settle)
 
-    def directory_of(self, index: int) -> UUID | None:
-        """What a replica or a node that is to become one showed since this leads; None: nothing, or it can't."""
+    def stop_addressing(self, index: int) -> Grant:
+        """A grant by which this member has no address, so that its node may become another one. Raises as
+        `change_members`.
+        """
+        grant = self.change_members(lambda newest, epoch: newest.without_address(epoch, index))
+        replicas = tuple(one for one in self._identity.replicas if one[0] != index)
+        self._identity = replace(self._identity, replicas=replicas)
+        self._candidacy.forget_address(index)
+        return grant
+
+    def shows_another_directory(self, index: int) -> bool:
+        """Whether a member showed, since this leads, another directory than the one that the grant names."""
         leading = self._leading
-        return None if leading is None else leading.directories.get(index)
+        return leading is not None and index in leading.strangers and leading.grant.directory_of(index) is not None
 
     def change_members(self, change: Change, *, wait_s: float | None = None) -> Grant:
         """Go on under the grant that `change(newest grant, its number)` makes. Appends wait meanwhile, and with ALL
@@ -352,6 +362,8 @@ class Replication:
         leading.start()
         for number, lane in self.lanes.items():
             lane.needed, lane.led = grant.min_insync_replicas, leading.partitions[number]
+        if leading.directories:  # shown before it was led here: that was too early to see to it
+            self._see_directory(grant, leading)
         return leading
 
     def _see_directory(self, grant: Grant, leading: Leading) -> None:

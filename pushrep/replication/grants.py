@@ -237,6 +237,11 @@ class Grant:
             previous_min_insync_replicas=self.previous_min_insync_replicas or self.min_insync_replicas,
         )
 
+    def without_address(self, epoch: int, index: int) -> "Grant":
+        """The same members, of whom this one is addressed no more: what answers there may become another member."""
+        members = tuple(replace(one, address="") if one.index == index else one for one in self.members)
+        return replace(self.renewed(epoch, self.leader), members=members)
+
     def with_names(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
         """Names directories of members that had none named and were filled by who grants this. They count as before."""
         return self._naming(epoch, directories)

@@ -20,6 +20,7 @@ from pushrep.outbox.letting_go import LetGoDoor
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.moving import moved
 from pushrep.outbox.promotion import promote
+from pushrep.outbox.replication import Replication
 from pushrep.protocol.client import ClientConnection
 from pushrep.protocol.server import ServerConnection
 from pushrep.push.sockets import Address
@@ -344,6 +345,60 @@ def test_no_replace_makes_the_list_shorter(world, pushrep):
             code, _, errors = pushrep("replica", "replace", outbox.directory, index, fresh)
             assert (code, why in errors) == (1, True), errors
         assert [one.index for one in outbox.status().members] == [0, 1, 2]
+        assert outbox.facts.replication.grant.epoch == epoch, "nothing was changed"
+
+
+def shown_as_new(outbox, index):
+    leading = outbox.facts.replication._leading  # none for a moment, while it is handed on
+    return leading is not None and index in leading.strangers
+
+
+def test_a_new_disk_under_its_old_address_becomes_a_new_member(world, pushrep, monkeypatch):
+    """M4: with an index that was never used, so that the disk before it can't come back as the one after it."""
+    monkeypatch.setattr(Replication, "_see_directory", lambda *_: None)  # else it may come in by itself first
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, durability=Durability.FLUSHED) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        lose(world, 2)
+        own = str(world.nodes[2].address)
+        code, _, errors = pushrep("replica", "replace", outbox.directory, 2, own)
+        assert (code, "shows no new directory" in errors) == (1, True), errors
+        world.node(2)
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
+        wait_until(lambda: shown_as_new(outbox, 2), "it shows its new directory")
+        code, output, errors = pushrep("replica", "replace", outbox.directory, 2, own, "--timeout", WAIT_S)
+        assert code == 0, errors
+        assert f"member 2 was replaced by member 3 ({own})" in output
+        assert [one.index for one in outbox.status().members] == [0, 1, 3]
+        world.nodes[1].stop()
+        assert outbox.append(0, b"c").result(WAIT_S) == 2, "it counts for ALL"
+        found = kept(world, 2)
+        assert (found.promises.member, found.promises.is_unfilled) == (3, False)
+        world.node(1)
+        wait_for_all(outbox)
+    monkeypatch.undo()
+    with open_outbox(world, 1, 2) as outbox:
+        wait_until(lambda: not nameless(outbox), "its directory gets into the grant")
+        assert outbox.facts.replication.grant.directory_of(3) == found.directory_id
+    assert values(found.directory) == [b"a", b"b", b"c"]
+
+
+def test_one_of_two_is_not_replaced_where_its_quorum_needs_it(world, pushrep, monkeypatch):
+    """Of two members both have to agree to a list, so nothing is begun that can't end."""
+    monkeypatch.setattr(Replication, "_see_directory", lambda *_: None)
+    world.node(1)
+    with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        lose(world, 1)
+        world.node(1)
+        outbox.append(0, b"b").result(WAIT_S)
+        wait_until(lambda: shown_as_new(outbox, 1), "it shows its new directory")
+        epoch = outbox.facts.replication.grant.epoch
+        code, _, errors = pushrep("replica", "replace", outbox.directory, 1, world.nodes[1].address)
+        assert (code, "comes in by itself" in errors) == (1, True), errors
         assert outbox.facts.replication.grant.epoch == epoch, "nothing was changed"
 
 

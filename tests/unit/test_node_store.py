@@ -14,6 +14,7 @@ from pushrep.log.checkpoints import Checkpoint, read_checkpoint
 from pushrep.node.promises import PromiseKeeper, Promises, find_promises, write_promises
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
+from pushrep.protocol.error_codes import ErrorCode
 from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
 from pushrep.replication.grants import Grant, Member, next_generation
@@ -185,3 +186,31 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
         check_set_aside(kept, old)
     finally:
         again.close()
+
+
+OTHER = UUID(int=9)
+
+
+@pytest.mark.parametrize(
+    ("address", "directory", "outcome"),
+    [("", OTHER, 3), (ADDRESSES[2], OTHER, ErrorCode.MEMBER_TWICE), ("", None, ErrorCode.MEMBER_TWICE)],
+    ids=["replaced", "still addressed", "its directory is the member's, as far as the grant says"],
+)
+def test_m4_a_node_becomes_another_member_where_it_was_replaced_as_the_one_that_it_was(
+    store, address, directory, outcome
+):
+    """Under the very grant that it keeps, too: it is asked again when its leader begins a session anew."""
+    kept = store.outbox(OUTBOX)
+    assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is Outcome.NONE
+    members = (*(one for one in grant(512).members if one.index != 2), Member(2, address, directory))
+    offered = replace(grant(768), members=members)
+    assert kept.offer_grant(offered, 0, ADDRESSES[2], 2) is Outcome.NONE
+    if outcome == 3:
+        assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is Outcome.NONE
+        assert kept.promises.member == 3
+        assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is Outcome.NONE
+    else:
+        with pytest.raises(Refusal) as refused:
+            kept.offer_grant(offered, 0, ADDRESSES[2], 3)
+        assert refused.value.code is outcome
+        assert kept.promises.member == 2

@@ -115,6 +115,8 @@ def replace(  # noqa: PLR0913, PLR0917 - the options
 
     \b
       pushrep replica replace outbox 2 10.0.0.4:7400
+
+    ADDRESS may be the member's own, once a new disk is there; of the list no other may. The new one has another number.
     """  # noqa: D301 - as above
     with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
         added = _follow(_adding(home, address, None, replaced=member), timeout, directory)
@@ -161,7 +163,9 @@ def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
     if not status["members"]:
         return  # it has no replicas, which is what went wrong
     members = [one for one in status["members"] if not one["is_joining"]]
-    named = ", ".join(f"{one['index']} ({one['address'] or 'here'})" for one in members)
+    named = ", ".join(
+        f"{one['index']} ({'here' if one['is_leader'] else one['address'] or 'no address'})" for one in members
+    )
     yield f"the members are {named}; min_insync_replicas {status['min_insync_replicas']}"
     for one in status["members"]:
         if one["is_joining"]:
