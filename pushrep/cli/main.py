@@ -43,6 +43,7 @@ _SUMMARIES = {
     "replica": "Keep copies of other services' logs, pushed here as they are written.",
     "ship": "Deliver to Kafka what a service that is gone has left in its outbox.",
     "startpoint": "Say where a consumer starts next; see who asked for what.",
+    "status": "Show outboxes, nodes and logs: where they stand, who is behind, what is wrong.",
 }
 
 

@@ -60,6 +60,8 @@ class Shipment:
         for number, source in self.sources.items():
             source.skipped = progress.skipped_of(number)
         self.trouble: str | None = None
+        self.trouble_since_ms: int | None = None
+        """Monotonic: since then something has been in the way without a break."""
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until somebody acts."""
         self.pid_epoch = pid_epoch
@@ -145,7 +147,23 @@ class Shipment:
         """What is in the way now; it is logged when it changes."""
         if trouble is not None and trouble != self.trouble:
             _LOG.warning("nothing is shipped for now: %s", trouble)
+        self._note_trouble(trouble)
+
+    def not_answered_yet(self) -> None:
+        """At the beginning: that is in the way, and no news."""
+        self._note_trouble("the brokers have not answered yet")
+
+    def _note_trouble(self, trouble: str | None) -> None:
+        if trouble is None:
+            self.trouble_since_ms = None
+        elif self.trouble_since_ms is None:
+            self.trouble_since_ms = self._clock.monotonic_ms()
         self.trouble = trouble
+
+    def trouble_ms(self) -> int | None:
+        """For how long something has been in the way; None: nothing is."""
+        since_ms = self.trouble_since_ms
+        return None if since_ms is None else self._clock.monotonic_ms() - since_ms
 
     def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         """The topic acknowledged these and has lost them; kept until they are to be sent again."""

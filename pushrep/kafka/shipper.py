@@ -89,7 +89,7 @@ class Shipper:
         if progress.rebase:
             raise RebaseUnfinished(shipped.directory)
         self._shipment = Shipment(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
-        self._shipment.trouble = "the brokers have not answered yet"
+        self._shipment.not_answered_yet()
         self._written = progress
         self._writing = threading.Lock()
         self._started = threading.Event()
@@ -145,6 +145,10 @@ class Shipper:
     def lag(self) -> DestinationLag:
         """How far the topic is behind the logs."""
         return self._shipment.lag()
+
+    def trouble_ms(self) -> int | None:
+        """For how long something has been in the way of all of it; None: nothing is."""
+        return self._shipment.trouble_ms()
 
     def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
         """Return when the topic holds everything below these ends, by log partition.

@@ -5,11 +5,13 @@ usage (statvfs) ─ disk_level (disk_space.py) ─▶ level, by the limits that 
 """
 
 import logging
+import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 from pushrep.log.disk_space import DiskLevel, DiskLimits, disk_level
 from pushrep.seams import Clock, DiskUsage, Filesystem
@@ -49,6 +51,15 @@ class SyncTimes:
             return tuple(self._counts), self._sum_s
 
 
+class DiskStatus(NamedTuple):
+    """The file system that logs lie on, by its mount point. level: the worst by the limits of any of its logs."""
+
+    mount: str
+    used_bytes: int
+    size_bytes: int
+    level: DiskLevel
+
+
 class DiskWatch:
     """The level of one disk by any limits. Thread-safe."""
 
@@ -74,6 +85,14 @@ class DiskWatch:
             self._look()
             return self._usage
 
+    def status(self) -> DiskStatus:
+        """How full it is now, and what its logs do about it."""
+        usage = self.look()
+        with self._lock:
+            limits = tuple(self._levels)
+        level = max((self.level(one) for one in limits), default=DiskLevel.ROOM)
+        return DiskStatus(mount_of(self.path), usage.used_bytes, usage.total_bytes, level)
+
     @property
     def usage(self) -> DiskUsage:
         """As it was last seen."""
@@ -98,3 +117,11 @@ class DiskWatch:
             self._usage = self._filesystem.usage(self.path)
         except OSError as error:
             _LOG.warning("%s: can't tell how full the disk is: %s", self.path, error)
+
+
+def mount_of(path: Path) -> str:
+    """Where the file system of `path` is mounted."""
+    at = Path(os.path.realpath(path))
+    while not at.is_mount():
+        at = at.parent
+    return str(at)

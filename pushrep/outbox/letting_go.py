@@ -6,6 +6,9 @@
                 ... works in the directory ...
               ─ hangs up, or dies ──────────────▶ the promises that lie there now say whose it is
 
+A line that is a JSON object is a question as an open outbox is asked (control/protocol.py): `status` answers what
+`pushrep status` shows of the node.
+
 Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
 form, and tell none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
 hanging. The socket has mode 0600: who may use it may change the files, too.
@@ -23,7 +26,9 @@ from uuid import UUID
 
 from pushrep.errors import PushrepError
 from pushrep.node import LastContact, ReplicaNode
+from pushrep.node.status import status_of
 from pushrep.outbox.control import place
+from pushrep.outbox.control.server import answer_line
 
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0
@@ -76,6 +81,9 @@ class LetGoDoor:
         try:
             connection.settimeout(_TIMEOUT_S)
             asked = _line(connection)
+            if asked.startswith("{"):
+                connection.sendall(answer_line(asked.encode(), {"status": lambda _: status_of(self._node).as_dict()}))
+                return
             outbox_id = UUID(asked)
             with self._node.let_go(outbox_id) as contact:
                 _LOG.warning("outbox %s is let go for a promotion", outbox_id)

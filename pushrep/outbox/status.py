@@ -6,18 +6,21 @@ partitions_of(facts, numbers) ─▶ PartitionStatus ...     one by one, where s
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.log import SegmentLog
+from pushrep.log.disk_watch import DiskStatus
+from pushrep.log.scrub import ScrubStatus
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
-from pushrep.outbox.shipping import Shipping
+from pushrep.outbox.shipping import Shipping, holder_name
+from pushrep.problems import AWAY_LIMIT_S, Problem, disk_problems, scrub_problems, worst_first
 from pushrep.push.led_partition import LedPartition
 
 if TYPE_CHECKING:
@@ -68,13 +71,42 @@ class MemberStatus:
     lag: ReplicaLag | None
 
 
+class StoppedPartition(NamedTuple):
+    """Of a topic that is shipped to: it goes no further than `offset` until somebody acts."""
+
+    partition: int
+    offset: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationStatus:
+    """A Kafka topic that is shipped to; `name` is `kafka:<topic>`.
+
+    records, size_bytes, age_ms, trouble: as `DestinationLag`; bytes and age are None while nobody has the outbox open.
+    trouble_ms: for how long that has been so. is_fenced:
+    whether brokers refuse other instances of the outbox; None where none are to be shut out, or nobody knows yet.
+    """
+
+    name: str
+    topic: str
+    records: int
+    size_bytes: int | None = None
+    age_ms: int | None = None
+    stopped: tuple[StoppedPartition, ...] = ()
+    trouble: str | None = None
+    trouble_ms: int | None = None
+    is_fenced: bool | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxStatus:
     """An open outbox, all partitions together.
 
     epoch, members_epoch: of the grant that it leads by, -1 without one. is_changing: a change of members is not settled
     yet, both lists have their say. in_sync_min: members in the smallest in-sync
-    set, the leader counted. ends, high_watermarks, flushed: summed over the partitions.
+    set, the leader counted. ends, high_watermarks, flushed: summed over the partitions. damaged: partitions whose log
+    lost records that were on disk. scrub: what the reading of sealed segments in the background has found.
     """
 
     directory: str
@@ -101,11 +133,28 @@ class OutboxStatus:
     buffer_bytes: int
     session_ends: Mapping[str, int]
     members: tuple[MemberStatus, ...]
+    destinations: tuple[DestinationStatus, ...]
+    damaged: tuple[int, ...]
+    disk: DiskStatus
+    scrub: ScrubStatus
+
+    def problems(self, away_limit_s: float = AWAY_LIMIT_S) -> list[Problem]:
+        """What is wrong, worst first. away_limit_s: a Kafka that nothing reaches for less is no problem."""
+        return worst_first(_problems(self, away_limit_s))
 
     def as_dict(self) -> dict[str, Any]:
         """As values of JSON."""
-        members = [{**asdict(one), "lag": one.lag and one.lag._asdict()} for one in self.members]
-        return {**asdict(self), "state": self.state.value, "session_ends": dict(self.session_ends), "members": members}
+        return {
+            **asdict(self),
+            "state": self.state.value,
+            "session_ends": dict(self.session_ends),
+            "members": [{**asdict(one), "lag": one.lag and one.lag._asdict()} for one in self.members],
+            "destinations": [
+                {**asdict(one), "stopped": [stopped._asdict() for stopped in one.stopped]} for one in self.destinations
+            ],
+            "disk": {**self.disk._asdict(), "level": self.disk.level.name.lower()},
+            "problems": [one.as_dict() for one in self.problems()],
+        }
 
 
 class SessionStatus(NamedTuple):
@@ -124,7 +173,10 @@ class SessionStatus(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """One partition as its leader sees it. Half-open offsets; in_sync holds indexes, the leader's own as well."""
+    """One partition as its leader sees it. Half-open offsets; in_sync holds indexes, the leader's own as well.
+
+    shipped: by `kafka:<topic>` the first offset that the topic has not acknowledged.
+    """
 
     partition: int
     log_start_offset: int
@@ -134,6 +186,7 @@ class PartitionStatus:
     leader_epoch: int
     in_sync: tuple[int, ...]
     sessions: tuple[SessionStatus, ...]
+    shipped: Mapping[str, int]
 
     def as_dict(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -173,13 +226,17 @@ def status_of(facts: Facts) -> OutboxStatus:
         buffer_bytes=0 if manager is None else manager.memory.used_bytes,
         session_ends={} if manager is None else {reason.name: count for reason, count in manager.session_ends.items()},
         members=_members(facts, led),
+        destinations=tuple(_destinations(facts.shipping)),
+        damaged=tuple(log.partition for log in logs if log.damaged_from is not None),
+        disk=next(iter(logs)).disk.status(),
+        scrub=next(iter(logs)).scrub.status,
     )
 
 
 def partitions_of(facts: Facts, numbers: Iterable[int]) -> list[PartitionStatus]:
     """These partitions, one by one; those that do not exist are left out."""
     led = led_of(facts)
-    return [_partition(facts.logs[n], led.get(n)) for n in numbers if n in facts.logs]
+    return [_partition(facts.logs[n], led.get(n), facts.shipping) for n in numbers if n in facts.logs]
 
 
 def led_of(facts: Facts) -> dict[int, LedPartition]:
@@ -231,7 +288,46 @@ def _members(facts: Facts, led: Mapping[int, LedPartition]) -> tuple[MemberStatu
     )
 
 
-def _partition(log: SegmentLog, led: LedPartition | None) -> PartitionStatus:
+def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
+    if (shipper := shipping.shipper) is None:
+        return
+    lag, fence = shipper.lag(), shipper.fence
+    yield DestinationStatus(
+        name=holder_name(shipper.topic),
+        topic=shipper.topic,
+        records=lag.records,
+        size_bytes=lag.size_bytes,
+        age_ms=lag.age_ms,
+        stopped=tuple(StoppedPartition(one.partition, one.offset, one.reason) for one in lag.stopped),
+        trouble=lag.trouble,
+        trouble_ms=shipper.trouble_ms(),
+        is_fenced=None if fence is None else fence.is_standing,
+    )
+
+
+def _problems(status: OutboxStatus, away_limit_s: float) -> Iterator[Problem]:
+    refuses = status.state in {LeadingState.RESIGNED, LeadingState.FAILED}
+    if refuses or (status.state is LeadingState.LOOKING and status.acks == "ALL"):
+        yield Problem("not_leading", f"{status.state.value}{f': {status.why}' if status.why else ''}")
+    elif status.under_min_insync and status.acks == "ALL":
+        needed = f"{status.min_insync_replicas} in-sync members are needed, {status.in_sync_min} are there"
+        yield Problem("under_min_insync", f"{status.under_min_insync} of {status.partitions} partitions: {needed}")
+    if status.damaged:
+        yield Problem("damaged", f"partitions {', '.join(map(str, status.damaged))}: see `pushrep log verify`")
+    for one in status.destinations:
+        if one.trouble is not None and (one.trouble_ms or 0) >= away_limit_s * 1000:
+            yield Problem("kafka_away", f"{one.topic}, {one.records} records behind: {one.trouble}")
+        for stopped in one.stopped:
+            where = f"{one.topic}, partition {stopped.partition} at offset {stopped.offset}"
+            yield Problem("shipping_stopped", f"{where}: {stopped.why}")
+    for member in status.members:
+        if member.trouble is not None:
+            yield Problem("replica_away", f"member {member.index} at {member.address}: {member.trouble}")
+    yield from disk_problems(status.disk)
+    yield from scrub_problems(status.scrub)
+
+
+def _partition(log: SegmentLog, led: LedPartition | None, shipping: Shipping) -> PartitionStatus:
     in_sync: tuple[int, ...] = ()
     sessions: list[SessionStatus] = []
     if led is not None:
@@ -260,4 +356,7 @@ def _partition(log: SegmentLog, led: LedPartition | None) -> PartitionStatus:
         leader_epoch=log.leader_epochs.latest_epoch,
         in_sync=in_sync,
         sessions=tuple(sessions),
+        shipped={}
+        if (shipper := shipping.shipper) is None
+        else {holder_name(shipper.topic): shipper.needed_from(log.partition)},
     )

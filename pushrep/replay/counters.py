@@ -12,7 +12,10 @@ from pushrep.replay.states import ReplayState
 
 
 class SessionCounters(NamedTuple):
-    """One session. lag: offsets between what was sent and what could be. idle_ms: since anything was sent last."""
+    """One session. lag: offsets between what was sent and what could be. idle_ms: since anything was sent last.
+
+    credit: bytes that its subscriber is ready to take.
+    """
 
     session_id: int
     recording: int | str
@@ -22,6 +25,7 @@ class SessionCounters(NamedTuple):
     records_sent: int
     lag: int
     idle_ms: int
+    credit: int
 
 
 class ReplayCounters(NamedTuple):
@@ -85,4 +89,5 @@ def _counted(session: ReplaySession, now_ms: int) -> SessionCounters:
         session.records_sent,
         session.lag,
         max(0, now_ms - session.last_progress_ms),
+        session.credit,
     )

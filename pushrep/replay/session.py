@@ -50,6 +50,11 @@ class ReplaySession:
         self._end_due_ms = 0
 
     @property
+    def credit(self) -> int:
+        """Bytes that the subscriber is ready to take; below 0 where a block overdrew it."""
+        return self._credit
+
+    @property
     def lag(self) -> int:
         """Offsets between here and what could be read at the last turn."""
         return max(0, self.tip - self.position)

@@ -1,7 +1,8 @@
 """`pushrep replica status`: what an outbox says of its members, or what its files say while nobody has it open."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from pushrep.cli.common import count, show_json, size, whole_step
-from pushrep.log.inspection import lock_holder, logs_at, summarize
+from pushrep.kafka.progress import read_progress
+from pushrep.log.inspection import LogSummary, lock_holder, logs_at, summarize
 from pushrep.log.slots import outboxes_at
 from pushrep.node.promises import REPLICA_EPOCH_NAME, find_promises
 from pushrep.outbox import NoOutbox
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.identity import identity_in
+from pushrep.outbox.shipping import holder_name
+from pushrep.outbox.status import DestinationStatus
+from pushrep.problems import Problem
 from pushrep.seams import REAL_FILESYSTEM
 
 _PIPE_COLUMNS = 200
@@ -92,15 +97,37 @@ def _show(looks: Iterator[list[dict[str, Any]]], *, watch: bool, as_json: bool) 
             with whole_step():
                 for one in found:
                     show_json(one)
-    elif watch and console.is_terminal:
+    else:
+        draw(looks, drawn, console, watch=watch)
+
+
+def draw(
+    looks: Iterator[list[dict[str, Any]]],
+    drawn: Callable[[dict[str, Any]], RenderableType],
+    console: Console,
+    *,
+    watch: bool,
+) -> None:
+    """Each look below the one before; with `watch` at a terminal over it."""
+    if watch and console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for found in looks:
-                live.update(Group(*map(_drawn, found)), refresh=True)
+                live.update(Group(*map(drawn, found)), refresh=True)
     else:
         plain = Console(width=console.width if console.is_terminal else _PIPE_COLUMNS, markup=False, highlight=False)
         for found in looks:
             with whole_step():
-                plain.print(*map(_drawn, found))
+                plain.print(*map(drawn, found))
+
+
+def _destinations(directory: Path, ends: dict[int, int]) -> list[dict[str, Any]]:
+    """By destinations.json, which is a second behind; the open outbox knows more. Raises CorruptDestinationsFile."""
+    found = []
+    for topic, progress in read_progress(REAL_FILESYSTEM, directory).items():
+        has = {n: one.acknowledged for n, one in progress.partitions.items()}
+        records = sum(max(0, end - has.get(n, 0)) for n, end in ends.items())
+        found.append(asdict(DestinationStatus(name=holder_name(topic), topic=topic, records=records)))
+    return found
 
 
 def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, Any]:
@@ -133,11 +160,15 @@ def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, 
             {"index": index, "address": address, "is_leader": index == leader, "lag": None}
             for index, address in sorted(members)
         ],
+        "destinations": _destinations(directory, {_number(one): one.log_end_offset or 0 for one in summaries}),
+        "problems": []
+        if writer is None
+        else [Problem("not_answering", f"process {writer} has it open: {why}").as_dict()],
     }
     if with_partitions:
         found["parts"] = [
             {
-                "partition": int(one.name.rpartition("-")[2]),
+                "partition": _number(one),
                 "log_start_offset": one.log_start_offset,
                 "log_end_offset": one.log_end_offset,
                 "flushed_offset": one.flushed_offset,
@@ -149,6 +180,10 @@ def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, 
             for one in summaries
         ]
     return found
+
+
+def _number(log: LogSummary) -> int:
+    return int(log.name.rpartition("-")[2])
 
 
 def _what_it_is(directory: Path) -> str | None:
@@ -166,12 +201,13 @@ def _what_it_is(directory: Path) -> str | None:
     return None
 
 
-def _drawn(found: dict[str, Any]) -> RenderableType:
+def drawn(found: dict[str, Any]) -> RenderableType:
+    """An outbox for people, as `look` found it."""
     drawn: list[RenderableType] = [Text("\n".join(_lines(found)))]
     if found["members"]:
-        drawn.append(_table(_MEMBERS, [_member(one) for one in found["members"]]))
+        drawn.append(table(_MEMBERS, [_member(one) for one in found["members"]]))
     if "parts" in found:
-        drawn.append(_table(_PARTITIONS, [_part(one) for one in found["parts"]]))
+        drawn.append(table(_PARTITIONS, [_part(one) for one in found["parts"]]))
     return Group(*drawn)
 
 
@@ -194,6 +230,15 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         f"records: end {count(found['log_end_offsets'])}, flushed {count(found['flushed_offsets'])}, "
         f"high watermark {count(found['high_watermarks'])} (sums of all partitions)"
     )
+    for one in found.get("destinations", ()):
+        behind = f"{one['name']}: {count(one['records'])} records behind"
+        in_the_way = "; ".join(
+            [
+                *([one["trouble"]] if one["trouble"] else []),
+                *(f"partition {s['partition']} is stopped at {s['offset']}: {s['why']}" for s in one["stopped"]),
+            ]
+        )
+        yield behind + (f": {in_the_way}" if in_the_way else "")
 
 
 def _member(one: dict[str, Any]) -> tuple[str, ...]:
@@ -236,7 +281,8 @@ def _part(one: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    """The first two columns and the last to the left, numbers to the right."""
     table = Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number in {0, 1, len(columns) - 1} else "right")

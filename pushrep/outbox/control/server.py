@@ -103,7 +103,7 @@ class ControlServer:
             connection.settimeout(_IDLE_S)
             while data := connection.recv(_READ_BYTES):
                 for said in lines.feed(data):
-                    connection.sendall(self._answer(said))
+                    connection.sendall(_answer(said, self._calls))
         except BadControlMessage as error:
             _LOG.warning("%s", error)
             with suppress(OSError):
@@ -115,23 +115,30 @@ class ControlServer:
                 self._open.pop(connection, None)
             connection.close()
 
-    def _answer(self, said: Mapping[str, Any]) -> bytes:
-        try:
-            question = question_in(said)
-            call = self._calls.get(question.call)
-            if call is None:
-                known = ", ".join(sorted(self._calls))
-                return refusal_bytes(UNKNOWN_CALL, f"{question.call!r} is not answered here, but {known}")
-            return answer_bytes(call(question.arguments))
-        except CallRefused as error:
-            return refusal_bytes(error.kind, error.why)
-        except BadControlMessage:
-            raise
-        except (PushrepError, OSError) as error:
-            return refusal_bytes(type(error).__name__, str(error))
-        except Exception as error:  # noqa: BLE001 - a fault of ours ends one call, not the service
-            _LOG.exception("the control socket: %r failed", said.get("call"))
-            return refusal_bytes(type(error).__name__, f"it failed: {error}; the service's log has more")
+
+def answer_line(line: bytes, calls: Calls) -> bytes:
+    """What is answered to one question, a line without its end. Raises BadControlMessage."""
+    (said,) = Lines(QUESTION_BYTES_MAX).feed(line + b"\n")
+    return _answer(said, calls)
+
+
+def _answer(said: Mapping[str, Any], calls: Calls) -> bytes:
+    try:
+        question = question_in(said)
+        call = calls.get(question.call)
+        if call is None:
+            known = ", ".join(sorted(calls))
+            return refusal_bytes(UNKNOWN_CALL, f"{question.call!r} is not answered here, but {known}")
+        return answer_bytes(call(question.arguments))
+    except CallRefused as error:
+        return refusal_bytes(error.kind, error.why)
+    except BadControlMessage:
+        raise
+    except (PushrepError, OSError) as error:
+        return refusal_bytes(type(error).__name__, str(error))
+    except Exception as error:  # noqa: BLE001 - a fault of ours ends one call, not the service
+        _LOG.exception("the control socket: %r failed", said.get("call"))
+        return refusal_bytes(type(error).__name__, f"it failed: {error}; the service's log has more")
 
 
 class _Acceptor:

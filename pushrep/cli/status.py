@@ -1,0 +1,235 @@
+"""`pushrep status`: whatever lies in directories or answers at addresses, as one table or one JSON object a look.
+
+    {"version": 1, "at_ms": wall clock of the look, "places": [PLACE, ...]}        in the order in which they were given
+
+PLACE always has
+    place       what was asked for; a directory of worker slots gives a place for each slot, `<directory>/slot-<n>`
+    kind        "outbox" | "node" | "logs" | "unknown"
+    state       in words: an outbox's is that of `LeadingState`, "closed" or "held by a process that does not answer"; a
+                node's "running" or "closed"; "at rest" of logs that are nobody's; "unknown" where nothing can be told
+    problems    [{"problem": a word of pushrep.problems.BLOCKS, "why": text, "blocks": bool}, ...], worst first
+and by its kind
+    outbox      the fields of OutboxStatus; of a closed one without what only its process knows (acks, disk, scrub,
+                in_sync_min, session_ends ...). With --partitions "parts": [PartitionStatus, ...]
+    node        the fields of NodeStatus; of a closed one, and at an address, `logs` alone, and `address` there. Of what
+                stands in `logs` an address tells outbox_id, topic, partition, offsets but the flushed one, leader_epoch
+    logs        "logs": [{"topic", "partition", "log_start_offset", ...}, ...]
+    unknown     "why"
+Fields are added, never renamed; a field that is not known is missing or null. Numbers of offsets are half-open.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from ssl import SSLContext
+from typing import Any
+from uuid import UUID
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from pushrep.cli.common import count, show_json, size, whole_step
+from pushrep.cli.replica.reaching import client_tls, tls_options
+from pushrep.cli.replica.status import draw, drawn, look, table
+from pushrep.errors import BadArgument, PushrepError
+from pushrep.log.inspection import lock_holder, logs_at, summarize
+from pushrep.log.log_names import parse_log_name
+from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at
+from pushrep.node.promises import REPLICA_EPOCH_NAME
+from pushrep.outbox.control import BadControlMessage, NobodyAnswers, ask
+from pushrep.problems import Problem
+from pushrep.protocol import push_messages as wire
+from pushrep.protocol.error_codes import ErrorCode
+from pushrep.push.errors import ReplicaUnreachable
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
+
+VERSION = 1
+_REACH_MS = 5_000
+_LOGS = ("outbox", "log", "start", "end", "HWM", "epoch", "what is wrong")
+_SESSIONS = ("session", "recording", "state", "position", "lag", "credit", "idle")
+
+
+@click.command()
+@click.argument("places", nargs=-1, metavar="[DIRECTORY|HOST:PORT]...")
+@click.option("--partitions", "with_partitions", is_flag=True, help="Each partition of an outbox, too.")
+@click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a look.")
+@tls_options
+def status(  # noqa: PLR0913 - the options
+    places: tuple[str, ...], every: float, cert: Path | None, key: Path | None, ca: Path | None,
+    *, with_partitions: bool, watch: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Show outboxes, nodes and logs: where they stand, how far replicas and topics are behind, what is wrong.
+
+    \b
+      pushrep status outbox
+      pushrep status outbox copies 10.0.0.7:7400 --watch
+      pushrep status workers --json --partitions
+
+    Without a place it looks at the present directory. Exit code 1 if one of the places can't be told anything of.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    tls = client_tls(cert, key, ca)
+    console = Console(markup=False, highlight=False, emoji=False)
+    last: list[dict[str, Any]] = []
+
+    def looks() -> Iterator[list[dict[str, Any]]]:
+        while True:
+            last[:] = [
+                one for place in places or (".",) for one in look_at(place, tls, with_partitions=with_partitions)
+            ]
+            yield list(last)
+            if not watch:
+                return
+            time.sleep(every)
+
+    try:
+        if as_json:
+            for found in looks():
+                with whole_step():
+                    show_json({"version": VERSION, "at_ms": time.time_ns() // 1_000_000, "places": found})
+        else:
+            draw(looks(), _drawn, console, watch=watch)
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+    if any(one["kind"] == "unknown" for one in last):
+        click.get_current_context().exit(1)
+
+
+def look_at(place: str, tls: SSLContext | None = None, *, with_partitions: bool = False) -> list[dict[str, Any]]:
+    """What is at a directory or an address, as the file's map has it; one each of worker slots. Raises nothing."""
+    path = Path(place)
+    if not path.is_dir():
+        return [_looked(place, lambda: _node_at(place, tls))]
+    slots = [(str(one) if one != path else place, one) for one in outboxes_at(path)]
+    return [_looked(name, partial(_directory, one, with_partitions=with_partitions)) for name, one in slots]
+
+
+def _looked(place: str, look_there: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        found = look_there()
+    except (PushrepError, OSError) as error:
+        problem = Problem("not_answering", str(error)).as_dict()
+        found = {"kind": "unknown", "state": "unknown", "why": str(error), "problems": [problem]}
+    return {"place": place, **found}
+
+
+def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
+    if (path / OUTBOX_FILE_NAME).exists():
+        return {"kind": "outbox", **look(path, with_partitions=with_partitions)}
+    if not (path / REPLICA_EPOCH_NAME).exists():
+        return {"kind": "logs", "state": "at rest", "logs": _logs(path), "problems": []}
+    try:
+        return {"kind": "node", **ask(path, "status")}
+    except (NobodyAnswers, BadControlMessage) as error:  # the latter: a node from before knows no such question
+        writer = lock_holder(path)
+        problems = [] if writer is None else [Problem("not_answering", f"process {writer} runs it: {error}").as_dict()]
+        kept = [
+            {"outbox_id": one.name, **log} for one in sorted(path.iterdir()) if _is_id(one.name) for log in _logs(one)
+        ]
+        state = "closed" if writer is None else "held by a process that does not answer"
+        return {
+            "kind": "node",
+            "state": state,
+            "pid": writer,
+            "directory": str(path.resolve()),
+            "logs": kept,
+            "problems": problems,
+        }
+
+
+def _logs(directory: Path) -> list[dict[str, Any]]:
+    """Raises NotALog."""
+    found = []
+    for log in logs_at(directory):
+        topic, partition = parse_log_name(log.name)
+        found.append({"topic": topic, "partition": partition, **asdict(summarize(log))})
+    return found
+
+
+def _is_id(name: str) -> bool:
+    try:
+        UUID(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
+    """Raises BadArgument, ReplicaUnreachable."""
+    try:
+        address = Address.parse(place)
+    except BadArgument as error:
+        raise BadArgument("place", f"{place} is no directory and no HOST:PORT") from error
+    settings = PushSettings(tls=tls, connect_timeout_ms=_REACH_MS, request_timeout_ms=_REACH_MS)
+    with ReplicaClient(address, settings) as client:
+        answer = client.ask(wire.ListLogsRequest(), wire.ListLogsResponse)
+    if answer.error_code is not ErrorCode.NONE:
+        raise ReplicaUnreachable(place, f"it may not be listed: {answer.error_code.name}")
+    logs = [
+        {
+            "outbox_id": str(one.outbox_id), "topic": one.tp.topic, "partition": one.tp.partition,
+            "log_start_offset": one.log_start_offset, "log_end_offset": one.log_end_offset,
+            "high_watermark": one.high_watermark, "leader_epoch": one.leader_epoch, "size_bytes": one.size_bytes,
+            "failure": None if one.error_code is ErrorCode.NONE else one.error_code.name,
+        }
+        for one in answer.logs
+    ]  # fmt: skip
+    offline = [log for log in logs if log["failure"] is not None]
+    problems = [
+        Problem("log_offline", f"{log['outbox_id']}/{log['topic']}-{log['partition']}: {log['failure']}").as_dict()
+        for log in offline
+    ]
+    return {"kind": "node", "state": "running", "address": place, "logs": logs, "problems": problems}
+
+
+# ---- for people
+
+
+def _drawn(found: dict[str, Any]) -> RenderableType:
+    lines = [f"! {one['problem']}: {one['why']}" for one in found["problems"]]
+    if found["kind"] == "outbox":
+        return Group(drawn(found), *([Text("\n".join(lines))] if lines else []))
+    parts: list[RenderableType] = [Text("\n".join([*_lines(found), *lines]))]
+    if logs := found.get("logs", ()):
+        parts.append(table(_LOGS, [_log(one) for one in logs]))
+    if sessions := found.get("replays", {}).get("sessions"):
+        parts.append(table(_SESSIONS, [_session(one) for one in sessions]))
+    return Group(*parts)
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    where = f", {found['address']}" if "address" in found and found["address"] != found["place"] else ""
+    pid = f", pid {found['pid']}" if found.get("pid") is not None else ""
+    yield f"{found['place']}: {found['kind']}{where}{pid}, {found['state']}"
+    if (disk := found.get("disk")) is not None:
+        yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used, {disk['level']}"
+    if found.get("certificate_expires_s") is not None:
+        yield f"certificate until {datetime.fromtimestamp(found['certificate_expires_s'], UTC):%Y-%m-%d %H:%M} UTC"
+    if (replays := found.get("replays")) is not None:
+        ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
+        yield f"replays: {len(replays['sessions'])} of {replays['sessions_max']} run; ended: {ended}"
+
+
+def _log(one: dict[str, Any]) -> tuple[str, ...]:
+    numbers = (count(one[name]) for name in ("log_start_offset", "log_end_offset", "high_watermark"))
+    wrong = one.get("failure") or one.get("finding") or one.get("refused") or ""
+    return (one.get("outbox_id", ""), f"{one['topic']}-{one['partition']}", *numbers, str(one["leader_epoch"]), wrong)
+
+
+def _session(one: dict[str, Any]) -> tuple[str, ...]:
+    numbers = (count(one[name]) for name in ("position", "lag", "credit"))
+    return (
+        f"{one['session_id']:016x}",
+        str(one["recording"]),
+        one["state"],
+        *numbers,
+        f"{one['idle_ms'] / 1000:.1f} s",
+    )

@@ -1,0 +1,134 @@
+"""`pushrep status`: outboxes, slots, nodes and logs, open in another process or closed, as one object a look."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pushrep import Acks, Outbox, ReplayClient, ReplayRequest
+from pushrep.cli.main import run
+from pushrep.cli.status import look_at
+from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
+from pushrep.outbox.letting_go import LetGoDoor
+from pushrep.replay import FOLLOW
+from pushrep.seams import REAL_FILESYSTEM
+from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
+
+
+@pytest.fixture
+def look(capfd):
+    """The places of one look, and its exit code."""
+
+    def call(*arguments):
+        capfd.readouterr()
+        code = run(["status", *map(str, arguments), "--json"])
+        sys.stdout.flush()
+        found = json.loads(capfd.readouterr().out)
+        assert found["version"] == 1
+        return code, found["places"]
+
+    return call
+
+
+def words(place):
+    return [one["problem"] for one in place["problems"]]
+
+
+def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd):
+    world.node(1)
+    world.node(2)
+    near = world.nodes[1]
+    with open_outbox(world, 1, 2, partitions=2, acks=Acks.ALL, min_insync_replicas=3) as outbox, LetGoDoor(near):
+        outbox.append_many(1, [b"a", b"b"]).result(WAIT_S)
+        wait_for_all(outbox)
+        with (
+            ReplayClient(str(near.address)) as client,
+            client.replay(ReplayRequest(recording="orders-1", length=FOLLOW)) as replay,
+        ):
+            assert next(iter(replay)).value == b"a"
+            code, (of_outbox, of_node, by_address) = look(
+                outbox.directory, near.directory, near.address, "--partitions"
+            )
+            assert run(["status", str(outbox.directory), str(near.directory)]) == 0
+            shown = capfd.readouterr().out
+        assert code == 0
+        assert (of_outbox["kind"], of_outbox["state"], of_outbox["problems"]) == ("outbox", "leading", [])
+        assert of_outbox["disk"]["used_bytes"] > 0
+        assert of_outbox["disk"]["level"] in {"room", "tight", "pressed", "full"}
+        assert (of_outbox["damaged"], of_outbox["scrub"]["findings"]) == ([], [])
+        assert of_outbox["destinations"] == []
+        assert [part["log_end_offset"] for part in of_outbox["parts"]] == [0, 2]
+        for node in (of_node, by_address):
+            assert (node["kind"], node["state"], node["problems"]) == ("node", "running", [])
+            assert node["address"] == str(near.address)
+            ends = {log["partition"]: log["log_end_offset"] for log in node["logs"]}
+            assert ends[1] == 2
+            assert {log["outbox_id"] for log in node["logs"]} == {of_outbox["outbox_id"]}
+        (session,) = of_node["replays"]["sessions"]
+        assert (session["position"], session["lag"]) == (2, 0)
+        assert session["credit"] > 0
+
+        assert "leading" in shown
+        assert f"{session['session_id']:016x}" in shown
+
+        world.nodes[2].stop()
+        receipt = outbox.append(0, b"c")
+        wait_until(lambda: "under_min_insync" in words(look_at(str(outbox.directory))[0]), "a member went")
+        (problem,) = [one for one in look_at(str(outbox.directory))[0]["problems"] if one["blocks"]]
+        assert "3 in-sync members are needed, 2 are there" in problem["why"]
+        world.node(2)
+        receipt.result(WAIT_S)
+
+
+def test_what_nobody_has_open_is_told_by_its_files(world, look):
+    world.node(1)
+    node = world.nodes[1]
+    with open_outbox(world, 1) as outbox:
+        outbox.append_many(0, [b"a", b"b", b"c"]).result(WAIT_S)
+        wait_for_all(outbox)
+    node.stop()
+    shipped = ShippingProgress(partitions={0: PartitionProgress(1, 1, 0)})
+    write_progress(REAL_FILESYSTEM, outbox.directory, {"orders": shipped})
+    code, (of_outbox, of_node, of_copy) = look(
+        outbox.directory, node.directory, node.directory / outbox.identity.outbox_id
+    )
+    assert code == 0
+    assert (of_outbox["state"], of_outbox["pid"], of_outbox["log_end_offsets"]) == ("closed", None, 3)
+    assert (of_outbox["destinations"][0]["name"], of_outbox["destinations"][0]["records"]) == ("kafka:orders", 2)
+    assert (of_node["kind"], of_node["state"]) == ("node", "closed")
+    assert [(log["outbox_id"], log["log_end_offset"]) for log in of_node["logs"]] == [(outbox.identity.outbox_id, 3)]
+    assert (of_copy["kind"], of_copy["logs"][0]["log_end_offset"]) == ("logs", 3)
+
+
+def test_slots_are_places_of_their_own_and_what_can_t_be_told_ends_with_1(tmp_path, look):
+    with Outbox.open_slot(tmp_path / "w", "orders", 1, "p"), Outbox.open_slot(tmp_path / "w", "orders", 1, "p") as two:
+        two.append(0, b"a").result(WAIT_S)
+        code, places = look(tmp_path / "w", tmp_path / "no", "127.0.0.1:1")
+    assert code == 1
+    assert [one["place"] for one in places[:2]] == [str(tmp_path / "w" / f"slot-{n}") for n in (0, 1)]
+    assert [one["log_end_offsets"] for one in places[:2]] == [0, 1]
+    assert [(one["kind"], words(one)) for one in places[2:]] == [("unknown", ["not_answering"])] * 2
+
+
+def test_an_outbox_whose_process_does_not_answer_is_a_problem(tmp_path):
+    with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
+        (outbox.directory / "control.sock").unlink()
+        (found,) = look_at(str(outbox.directory))
+    assert words(found) == ["not_answering"]
+
+
+def test_the_command_tells_a_service_of_another_process_and_watches_it(tmp_path):
+    with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "pushrep.cli.main", "status", tmp_path / "o", "--watch", "--every", "0.1", "--json"],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        with watch:
+            try:
+                assert json.loads(watch.stdout.readline())["places"][0]["log_end_offsets"] == 0
+                outbox.append(0, b"a").result(WAIT_S)
+                while json.loads(watch.stdout.readline())["places"][0]["log_end_offsets"] == 0:
+                    pass
+            finally:
+                watch.terminate()
