@@ -33,6 +33,8 @@ from pushrep.push.wire import (
 from pushrep.records import CorruptRecordBatch
 from pushrep.replication.epochs import LogEnds, granted_end
 from pushrep.replication.errors import BadGrant, told
+from pushrep.replication.grants import are_rivals
+from pushrep.replication.outcome import Outcome
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
@@ -166,6 +168,7 @@ class Answers:
             )
             return wire.GrantResponse(
                 error_code=CODE_OF[outcome],
+                error_message=_why_refused(outcome, offered.generation, kept.promises.generation),
                 member=self._index_in(kept),
                 highest_epoch=_highest_epoch(kept),
                 grants=_grants(kept),
@@ -323,6 +326,13 @@ def _ends(replica: Replica) -> LogEnds:
 
 def _highest_epoch(kept: KeptOutbox) -> int:
     return max(kept.promises.newest_epoch, kept.promises.number)
+
+
+def _why_refused(outcome: Outcome, offered: int, kept: int) -> str:
+    """What the code alone does not tell of a grant that is not stored; empty otherwise."""
+    if outcome is Outcome.NONE or not are_rivals(offered, kept):
+        return ""
+    return f"it was forced in generation {told(offered)}, beside {told(kept)}, which is kept here: they are rivals"
 
 
 def _grants(kept: KeptOutbox) -> tuple[wire.Grant, ...]:

@@ -416,7 +416,8 @@ class _Driver:
                 str(self.replica.address), f"it is member {answer.member}, not {self.replica.index}"
             )
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
-            _LOG.warning("%s refuses our grant: %s", self.replica, answer.error_code.meaning)
+            why = answer.error_message or answer.error_code.meaning
+            _LOG.warning("%s refuses our grant: %s", self.replica, why)
             return
         directory_id = client.directory_in(answer)
         self._leading.hear_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)

@@ -168,7 +168,7 @@ def test_a_leader_of_an_older_generation_leads_on_alone_and_deposes_nobody(lost)
         promote(lost.old, accept_loss=True, depose=True, push=QUICK, timeout_s=WAIT_S)
 
 
-def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(lost):
+def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(lost, caplog):
     first = lost.force().grant
     other = lost.force(lost.old).grant
     assert are_rivals(first.generation, other.generation)
@@ -184,6 +184,9 @@ def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(l
                 assert "--accept-loss" in str(why)
                 with pytest.raises((RivalGenerations, DeliveryFailed)):
                     one.append(0, b"nowhere").result(WAIT_S)
+    refused = [one for one in caplog.messages if "refuses our grant" in one]
+    assert refused
+    assert all("they are rivals" in one for one in refused), refused
     promote(lost.directory(1), accept_loss=True, depose=True, push=QUICK, timeout_s=5)  # the one that is to go on
     with lost.lead(1, 2) as outbox:
         outbox.append(0, b"on").result(WAIT_S)
