@@ -16,9 +16,15 @@ from uuid import uuid4
 
 from benchmarks.harness import AtMost, scratch, spread
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from pushrep.log.clean_marker import read_clean_marker, write_clean_marker
-from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, encode_partition_metadata
+from pushrep.log.directory_files import (
+    PARTITION_METADATA_NAME,
+    Checkpoint,
+    encode_partition_metadata,
+    read_checkpoint,
+    read_clean_marker,
+    write_checkpoint,
+    write_clean_marker,
+)
 from pushrep.seams import REAL_FILESYSTEM
 
 PARTITIONS = 10_000

@@ -15,7 +15,7 @@ with needed_by("the collector for Prometheus"):
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from pushrep.log.disk_watch import SYNC_BOUNDS_S, DiskWatch
+from pushrep.log.disk_space import SYNC_BOUNDS_S, DiskWatch
 from pushrep.log.scrub import ScrubStatus
 
 

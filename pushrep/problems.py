@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pushrep.log.disk_space import DiskLevel
-from pushrep.log.disk_watch import DiskStatus
+from pushrep.log.disk_space import DiskLevel, DiskStatus
 from pushrep.log.scrub import ScrubStatus
 
 AWAY_LIMIT_S = 300.0

@@ -36,8 +36,8 @@ from pushrep.cli.common import count, show_json, size, whole_step
 from pushrep.cli.replica.reaching import client_tls, tls_options
 from pushrep.cli.replica.status import draw, drawn, look, table
 from pushrep.errors import BadArgument, PushrepError
+from pushrep.log.directory_files import parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
-from pushrep.log.log_names import parse_log_name
 from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at
 from pushrep.node.promises import REPLICA_EPOCH_NAME
 from pushrep.outbox.control import BadControlMessage, NobodyAnswers, ask

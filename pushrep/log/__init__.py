@@ -7,6 +7,8 @@ list_logs(directory)                                the partitions in a director
 
 from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.derived import DerivedStore
+from pushrep.log.directory_files import list_logs, parse_log_name
+from pushrep.log.disk_space import DiskAboveLimit
 from pushrep.log.errors import (
     AppendFailed,
     BelowHighWatermark,
@@ -14,7 +16,6 @@ from pushrep.log.errors import (
     CorruptLog,
     CorruptPartitionMetadata,
     DerivedStoreFailed,
-    DiskAboveLimit,
     EpochOutOfPlace,
     InvalidLogName,
     LeaseBroken,
@@ -32,7 +33,6 @@ from pushrep.log.errors import (
     StillNeeded,
 )
 from pushrep.log.leases import Lease
-from pushrep.log.log_names import list_logs, parse_log_name
 from pushrep.log.log_reader import Isolation, LogReader
 from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.segment_log import SegmentLog

@@ -5,7 +5,6 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from pushrep.errors import BadArgument
-from pushrep.log.disk_space import DiskLimits
 from pushrep.records import HEADER_BYTES, Codec
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -36,6 +35,32 @@ class AppendResult(NamedTuple):
 
     base_offset: int
     last_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskLimits:
+    """Percentages and free bytes of the file system, the `disk_*` of LogConfig; disk_space.py says what each does."""
+
+    warn_percent: int = 75
+    pressed_percent: int = 85
+    refuse_percent: int = 90
+    warn_free_bytes: int = 40 << 30
+    pressed_free_bytes: int = 20 << 30
+    refuse_free_bytes: int = 10 << 30
+
+    def __post_init__(self) -> None:
+        percents = self.warn_percent, self.pressed_percent, self.refuse_percent
+        if not 0 <= percents[0] <= percents[1] <= percents[2] <= 100:
+            raise BadArgument(
+                "disk_warn_percent, disk_pressed_percent, disk_refuse_percent",
+                f"they rise from 0 to 100, not {', '.join(map(str, percents))}",
+            )
+        free = self.warn_free_bytes, self.pressed_free_bytes, self.refuse_free_bytes
+        if not free[0] >= free[1] >= free[2] >= 0:
+            raise BadArgument(
+                "disk_warn_free_bytes, disk_pressed_free_bytes, disk_refuse_free_bytes",
+                f"they fall, down to 0 at least, not {', '.join(map(str, free))}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from enum import Enum, auto
 from typing import Protocol, TypeAlias
 
 from pushrep.log.errors import DerivedStoreFailed
-from pushrep.log.leader_epochs import LeaderEpochs
 from pushrep.log.reading import BatchReader, Bounds
 from pushrep.records import RecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
 
 
 class DerivedStore(Protocol):

@@ -1,10 +1,10 @@
 """The directory of logs: what many partitions share, held once per process.
 
     <directory>/.lock                       flock, our pid in it; never removed
-               /.pushrep_cleanshutdown      clean marker       (clean_marker.py)
-               /*-offset-checkpoint         checkpoints        (checkpoints.py)
+               /.pushrep_cleanshutdown      clean marker       (directory_files.py)
+               /*-offset-checkpoint         checkpoints        (directory_files.py)
                /.pushrep_published          for readers        (published.py)
-               /.pushrep_reserve            blocks held back   (reserve.py)
+               /.pushrep_reserve            blocks held back   (disk_space.py)
                /directory-id.json           of an outbox's     (directory_id.py)
                /<topic>-<n>/                a log
 
@@ -28,8 +28,16 @@ from pathlib import Path
 from uuid import UUID
 
 from pushrep.errors import ForkedProcess, PushrepError
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from pushrep.log.clean_marker import CleanLog, read_clean_marker, remove_clean_marker, write_clean_marker
+from pushrep.log.directory_files import (
+    Checkpoint,
+    CleanLog,
+    parse_log_name,
+    read_checkpoint,
+    read_clean_marker,
+    remove_clean_marker,
+    write_checkpoint,
+    write_clean_marker,
+)
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
     CopyVerdict,
@@ -40,14 +48,12 @@ from pushrep.log.directory_id import (
     write_directory_id,
 )
 from pushrep.log.directory_lock import take_lock
-from pushrep.log.disk_watch import DiskWatch
+from pushrep.log.disk_space import DiskWatch, Reserve
 from pushrep.log.errors import DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flusher import process_flusher, process_scrubber
 from pushrep.log.given_up import read_given_up, seen_of_removed, seen_to
-from pushrep.log.log_names import parse_log_name
 from pushrep.log.open_files import OpenFiles
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
-from pushrep.log.reserve import Reserve
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from pushrep.log.clean_marker import remove_clean_marker
+from pushrep.log.directory_files import remove_clean_marker
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.seams import Filesystem, FileWitness
 from pushrep.seams.checked_json import BadJsonFile, checked_json, read_checked_json

@@ -1,4 +1,4 @@
-"""How full may the disk be? Three limits by percentage and room, and what a log does at each: a table, no file touched.
+"""How full may the disk be, what does a log do at each level, and what is held back for a disk that is full?
 
     used      0 ... 75 ......... 85 ......... 90 ... 100 %        (LogConfig: disk_warn_percent and so on)
     and free    < 40       < 20       < 10 GiB                    (LogConfig: disk_warn_free_bytes and so on)
@@ -17,13 +17,37 @@ one, which at 90 % may have a terabyte left.
 
 Only FULL has a memory: a log that took appends again at 89.9 % would refuse them at the next megabyte. A disk that is
 really full is another thing: the system refuses the write then, whatever stands here (AppendFailed).
+
+`disk_level` is the table, `DiskWatch` asks the system, once a second at most for all logs of a directory. `Reserve`
+holds a few blocks back, so that what frees space can be done on a full disk:
+
+    <directory of logs>/.pushrep_reserve     64 KiB and 128 bytes a log, allocated, never read
+
+    truncate, purge, retention, opening, closing ─ write a checkpoint beside the old one ─▶ no room?
+        ─▶ give the reserve up ─▶ write again, rename: the old file's blocks are free ─▶ take the reserve back
+
+Without it an operator could not even cut a log off: the checkpoints have to be lowered before anything goes. Appends
+never use it. Where it could not be made, or somebody else took the blocks meanwhile, the refusal says what to do.
 """
 
-from dataclasses import dataclass
+import errno
+import logging
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple, TypeVar
 
-from pushrep.errors import BadArgument
-from pushrep.seams import DiskUsage
+from pushrep.log.config import DiskLimits
+from pushrep.log.errors import AppendFailed, NoRoomToCut
+from pushrep.seams import Clock, DiskUsage, Filesystem
+from pushrep.seams.filesystem import NO_PLAIN_FILE
+
+_LOG = logging.getLogger("pushrep.log")
 
 
 class DiskLevel(IntEnum):
@@ -39,30 +63,22 @@ class DiskLevel(IntEnum):
     """Appends are refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskLimits:
-    """Percentages and free bytes of the file system, the `disk_*` of LogConfig; see the file's map."""
+class DiskAboveLimit(AppendFailed):
+    """The disk is fuller than the log's settings allow: free space, or change the limits, and append again.
 
-    warn_percent: int = 75
-    pressed_percent: int = 85
-    refuse_percent: int = 90
-    warn_free_bytes: int = 40 << 30
-    pressed_free_bytes: int = 20 << 30
-    refuse_free_bytes: int = 10 << 30
+    `usage` tells used and total bytes; appends are taken again below the pressed limit of `limits`.
+    """
 
-    def __post_init__(self) -> None:
-        percents = self.warn_percent, self.pressed_percent, self.refuse_percent
-        if not 0 <= percents[0] <= percents[1] <= percents[2] <= 100:
-            raise BadArgument(
-                "disk_warn_percent, disk_pressed_percent, disk_refuse_percent",
-                f"they rise from 0 to 100, not {', '.join(map(str, percents))}",
-            )
-        free = self.warn_free_bytes, self.pressed_free_bytes, self.refuse_free_bytes
-        if not free[0] >= free[1] >= free[2] >= 0:
-            raise BadArgument(
-                "disk_warn_free_bytes, disk_pressed_free_bytes, disk_refuse_free_bytes",
-                f"they fall, down to 0 at least, not {', '.join(map(str, free))}",
-            )
+    def __init__(self, path: Path, usage: DiskUsage, limits: DiskLimits) -> None:
+        remedy = (
+            f"free space (pushrep log purge, retention_ms) until it is below disk_pressed_percent="
+            f"{limits.pressed_percent} or has more than disk_pressed_free_bytes={limits.pressed_free_bytes}, or set "
+            f"disk_refuse_percent={limits.refuse_percent} higher or disk_refuse_free_bytes={limits.refuse_free_bytes} "
+            "lower"
+        )
+        used = f"{usage.used_bytes} of {usage.total_bytes} bytes are used, {usage.used_percent:.1f} %"
+        super().__init__(path, OSError(errno.ENOSPC, f"the disk is too full: {used}"), remedy)
+        self.usage, self.limits = usage, limits
 
 
 def disk_level(before: DiskLevel, usage: DiskUsage, limits: DiskLimits) -> DiskLevel:
@@ -74,3 +90,190 @@ def disk_level(before: DiskLevel, usage: DiskUsage, limits: DiskLimits) -> DiskL
         return DiskLevel.FULL if before is DiskLevel.FULL else DiskLevel.PRESSED
     is_tight = used >= limits.warn_percent and free <= limits.warn_free_bytes
     return DiskLevel.TIGHT if is_tight else DiskLevel.ROOM
+
+
+LOOK_MS = 1000
+
+_WHAT_HAPPENS = {
+    DiskLevel.TIGHT: "free space soon",
+    DiskLevel.PRESSED: "leases are broken and retention runs now",
+    DiskLevel.FULL: "appends are refused",
+}
+
+
+SYNC_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""A disk with a battery syncs in 0.1 ms, a good one in 1 ms, a spinning one in 10 ms; above 1 s something is ill."""
+
+
+class SyncTimes:
+    """How long syncs took, counted in classes with the upper bounds SYNC_BOUNDS_S; the last class has none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = [0] * (len(SYNC_BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        with self._lock:
+            self._counts[bisect_left(SYNC_BOUNDS_S, seconds)] += 1
+            self._sum_s += seconds
+
+    def read(self) -> tuple[tuple[int, ...], float]:
+        """How many are in each class, and the seconds of all together."""
+        with self._lock:
+            return tuple(self._counts), self._sum_s
+
+
+class DiskStatus(NamedTuple):
+    """The file system that logs lie on, by its mount point. level: the worst by the limits of any of its logs."""
+
+    mount: str
+    used_bytes: int
+    size_bytes: int
+    level: DiskLevel
+
+
+class DiskWatch:
+    """The level of one disk by any limits. Thread-safe."""
+
+    def __init__(self, path: Path, filesystem: Filesystem, clock: Clock) -> None:
+        self.path, self._filesystem, self._clock = path, filesystem, clock
+        self._lock = threading.Lock()
+        self._looked_ms: int | None = None
+        self._usage = DiskUsage(0, 1)
+        self._levels: dict[DiskLimits, DiskLevel] = {}
+        self.syncs = SyncTimes()
+
+    def timed(self, sync: Callable[[], None]) -> None:
+        """Sync, and count how long that took; one that fails is counted as well. Raises as `sync`."""
+        started_s = perf_counter()
+        try:
+            sync()
+        finally:
+            self.syncs.add(perf_counter() - started_s)
+
+    def look(self) -> DiskUsage:
+        """How full it is now; as it was last seen if it does not answer."""
+        with self._lock:
+            self._look()
+            return self._usage
+
+    def status(self) -> DiskStatus:
+        """How full it is now, and what its logs do about it."""
+        usage = self.look()
+        with self._lock:
+            limits = tuple(self._levels)
+        level = max((self.level(one) for one in limits), default=DiskLevel.ROOM)
+        return DiskStatus(mount_of(self.path), usage.used_bytes, usage.total_bytes, level)
+
+    @property
+    def usage(self) -> DiskUsage:
+        """As it was last seen."""
+        return self._usage
+
+    def level(self, limits: DiskLimits, *, max_age_ms: int = LOOK_MS) -> DiskLevel:
+        """The level now, by a look that is at most `max_age_ms` old. A disk that can't be asked keeps its level."""
+        with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            if self._looked_ms is None or now_ms - self._looked_ms >= max_age_ms:
+                self._looked_ms = now_ms
+                self._look()
+            before = self._levels.get(limits, DiskLevel.ROOM)
+            level = self._levels[limits] = disk_level(before, self._usage, limits)
+            if level > before:
+                used = f"{self._usage.used_bytes} of {self._usage.total_bytes} bytes, {self._usage.used_percent:.1f} %"
+                _LOG.warning("the disk of %s is filling (%s): %s", self.path, used, _WHAT_HAPPENS[level])
+            return level
+
+    def _look(self) -> None:
+        try:
+            self._usage = self._filesystem.usage(self.path)
+        except OSError as error:
+            _LOG.warning("%s: can't tell how full the disk is: %s", self.path, error)
+
+
+def mount_of(path: Path) -> str:
+    """Where the file system of `path` is mounted."""
+    at = Path(os.path.realpath(path))
+    while not at.is_mount():
+        at = at.parent
+    return str(at)
+
+
+RESERVE_NAME = ".pushrep_reserve"
+RESERVE_BYTES_MIN = 64 << 10  # sixteen blocks: each small file wants one, and the directory may want one for a name
+_BYTES_A_LOG = 128  # a line of each file that lists all logs, twice: the old one and the new one
+
+_PARTS = 16
+
+_Answer = TypeVar("_Answer")
+
+
+class Reserve:
+    """The held back blocks of one directory of logs, for who holds its lock. Thread-safe."""
+
+    def __init__(self, directory: Path, filesystem: Filesystem, logs: int) -> None:
+        self._path, self._filesystem = directory / RESERVE_NAME, filesystem
+        self._size_bytes = RESERVE_BYTES_MIN + _BYTES_A_LOG * logs
+        self._lock = threading.Lock()  # not held while something is written: who writes holds locks of its own
+        self._users = 0
+        self._fill()
+
+    def with_room(self, write: Callable[[], _Answer]) -> _Answer:
+        """What `write` answers. If the disk has no room for it, it is called again with the reserve's room.
+
+        So it has to be a thing that can be done twice. Raises what it raises, ENOSPC and EDQUOT (as OSError, or as
+        NoRoomToCut) the second time only.
+        """
+        try:
+            return write()
+        except (OSError, NoRoomToCut) as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._begin():
+                raise
+        try:
+            return write()
+        finally:
+            self._end()
+
+    def _begin(self) -> bool:
+        """False if there is nothing to give up."""
+        with self._lock:
+            if not self._users and not self._empty():
+                return False
+            self._users += 1
+            return True
+
+    def _end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._fill()
+
+    def _empty(self) -> bool:
+        with suppress(OSError):
+            file = self._filesystem.open(self._path)
+            try:
+                if file.size():
+                    file.truncate(0)
+                    return True
+            finally:
+                file.close()
+        return False
+
+    def _fill(self) -> None:
+        """As much of it as there is room for; the next opening or use tries again. Raises what no plain file does."""
+        try:
+            file = self._filesystem.open(self._path, create=True)
+        except OSError as error:
+            if error.errno in NO_PLAIN_FILE:
+                raise
+            return
+        try:
+            # In steps: somebody may have taken a block meanwhile, and fifteen are worth having.
+            for part in range(_PARTS, 0, -1):
+                with suppress(OSError):
+                    file.allocate(self._size_bytes * part // _PARTS)
+                    return
+        finally:
+            file.close()

@@ -14,19 +14,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pushrep.log.checkpoints import (
+from pushrep.log.directory_files import (
+    CLEAN_MARKER_NAME,
+    LEADER_EPOCHS_NAME,
+    PARTITION_METADATA_NAME,
     BadCheckpoint,
     Checkpoint,
     decode_checkpoint,
+    decode_clean_marker,
+    decode_leader_epochs,
+    decode_partition_metadata,
     read_bounded,
     read_cleaned_offset,
 )
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME, decode_clean_marker
 from pushrep.log.errors import NotALog
-from pushrep.log.index_check import parse_index
+from pushrep.log.indexes import parse_index
 from pushrep.log.inspection import checked_log, is_log, read_state
-from pushrep.log.leader_epochs import LEADER_EPOCHS_NAME, decode_leader_epochs
-from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, decode_partition_metadata
 from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.segment_look import Expected
 from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, WholeBatch, scan

@@ -6,8 +6,6 @@ from pathlib import Path
 from uuid import UUID
 
 from pushrep.errors import PushrepError
-from pushrep.log.disk_space import DiskLimits
-from pushrep.seams import DiskUsage
 
 
 class LogLocked(PushrepError):
@@ -187,24 +185,6 @@ class OffsetsExhausted(PushrepError):
             "written: begin a new log"
         )
         self.path, self.offset, self.records = path, offset, records
-
-
-class DiskAboveLimit(AppendFailed):
-    """The disk is fuller than the log's settings allow: free space, or change the limits, and append again.
-
-    `usage` tells used and total bytes; appends are taken again below the pressed limit of `limits`.
-    """
-
-    def __init__(self, path: Path, usage: DiskUsage, limits: DiskLimits) -> None:
-        remedy = (
-            f"free space (pushrep log purge, retention_ms) until it is below disk_pressed_percent="
-            f"{limits.pressed_percent} or has more than disk_pressed_free_bytes={limits.pressed_free_bytes}, or set "
-            f"disk_refuse_percent={limits.refuse_percent} higher or disk_refuse_free_bytes={limits.refuse_free_bytes} "
-            "lower"
-        )
-        used = f"{usage.used_bytes} of {usage.total_bytes} bytes are used, {usage.used_percent:.1f} %"
-        super().__init__(path, OSError(errno.ENOSPC, f"the disk is too full: {used}"), remedy)
-        self.usage, self.limits = usage, limits
 
 
 class StillNeeded(PushrepError):

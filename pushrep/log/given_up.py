@@ -23,10 +23,16 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from pushrep.log.checkpoints import OFFSET_MAX, BadCheckpoint, Checkpoint, decode_checkpoint, read_bounded
-from pushrep.log.clean_marker import CleanLog
-from pushrep.log.log_names import is_log_name
+from pushrep.log.directory_files import (
+    BadCheckpoint,
+    Checkpoint,
+    CleanLog,
+    decode_checkpoint,
+    is_log_name,
+    read_bounded,
+)
 from pushrep.log.published import PublishedState
+from pushrep.records.header import OFFSET_MAX
 from pushrep.seams import Filesystem
 
 _LOG = logging.getLogger("pushrep.log")

@@ -6,7 +6,7 @@
     before an append             only while the disk is too full: look again, refuse
 
     level      ROOM   TIGHT           PRESSED, FULL                                FULL
-    done       -      (disk_watch)    leases are broken, a pass of retention       appends are refused
+    done       -      (disk_space)    leases are broken, a pass of retention       appends are refused
 
 A simulated clock gets no thread: its log calls `after_flush` itself, in the appending thread.
 """
@@ -15,10 +15,10 @@ import logging
 from typing import Protocol
 
 from pushrep.errors import PushrepError
+from pushrep.log.config import DiskLimits
 from pushrep.log.derived import DerivedStores
-from pushrep.log.disk_space import DiskLevel, DiskLimits
-from pushrep.log.disk_watch import LOOK_MS, DiskWatch
-from pushrep.log.errors import DiskAboveLimit, LeaseBroken
+from pushrep.log.disk_space import LOOK_MS, DiskAboveLimit, DiskLevel, DiskWatch
+from pushrep.log.errors import LeaseBroken
 from pushrep.log.flusher import Flusher
 from pushrep.log.keeping import Keeper
 from pushrep.log.leases import Lease, Told

@@ -15,13 +15,17 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint
-from pushrep.log.clean_marker import CleanLog, read_clean_marker
+from pushrep.log.directory_files import (
+    Checkpoint,
+    CleanLog,
+    parse_log_name,
+    read_checkpoint,
+    read_clean_marker,
+    read_leader_epochs,
+)
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
-from pushrep.log.leader_epochs import read_leader_epochs
-from pushrep.log.log_names import parse_log_name
 from pushrep.log.published import PublishedState, read_published
 from pushrep.log.segment_files import (
     INDEX_SUFFIX,

@@ -17,13 +17,14 @@ from itertools import pairwise
 
 from pushrep.errors import PushrepError
 from pushrep.log.cutting import keep_range, move_aside, remove_segments
+from pushrep.log.directory_files import write_leader_epochs
+from pushrep.log.disk_space import RESERVE_BYTES_MIN
 from pushrep.log.errors import NoRoomToCut
-from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
 from pushrep.log.log_writer import LogWriter
-from pushrep.log.reserve import RESERVE_BYTES_MIN
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import CORRUPT_SUFFIX, list_segments
 from pushrep.log.tail_move import TailMove, set_aside
+from pushrep.records.leader_epochs import LeaderEpochs
 
 
 class CuttableLog(LogWriter):

@@ -16,10 +16,14 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 from uuid import UUID
 
 from pushrep.errors import BadArgument, ForkedProcess
-from pushrep.log.checkpoints import read_checkpoints, read_cleaned_offset
+from pushrep.log.directory_files import (
+    parse_log_name,
+    read_checkpoints,
+    read_cleaned_offset,
+    read_partition_metadata,
+    real_log_path,
+)
 from pushrep.log.errors import LogClosed, NotALog
-from pushrep.log.log_names import parse_log_name, real_log_path
-from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.log.published import PublishedReader
 from pushrep.log.reading import BatchReader, Bounds
 from pushrep.log.segment_files import list_segments

@@ -1,9 +1,9 @@
 """The writing half of a log: appends, rolls, syncs. Knows offsets and files, not names, locks or readers.
 
     append   under _lock: stamp, write, note, then let readers see the new end        [log end offset]
-    flush    one thread syncs for all who wait (sync_turn.py)                         [flushed offset]
-    both     by the thread that syncs, for all who handed over (handed_over.py)
-    flusher  every flush_ms or flush_bytes (flush_promise.py): flush, checkpoints     [recovery point]
+    flush    one thread syncs for all who wait (group_commit.py)                         [flushed offset]
+    both     by the thread that syncs, for all who handed over (group_commit.py)
+    flusher  every flush_ms or flush_bytes (flusher.py): flush, checkpoints     [recovery point]
 
 Lock order: the turn, then _lock. The sync itself does not run under _lock, so that appends go on beside it; a segment
 that is rolled meanwhile keeps its descriptor until the sync has ended.
@@ -21,23 +21,21 @@ from threading import get_ident
 from uuid import UUID
 
 from pushrep.errors import PushrepError
-from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cutting import move_aside
 from pushrep.log.directory import DirectoryView
+from pushrep.log.directory_files import CleanLog, parse_log_name
 from pushrep.log.errors import AppendFailed, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, append_remedy
-from pushrep.log.flush_promise import ACKNOWLEDGED_MS, SHARE_MS, Due, FlushPromise
-from pushrep.log.handed_over import HandedOver, write_each
+from pushrep.log.flusher import ACKNOWLEDGED_MS, SHARE_MS, Due, FlushPromise
+from pushrep.log.group_commit import HandedOver, SyncTurn, write_each
 from pushrep.log.housekeeping import Housekeeping
-from pushrep.log.leader_epochs import LeaderEpochs
-from pushrep.log.log_names import parse_log_name
 from pushrep.log.reading import Bounds
 from pushrep.log.recovery import Recovered
 from pushrep.log.seals import Seal, remove_seals, write_seal
 from pushrep.log.segment import Segment, SegmentMark
 from pushrep.log.segment_files import list_segments
-from pushrep.log.sync_turn import SyncTurn
 from pushrep.records import RecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.seams import Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.log")

@@ -9,8 +9,8 @@ find behind damage nothing is believed that was not known to be on disk.
 
 from typing import NamedTuple
 
-from pushrep.log.checkpoints import Checkpoint
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import Checkpoint
 from pushrep.log.segment_log import SegmentLog
 
 

@@ -9,21 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from pushrep.log.checkpoints import OFFSET_MAX
 from pushrep.log.derived import DerivedStore, DerivedStores
 from pushrep.log.directory import DirectoryView
+from pushrep.log.directory_files import (
+    PARTITION_METADATA_NAME,
+    read_leader_epochs,
+    read_partition_metadata,
+    write_leader_epochs,
+    write_partition_metadata,
+)
 from pushrep.log.errors import NotALog, PartitionMetadataMissing
 from pushrep.log.flusher import process_flusher
 from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.keeping import Keeper, NeededFrom
-from pushrep.log.leader_epochs import LeaderEpochs, read_leader_epochs, write_leader_epochs
 from pushrep.log.log_writer import Surroundings
-from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, read_partition_metadata, write_partition_metadata
 from pushrep.log.reading import BatchReader, Bounds
 from pushrep.log.recovery import Recovered, Recovery
 from pushrep.log.recovery_report import RecoveryReport
 from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.segment_files import list_segments
+from pushrep.records.header import OFFSET_MAX
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.seams import SYSTEM_CLOCK, Filesystem
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from pushrep.errors import BadArgument
 from pushrep.log.errors import CorruptBatch, OffsetOutOfRange
-from pushrep.log.index_file import IndexFile
+from pushrep.log.indexes import IndexFile
 from pushrep.log.retention import SealedSegment
 from pushrep.log.seal_check import hold_against_seal
 from pushrep.log.segment import TIME_ENTRY, begin_near

@@ -22,13 +22,11 @@ from uuid import UUID
 
 import numpy as np
 
-from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint
-from pushrep.log.clean_marker import CleanLog
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import move_aside, remove_segments
+from pushrep.log.directory_files import Checkpoint, CleanLog, parse_log_name
 from pushrep.log.errors import CorruptLog, LogPoisoned
 from pushrep.log.joints import sealed_end
-from pushrep.log.log_names import parse_log_name
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
 from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scrub import ScrubFinding
@@ -38,6 +36,7 @@ from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_p
 from pushrep.log.tail_move import TailMove, end_moves, set_aside
 from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, holds_whole_batch, scan
 from pushrep.records import BatchRun
+from pushrep.records.header import OFFSET_MAX
 from pushrep.seams import Clock, Filesystem
 
 

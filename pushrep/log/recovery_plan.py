@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pushrep.log.clean_marker import CleanLog
+from pushrep.log.directory_files import CleanLog
 
 
 class Opening(Enum):

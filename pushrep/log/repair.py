@@ -21,19 +21,22 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from pushrep.log.checkpoints import Checkpoint, read_cleaned_offset
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import keep_range, move_aside
 from pushrep.log.directory import DirectoryView, LogDirectory
+from pushrep.log.directory_files import (
+    LEADER_EPOCHS_NAME,
+    PARTITION_METADATA_NAME,
+    Checkpoint,
+    read_cleaned_offset,
+    read_leader_epochs,
+    read_partition_metadata,
+    write_leader_epochs,
+    write_partition_metadata,
+)
 from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import CorruptPartitionMetadata, LogLocked
 from pushrep.log.inspection import LogState, checked_log, read_state
-from pushrep.log.leader_epochs import LEADER_EPOCHS_NAME, read_leader_epochs, write_leader_epochs
-from pushrep.log.partition_metadata import (
-    PARTITION_METADATA_NAME,
-    read_partition_metadata,
-    write_partition_metadata,
-)
 from pushrep.log.rebuilding import epochs_of_batches, rebuild_indexes
 from pushrep.log.recovery_report import Cut
 from pushrep.log.scrub import Scrub

@@ -15,15 +15,16 @@ from itertools import groupby
 
 from pushrep.log.config import POSITION_MAX
 from pushrep.log.cutting import move_aside
+from pushrep.log.directory_files import write_leader_epochs
 from pushrep.log.errors import AppendFailed, EpochOutOfPlace, LogEndMoved, append_remedy
 from pushrep.log.housekeeping import Housekeeping
-from pushrep.log.leader_epochs import LeaderEpochs, write_leader_epochs
 from pushrep.log.log_cuts import CuttableLog
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.recovery import Recovered
 from pushrep.log.segment import Segment
 from pushrep.log.segment_sizes import size_of_sealed
 from pushrep.records import CorruptRecordBatch, RecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
 
 STALE_SUFFIX = ".stale"
 

@@ -23,8 +23,8 @@ from typing import Protocol
 from uuid import UUID
 
 from pushrep.errors import PushrepError
+from pushrep.log.directory_files import parse_log_name
 from pushrep.log.flusher import Flusher
-from pushrep.log.log_names import parse_log_name
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.segment_files import segment_path
 from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, scan_runs

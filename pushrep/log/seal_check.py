@@ -17,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from pushrep.log.directory_files import parse_log_name, read_partition_metadata
 from pushrep.log.errors import CorruptBatch
-from pushrep.log.log_names import parse_log_name
-from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
 from pushrep.log.walk import Readable, ScanRange, scan_headers, why_not

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
-from pushrep.log.checkpoints import OFFSET_MAX, read_cleaned_offset
 from pushrep.log.config import POSITION_MAX, LogConfig
+from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch, OffsetsExhausted
-from pushrep.log.index_file import IndexFile
+from pushrep.log.indexes import IndexFile
 from pushrep.log.seals import HeadersCrc, Seal, remove_seals
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.walk import (
@@ -39,7 +39,7 @@ from pushrep.log.walk import (
     scan_runs,
 )
 from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, RecordBatch
-from pushrep.records.header import SEALED_BYTES
+from pushrep.records.header import OFFSET_MAX, SEALED_BYTES
 from pushrep.seams import File, Filesystem
 
 OFFSET_ENTRY = struct.Struct(">ii")

@@ -26,13 +26,13 @@ from pushrep.log.batching import Appendable, refuse_columns, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.derived import DerivedStore
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import parse_log_name, real_log_path
+from pushrep.log.disk_space import DiskWatch
 from pushrep.log.disk_threads import run_beside_each_other
-from pushrep.log.disk_watch import DiskWatch
 from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
-from pushrep.log.handed_over import may_be_interrupted
+from pushrep.log.group_commit import may_be_interrupted
 from pushrep.log.keeping import NeededFrom, Purged
 from pushrep.log.leases import Lease, Told
-from pushrep.log.log_names import parse_log_name, real_log_path
 from pushrep.log.log_reader import Isolation, LogReader
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.opening import Attached, OpenedLog, open_log

@@ -23,7 +23,7 @@ from typing import Protocol
 from uuid import UUID
 
 from pushrep.log.cutting import keep_range
-from pushrep.log.log_names import parse_log_name
+from pushrep.log.directory_files import parse_log_name
 from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_seal
 from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, segment_path
 from pushrep.log.splicing import RepairRefused

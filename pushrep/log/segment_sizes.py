@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pushrep.log.index_file import IndexFile
+from pushrep.log.indexes import IndexFile
 from pushrep.log.segment import OFFSET_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, segment_path
 from pushrep.seams import Filesystem

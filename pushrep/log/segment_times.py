@@ -10,9 +10,9 @@ A flipped bit in an index must not make records old: retention deletes by this a
 from functools import partial
 from pathlib import Path
 
-from pushrep.log.checkpoints import read_cleaned_offset
+from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
-from pushrep.log.index_file import IndexFile
+from pushrep.log.indexes import IndexFile
 from pushrep.log.retention import SealedSegment
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path

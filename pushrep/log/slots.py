@@ -16,8 +16,8 @@ import re
 from pathlib import Path
 
 from pushrep.errors import checked_path
+from pushrep.log.directory_files import list_logs, log_name, parse_log_name
 from pushrep.log.errors import InvalidLogName, NotALogDirectory
-from pushrep.log.log_names import list_logs, log_name, parse_log_name
 from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
 OUTBOX_FILE_NAME = "outbox.json"

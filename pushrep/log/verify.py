@@ -23,18 +23,20 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from pushrep.log.checkpoints import BadCheckpoint, read_bounded
-from pushrep.log.errors import CorruptPartitionMetadata
-from pushrep.log.index_check import IndexCheck
-from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
-from pushrep.log.leader_epochs import (
+from pushrep.log.directory_files import (
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
+    PARTITION_METADATA_NAME,
+    BadCheckpoint,
     decode_leader_epochs,
+    parse_log_name,
+    read_bounded,
     read_leader_epochs,
+    read_partition_metadata,
 )
-from pushrep.log.log_names import parse_log_name
-from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, read_partition_metadata
+from pushrep.log.errors import CorruptPartitionMetadata
+from pushrep.log.indexes import IndexCheck
+from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
 from pushrep.log.seals import BadSeal, checked_seal, read_seal
 from pushrep.log.segment_files import INDEX_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.segment_look import (

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 
 from pushrep.log import SegmentLog
-from pushrep.log.leader_epochs import read_leader_epochs
+from pushrep.log.directory_files import read_leader_epochs
 from pushrep.node.asking import Answers, Asking, ends_of
 from pushrep.node.promises import PromiseKeeper
 from pushrep.node.replica import cut_ungranted

@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from pushrep.log.checkpoints import Checkpoint
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import Checkpoint, is_log_name
 from pushrep.log.directory_id import read_directory_id
-from pushrep.log.log_names import is_log_name
 from pushrep.log.replicated_log import STALE_SUFFIX
 from pushrep.node.errors import CorruptNodeFile
 from pushrep.replication.epochs import EpochEnd, Ungranted

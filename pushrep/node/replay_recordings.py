@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from pushrep.log import LogClosed, LogReader, NotALog, SegmentLog
-from pushrep.log.partition_metadata import PARTITION_METADATA_NAME, read_partition_metadata
+from pushrep.log.directory_files import PARTITION_METADATA_NAME, read_partition_metadata
 from pushrep.node.access import Access
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol import replay_messages as wire

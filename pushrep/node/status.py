@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from pushrep.errors import PushrepError
-from pushrep.log.disk_watch import DiskStatus
+from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
 from pushrep.node.replica import Replica
 from pushrep.node.replica_node import ReplicaNode

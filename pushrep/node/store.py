@@ -23,12 +23,11 @@ from uuid import UUID
 from pushrep.errors import PushrepError
 from pushrep.log.creating import create_logs
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import list_logs, read_partition_metadata
 from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directory_id
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
-from pushrep.log.log_names import list_logs
 from pushrep.log.losses import held_to, lost_behind
-from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.node.errors import NodeInUse
 from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, raise_replica_epoch
 from pushrep.node.replica import Replica

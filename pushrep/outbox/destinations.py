@@ -16,7 +16,7 @@ from pushrep.errors import BadArgument
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import LogLocked, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.log_names import log_name
+from pushrep.log.directory_files import log_name
 from pushrep.outbox.epoch import begin_pid_epoch
 from pushrep.outbox.identity import OutboxIdentity, identity_in
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem

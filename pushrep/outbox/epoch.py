@@ -26,12 +26,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pushrep.log import SegmentLog
-from pushrep.log.checkpoints import OFFSET_MAX, Checkpoint, read_checkpoints
 from pushrep.log.directory import LogDirectory
-from pushrep.log.log_names import log_name, parse_log_name
+from pushrep.log.directory_files import Checkpoint, log_name, parse_log_name, read_checkpoints
 from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing
 from pushrep.outbox.identity import FILE_NAME, OutboxIdentity, identity_in, read_identity, write_identity
 from pushrep.outbox.positions_store import PositionsStore
+from pushrep.records.header import OFFSET_MAX
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.outbox")

@@ -20,8 +20,8 @@ from pushrep.kafka.fence import Fence
 from pushrep.kafka.progress import read_progress
 from pushrep.kafka.shipment import DestinationLag
 from pushrep.log import LogClosed
+from pushrep.log.directory_files import log_name
 from pushrep.log.inspection import lock_holder, summarize
-from pushrep.log.log_names import log_name
 from pushrep.log.slots import slot_directories
 from pushrep.metrics import Families
 from pushrep.outbox.identity import read_identity

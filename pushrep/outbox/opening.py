@@ -19,7 +19,7 @@ from pushrep.kafka.progress import read_progress
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
 from pushrep.log.creating import create_logs
 from pushrep.log.directory import LogDirectory
-from pushrep.log.log_names import log_name
+from pushrep.log.directory_files import log_name
 from pushrep.log.losses import held_to, lost_behind
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import Lead, OutboxIdentity, settle_identity

@@ -13,8 +13,8 @@ from pushrep.errors import BadArgument
 from pushrep.kafka.progress import ShippingProgress, read_progress
 from pushrep.log import LogConfig, LogLocked, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import log_name
 from pushrep.log.keeping import NeededFrom
-from pushrep.log.log_names import log_name
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem

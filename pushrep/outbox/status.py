@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.log import SegmentLog
-from pushrep.log.disk_watch import DiskStatus
+from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.identity import OutboxIdentity

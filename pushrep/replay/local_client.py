@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
+from pushrep.log.directory_files import log_name, real_log_path
 from pushrep.log.errors import InvalidLogName
-from pushrep.log.log_names import log_name, real_log_path
 from pushrep.log.slots import parse_shown_name, readable_logs, shown_name
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import RecordingState

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pushrep.log.log_names import is_log_name, parse_log_name
+from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import RecordingState

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pushrep.errors import PushrepError
-from pushrep.log.checkpoints import read_cleaned_offset
+from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.seal_check import hold_against_seal
 from pushrep.log.segment import begin_near

@@ -12,11 +12,12 @@ from typing import TypeAlias
 from uuid import UUID
 
 from pushrep.log import CorruptBatch, Lease, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
+from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.inspection import lock_holder
-from pushrep.log.leader_epochs import LeaderEpochs, read_leader_epochs
 from pushrep.log.leases import Told
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import RecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
 from pushrep.replay.model import LogSnapshot

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from pushrep.errors import BadArgument
-from pushrep.log.log_names import is_topic
+from pushrep.log.directory_files import is_topic
 from pushrep.log.slots import shown_name
 from pushrep.topic_id_partition import PARTITION_MAX
 

@@ -8,13 +8,18 @@ from uuid import UUID
 import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from pushrep.log.leader_epochs import LEADER_EPOCHS_NAME, LeaderEpochs, decode_leader_epochs, write_leader_epochs
-from pushrep.log.partition_metadata import (
+from pushrep.log.directory_files import (
+    LEADER_EPOCHS_NAME,
     PARTITION_METADATA_NAME,
+    Checkpoint,
+    decode_leader_epochs,
+    read_checkpoint,
     read_partition_metadata,
+    write_checkpoint,
+    write_leader_epochs,
     write_partition_metadata,
 )
+from pushrep.records.leader_epochs import LeaderEpochs
 
 pytestmark = pytest.mark.java
 

@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import CLEAN_MARKER_NAME
 from pushrep.log.errors import LogLocked
 from pushrep.log.published import PublishedReader, read_published
 
@@ -16,7 +16,7 @@ PRELUDE = """
 import os, sys
 from pathlib import Path
 from pushrep.errors import ForkedProcess
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME, CleanLog
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, CleanLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogClosed, LogLocked
 path = Path(sys.argv[1])

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import AppendFailed, Durability, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log

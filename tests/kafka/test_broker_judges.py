@@ -18,7 +18,7 @@ from tenacity import retry, stop_after_delay, wait_fixed
 
 from pushrep.cli.main import cli
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.directory_files import Checkpoint, read_checkpoint
 from pushrep.log.directory_id import DIRECTORY_ID_NAME, settled_id, write_directory_id
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.records import Codec, TimestampType

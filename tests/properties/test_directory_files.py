@@ -8,19 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.log.checkpoints import BadCheckpoint, decode_checkpoint, encode_checkpoint
-from pushrep.log.clean_marker import CleanLog, decode_clean_marker, encode_clean_marker
-from pushrep.log.leader_epochs import (
+from pushrep.log.directory_files import (
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
-    LeaderEpochs,
+    BadCheckpoint,
+    CleanLog,
+    decode_checkpoint,
+    decode_clean_marker,
     decode_leader_epochs,
+    decode_partition_metadata,
+    encode_checkpoint,
+    encode_clean_marker,
     encode_leader_epochs,
+    encode_partition_metadata,
+    log_name,
     read_leader_epochs,
     write_leader_epochs,
 )
-from pushrep.log.log_names import log_name
-from pushrep.log.partition_metadata import decode_partition_metadata, encode_partition_metadata
+from pushrep.records.leader_epochs import LeaderEpochs
 
 OFFSETS = st.integers(0, 2**63 - 1)
 TOPICS = st.text("abcXYZ019._-", min_size=1, max_size=20).filter(lambda topic: topic not in {".", ".."})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, write_checkpoint
+from pushrep.log.directory_files import Checkpoint, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
 from pushrep.seams import write_atomic

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import CorruptBatch, CorruptLog, LogConfig, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, write_checkpoint
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME
 from pushrep.log.config import BATCH_BYTES_LIMIT
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.log import LogConfig
-from pushrep.log.index_check import IndexCheck
+from pushrep.log.indexes import IndexCheck
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
 from pushrep.log.walk import (
     CleanEnd,

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
 from pushrep.seams import read_whole

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.log.partition_metadata import write_partition_metadata
+from pushrep.log.directory_files import write_partition_metadata
 from pushrep.log.rebuilding import rebuild_indexes
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log

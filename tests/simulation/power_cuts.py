@@ -22,8 +22,8 @@ from pathlib import Path
 
 from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, SegmentLog, StillNeeded
 from pushrep.log import directory as log_directory
-from pushrep.log.checkpoints import OFFSET_MAX
 from pushrep.records import Codec, encode_batch
+from pushrep.records.header import OFFSET_MAX
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 HOME = Path("/logs")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pushrep.log.clean_marker import CleanLog
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import CleanLog
 from pushrep.log.errors import LogClosed
 from pushrep.testing import PowerLost, SimulatedDisk
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NoRoomToCut, NotALogDirectory, SegmentLog
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME
+from pushrep.log.directory_files import CLEAN_MARKER_NAME
+from pushrep.log.disk_space import RESERVE_NAME
 from pushrep.log.repair import Repairer
-from pushrep.log.reserve import RESERVE_NAME
 from pushrep.log.walk import ScanRange, scan
 from pushrep.seams import read_whole
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log import directory as log_directory
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.directory_files import Checkpoint, read_checkpoint
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.outbox import LogsMissing, Outbox
 from pushrep.testing import SimulatedClock, SimulatedDisk

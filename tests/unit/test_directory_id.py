@@ -12,8 +12,8 @@ import pytest
 from filtering import ReplayFilter
 from pushrep.cli import main as cli_main
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import CLEAN_MARKER_NAME
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
     UNKNOWN_ID,

@@ -30,7 +30,7 @@ from pushrep.log import (
 )
 from pushrep.log import directory as log_directory
 from pushrep.log.directory import DirectoryView
-from pushrep.log.sync_turn import SyncTurn
+from pushrep.log.group_commit import SyncTurn
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
 from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedClock, SimulatedDisk

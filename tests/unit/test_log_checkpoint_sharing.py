@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from pushrep.log.checkpoints import read_checkpoints
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import read_checkpoints
 from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedClock
 

@@ -4,24 +4,24 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.log.checkpoints import (
+from pushrep.log.directory_files import (
+    PARTITION_METADATA_NAME,
     BadCheckpoint,
     Checkpoint,
+    CleanLog,
     decode_checkpoint,
+    decode_clean_marker,
+    decode_partition_metadata,
     encode_checkpoint,
+    encode_clean_marker,
+    encode_partition_metadata,
     read_checkpoint,
     read_checkpoints,
-    write_checkpoint,
-)
-from pushrep.log.clean_marker import CleanLog, decode_clean_marker, encode_clean_marker
-from pushrep.log.errors import CorruptPartitionMetadata
-from pushrep.log.partition_metadata import (
-    PARTITION_METADATA_NAME,
-    decode_partition_metadata,
-    encode_partition_metadata,
     read_partition_metadata,
+    write_checkpoint,
     write_partition_metadata,
 )
+from pushrep.log.errors import CorruptPartitionMetadata
 
 GOLDEN_CHECKPOINT = b"0\n4\norders 0 1042\norders 2 977\norders 10 0\n#crc32c# 0 1231099365\n"
 GOLDEN_MARKER = b"0\n3\norders-0 1042 88120 3\norders-10 0 0 -1\n#crc32c# 3545257889\n"

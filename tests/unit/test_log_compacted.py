@@ -8,8 +8,13 @@ import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, decode_checkpoint, read_checkpoint, write_checkpoint
-from pushrep.log.partition_metadata import write_partition_metadata
+from pushrep.log.directory_files import (
+    Checkpoint,
+    decode_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+    write_partition_metadata,
+)
 from pushrep.log.repair import Repairer
 from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path

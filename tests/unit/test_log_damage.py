@@ -6,8 +6,7 @@ from contextlib import suppress
 import pytest
 
 from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, LogPoisoned, OffsetOutOfRange, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, write_checkpoint
-from pushrep.log.clean_marker import CleanLog, read_clean_marker, write_clean_marker
+from pushrep.log.directory_files import Checkpoint, CleanLog, read_clean_marker, write_checkpoint, write_clean_marker
 from pushrep.log.recovery_plan import Opening
 from pushrep.log.segment import OFFSET_ENTRY
 from pushrep.log.segment_files import list_segments, segment_path

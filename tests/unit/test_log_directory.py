@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
-from pushrep.log.checkpoints import Checkpoint, read_checkpoints
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME, CleanLog, decode_clean_marker
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, CleanLog, decode_clean_marker, read_checkpoints
 from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALogDirectory
 from pushrep.log.published import read_published

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import LogConfig
-from pushrep.log.disk_space import DiskLevel, DiskLimits, disk_level
-from pushrep.log.disk_watch import LOOK_MS, DiskWatch
+from pushrep.log.config import DiskLimits
+from pushrep.log.disk_space import LOOK_MS, DiskLevel, DiskWatch, disk_level
 from pushrep.seams import DiskUsage
 from pushrep.testing import SimulatedClock, SimulatedDisk
 

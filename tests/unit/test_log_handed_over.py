@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pushrep.log import AppendFailed, Durability, LogClosed, LogConfig, LogPoisoned, SegmentLog, sync_turn
+from pushrep.log import AppendFailed, Durability, LogClosed, LogConfig, LogPoisoned, SegmentLog, group_commit
 from pushrep.seams import RealFilesystem
 
 WAIT_S = 60
@@ -71,7 +71,7 @@ def handed_over(log, gate, appended):
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch):
     """Everybody is woken by somebody: nothing here is up to the look after a second that an interruption may need."""
-    monkeypatch.setattr(sync_turn, "_LOOK_AGAIN_S", 2 * WAIT_S)
+    monkeypatch.setattr(group_commit, "_LOOK_AGAIN_S", 2 * WAIT_S)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.log import InvalidLogName, LogLocked, PartitionMetadataMissing, SegmentLog
-from pushrep.log.partition_metadata import PARTITION_METADATA_NAME
+from pushrep.log.directory_files import PARTITION_METADATA_NAME
 
 
 def test_segments_without_an_id_are_refused_until_they_are_adopted(tmp_path):

@@ -2,15 +2,14 @@
 
 import pytest
 
-from pushrep.log.leader_epochs import (
+from pushrep.log.directory_files import (
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
-    UNDEFINED,
-    LeaderEpochs,
     encode_leader_epochs,
     read_leader_epochs,
     write_leader_epochs,
 )
+from pushrep.records.leader_epochs import UNDEFINED, LeaderEpochs
 from pushrep.seams import RealFilesystem
 
 EPOCHS = LeaderEpochs(((3, 10), (5, 40), (6, 95)))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pushrep.log.directory_files import list_logs, log_name, parse_log_name
 from pushrep.log.errors import InvalidLogName, NotALogDirectory
-from pushrep.log.log_names import list_logs, log_name, parse_log_name
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.inspection import summarize
 from pushrep.log.verify import verify_log
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pushrep.log import Durability, LogPoisoned
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from pushrep.log.index_file import PENDING_MAX
+from pushrep.log.directory_files import Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.indexes import PENDING_MAX
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from tests.unit.test_log_keeping import PATH, Machine
 

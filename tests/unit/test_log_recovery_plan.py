@@ -2,7 +2,7 @@
 
 import pytest
 
-from pushrep.log.clean_marker import CleanLog
+from pushrep.log.directory_files import CleanLog
 from pushrep.log.recovery_plan import LogFacts, Opening, recovery_plan
 
 BASES = (0, 1000, 2000, 3000)

@@ -5,8 +5,7 @@ import shutil
 import pytest
 
 from pushrep.log import LogConfig, LogLocked, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, write_checkpoint
-from pushrep.log.clean_marker import CLEAN_MARKER_NAME
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer, repair_log
 from pushrep.log.splicing import RepairRefused

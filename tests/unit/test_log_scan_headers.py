@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.log.index_file import IndexFile
+from pushrep.log.indexes import IndexFile
 from pushrep.log.segment import OFFSET_ENTRY, begin_near
 from pushrep.log.segment_files import INDEX_SUFFIX, segment_path
 from pushrep.log.walk import ScanRange, scan_headers, why_not

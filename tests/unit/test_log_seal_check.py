@@ -9,8 +9,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import CorruptBatch, SegmentLog, seal_check
-from pushrep.log.checkpoints import Checkpoint, write_checkpoint
-from pushrep.log.partition_metadata import write_partition_metadata
+from pushrep.log.directory_files import Checkpoint, write_checkpoint, write_partition_metadata
 from pushrep.log.repair import repair_log
 from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path

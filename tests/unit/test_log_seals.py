@@ -10,8 +10,8 @@ import google_crc32c
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import leftovers
-from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.segment_look import Kind
 from pushrep.log.verify import verify_log

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
-from pushrep.log.checkpoints import Checkpoint, write_checkpoint
 from pushrep.log.cutting import remove_segments
+from pushrep.log.directory_files import Checkpoint, write_checkpoint
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
 from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log

@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.disk_watch import SYNC_BOUNDS_S, SyncTimes
+from pushrep.log.disk_space import SYNC_BOUNDS_S, SyncTimes
 
 INTERVAL = 4096
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.log import SegmentLog
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.directory_files import Checkpoint, read_checkpoint
 from pushrep.node.promises import PromiseKeeper, Promises, find_promises, write_promises
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal

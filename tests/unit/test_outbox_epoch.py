@@ -13,7 +13,7 @@ import pytest
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.cli import main as cli_main
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
-from pushrep.log.checkpoints import Checkpoint, read_checkpoint
+from pushrep.log.directory_files import Checkpoint, read_checkpoint
 from pushrep.outbox import (
     DeliveryFailed,
     LogsMissing,

@@ -12,9 +12,9 @@ from pushrep.cli.common import show_json, size
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.log.verifying import tell_findings
 from pushrep.log import SegmentLog
+from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.log.errors import BelowHighWatermark
 from pushrep.log.inspection import checked_log, leftovers, logs_at
-from pushrep.log.log_names import is_log_name, parse_log_name
 from pushrep.log.repair import Repairer, RepairReport
 from pushrep.log.restoring import restore as restore_file
 from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at, shown_below

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pushrep.cli.common import count, show_json, show_table, size
+from pushrep.log.directory_files import read_leader_epochs, read_partition_metadata
 from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.inspection import (
     LogSummary,
@@ -16,8 +17,6 @@ from pushrep.log.inspection import (
     segment_facts,
     summarize,
 )
-from pushrep.log.leader_epochs import read_leader_epochs
-from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.log.slots import shown_below
 from pushrep.outbox import outbox_of_log
 from pushrep.seams import REAL_FILESYSTEM

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from pushrep.cli.common import show_json, size
 from pushrep.errors import BadArgument
+from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import logs_at
-from pushrep.log.partition_metadata import read_partition_metadata
 from pushrep.log.segment_files import list_segments
 from pushrep.log.segment_look import BATCH_KINDS, Finding, Kind
 from pushrep.log.slots import shown_below, slot_directories

@@ -6,8 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from pushrep.log.checkpoints import Checkpoint, encode_checkpoint, read_checkpoint
-from pushrep.log.partition_metadata import read_partition_metadata
+from pushrep.log.directory_files import Checkpoint, encode_checkpoint, read_checkpoint, read_partition_metadata
 from pushrep.node.replay_recordings import remove_files
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse

@@ -1,4 +1,4 @@
-"""Whose turn is it to sync a log? One thread's at a time: it also is who may close or swap the log's descriptors.
+"""Group commit: one thread at a time syncs a log, for all threads that wait; only it may close or swap descriptors.
 
     A  take ─ fdatasync ─ give back ─┐
     B  take: waits ──────────────────┤ A's sync has brought B's records to disk, too: B goes without a turn
@@ -18,15 +18,29 @@ given back by an assignment: Python looks for signals where a function begins, a
 Each who waits sleeps on a lock of its own. Who gives the turn back wakes those that may go, each once, and one of the
 others for the next turn: nobody wakes only to sleep again. They wake one another in a few rows; all at once they would
 queue for the interpreter's lock. A Condition's own `with` can be interrupted with its lock held; a plain lock's can't.
+
+The thread that has the turn also writes the appends that other threads left to it (`HandedOver`):
+
+    A  hands over, takes the turn ─ writes A ─ syncs ─┐
+    B  hands over, sleeps ────────────────────────────┤ C  takes the turn ─ writes B, C, D ─ syncs ─┐ all go
+    C  hands over, sleeps ────────────────────────────┤                                             │
+    D  hands over, sleeps ────────────────────────────┘─────────────────────────────────────────────┘
+
+A caller that wrote by itself would take the log's lock and the interpreter's for each record, against all others.
+
+Only for threads that Ctrl-C can't reach: interrupted between two of its steps, a thread would leave what others gave it
+neither written nor refused. Python interrupts none but the main thread.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import get_ident
+from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
 from pushrep.errors import PushrepError
+from pushrep.log.config import AppendResult
+from pushrep.records import RecordBatch
 
 _LOOK_AGAIN_S = 1.0  # in case that who had the turn, or who was to wake the next, was interrupted before it could
 _ROWS = 4  # one would stand still wherever the system is slow to give one of them a processor
@@ -132,3 +146,49 @@ class SyncTurn:
 
 def _never(_: int) -> bool:
     return False
+
+
+class HandedOver:
+    """One caller's batches, and where they went or why they did not; neither is known at first."""
+
+    __slots__ = ("batches", "error", "result")
+
+    def __init__(self, batches: Sequence[RecordBatch]) -> None:
+        self.batches = batches
+        self.result: AppendResult | None = None
+        self.error: BaseException | None = None
+
+    def written(self) -> None:
+        """They stand where they were stamped to."""
+        self.result = AppendResult(self.batches[0].header.base_offset, self.batches[-1].header.next_offset - 1)
+
+    def answer(self) -> AppendResult:
+        """Where they went. Raises why they did not."""
+        if self.error is not None:
+            raise self.error
+        if self.result is None:
+            raise AssertionError("asked before anybody wrote")
+        return self.result
+
+
+def may_be_interrupted() -> bool:
+    """Whether this thread is the one that gets Ctrl-C."""
+    return get_ident() == main_thread().ident
+
+
+def write_each(handed: Sequence[HandedOver], write: Callable[[Sequence[RecordBatch]], None]) -> None:
+    """Write what was handed over in one go; if that fails, one by one, so that each gets its own answer.
+
+    `write` writes all it is given or nothing. Raises nothing: what it raised is the answer.
+    """
+    try:
+        write([batch for one in handed for batch in one.batches])
+    except BaseException as error:  # noqa: BLE001 - who handed over would wait for ever, whatever it was
+        for one in handed:
+            if len(handed) > 1:
+                write_each([one], write)
+            else:
+                one.error = error
+    else:
+        for one in handed:
+            one.written()

@@ -1,0 +1,490 @@
+"""The small text files of a directory of logs and of each log, in Kafka's formats, and the names of logs.
+
+The name of a log is the name of its directory, as Kafka lays it out: `<topic>-<partition>`.
+
+The topic's rule stands in pushrep/topic_id_partition.py; a partition is a decimal number below 2**31 without leading
+zeros, so that a name and its parts say the same.
+
+Checkpoints of a directory of logs: one number per log, in Kafka's own text format.
+
+    recovery-point-offset-checkpoint    first offset not known to be on disk when it was written
+    log-start-offset-checkpoint         first readable offset
+    replication-offset-checkpoint       high watermark
+    cleaner-offset-checkpoint           Kafka's cleaner went over everything below: offsets may be missing there
+    given-up-offset-checkpoint          ours: offsets from the log's end up to here named other records (given_up.py)
+
+    0                          version
+    3                          lines that follow
+    orders 0 1042              topic partition offset
+    orders 1 977
+    #crc32c# 0 2774019836      ours: CRC-32C of every byte above, as an entry of a topic that can't exist
+
+Kafka reads to the end of the file and wants every line to be an entry and the count to be right (`CheckpointFile`,
+`OffsetCheckpointFile`), so there is no place that its reader ignores; but it looks up only topics that it holds, and
+no topic may contain `#`. A file beside it would need two renames, and a crash between them would look like damage.
+Two `#` in the name: no single flipped bit turns it into a topic's name.
+A file without that line is Kafka's own and is read by its form alone. A bad file counts as absent: its logs are
+scanned from their start instead.
+
+The clean marker: which logs were closed with every byte flushed, so that opening them needs no scan.
+
+    .pushrep_cleanshutdown           text, like a checkpoint
+    0                                version
+    3                                lines that follow
+    orders-0 1042 88120 3            log, end offset, bytes of its last segment, leader epoch (-1: none yet)
+    orders-1 977 81004 3
+    #crc32c# 2774019836              CRC-32C of every byte above, always there
+
+Written by the last close of a directory, read and removed (directory synced) by the first open before any log is
+loaded: a process that dies in between leaves none. A bad one counts as absent. Kafka's own marker
+(`.kafka_cleanshutdown`) says only that all was well; by our lines a log that changed since is found out.
+
+The file of a log's leader epochs; the list itself is `pushrep.records.leader_epochs`.
+
+    leader-epoch-checkpoint            Kafka's text: version 0, count, then `epoch startOffset` per line
+    leader-epoch-checkpoint.crc32c     ours: `<crc of the file> <crc of the file before it>`, 8 hexadecimal digits each
+
+Every line of Kafka's file is an epoch to its reader, so the CRC lies beside it. It is written first and still admits
+the file that stands, so that between the two renames either is good. A file whose CRC it does not know counts as
+absent, as one that Kafka rewrote does; the batches' headers hold the epochs, and a scan brings the list back.
+
+`partition.metadata`: which log this is, in Kafka's format with a line of ours below.
+
+    version: 0
+    topic_id: 1Kz0qS9WRXC6kV2F0h0v8g      the uuid's 16 bytes in unpadded URL-safe base64, as Kafka's `Uuid` writes it
+    crc32c: 546c8642                      ours: CRC-32C of the bytes above, 8 hexadecimal digits
+
+Kafka reads the first two lines and no further (`PartitionMetadataFile`). A file without the third is Kafka's own; it
+ends right behind the id.
+A bad file is refused by name, never counted as absent: a new id would make every record look new to the filter.
+"""
+
+import base64
+import binascii
+import errno
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from uuid import UUID
+
+import google_crc32c
+
+from pushrep.errors import checked_path
+from pushrep.log.errors import CorruptPartitionMetadata, InvalidLogName, NotALogDirectory
+from pushrep.records.header import OFFSET_MAX
+from pushrep.records.leader_epochs import EPOCH_MAX, LeaderEpochs
+from pushrep.seams import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic, write_whole
+from pushrep.topic_id_partition import PARTITION_MAX, topic_fault
+
+_LOG = logging.getLogger("pushrep.log")
+
+_NAME = re.compile(r"([a-zA-Z0-9._-]+)-(0|[1-9][0-9]{0,9})")
+
+
+def log_name(topic: str, partition: int) -> str:
+    """The directory name of one partition's log. Raises InvalidLogName."""
+    name = f"{topic}-{partition}"
+    if (why := topic_fault(topic)) is not None:
+        raise InvalidLogName(name, why)
+    if not 0 <= partition <= PARTITION_MAX:
+        raise InvalidLogName(name, f"a partition is a number from 0 to {PARTITION_MAX}")
+    return name
+
+
+@lru_cache(1 << 14)  # asked for every log at every write of a checkpoint: ten thousand take 10 ms, remembered 1
+def parse_log_name(name: str) -> tuple[str, int]:
+    """(topic, partition) of a directory name. Raises InvalidLogName."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise InvalidLogName(name, "a topic of a-z A-Z 0-9 . _ - and a partition number are wanted")
+    topic, partition = match[1], int(match[2])
+    log_name(topic, partition)
+    return topic, partition
+
+
+def real_log_path(directory: Path | str) -> Path:
+    """Where the log of this name really lies: writers and readers meet at the same lock and the same files.
+
+    A log may lie behind a link of its own name. Raises InvalidLogName for other names, of the link or of the log.
+    """
+    given = checked_path("directory", directory)
+    real = Path(os.path.realpath(given))
+    parse_log_name(real.name if given.name in {"", ".."} else given.name)
+    if given.name not in {"", "..", real.name}:
+        raise InvalidLogName(given.name, f"it is a link to {real}, which has another name, and a log has only one")
+    return real
+
+
+def is_topic(topic: str) -> bool:
+    """Whether Kafka would accept this name of a topic."""
+    return topic_fault(topic) is None
+
+
+def list_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
+    """(topic, partition) of every log in a directory of logs, sorted. Raises NotALogDirectory.
+
+    Takes no lock and opens nothing: a log counts when its name is there.
+    """
+    directory = Path(directory)
+    try:
+        names = filesystem.list(directory)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotALogDirectory(directory, error.strerror or "no such directory") from error
+    return sorted(parse_log_name(name) for name in names if is_log_name(name))
+
+
+def is_log_name(name: str) -> bool:
+    """Whether a directory of this name is a log's."""
+    try:
+        parse_log_name(name)
+    except InvalidLogName:
+        return False  # our own files, Kafka's "-delete" and "-future" directories, whatever else lies there
+    return True
+
+
+CRC_TOPIC = "#crc32c#"
+# 100,000 logs with names of the longest kind make 28 MB; what is larger was not written by us or by Kafka.
+FILE_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Checkpoint(Enum):
+    """The files, by what their number is; numbers that change together are written in this order."""
+
+    GIVEN_UP = "given-up-offset-checkpoint"
+    """First, because it tells what the others forget when they are lowered."""
+    RECOVERY_POINT = "recovery-point-offset-checkpoint"
+    LOG_START_OFFSET = "log-start-offset-checkpoint"
+    HIGH_WATERMARK = "replication-offset-checkpoint"
+    CLEANED_OFFSET = "cleaner-offset-checkpoint"
+    """Made by brokers only; we read it, and lower its number when a log is cut below it."""
+
+
+class BadCheckpoint(ValueError):
+    """The bytes are no checkpoint; `read_checkpoint` answers as if the file were absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """What a directory's files say, by name of the log; a log that a file does not list is not in its map."""
+
+    recovery_points: Mapping[str, int] = field(default_factory=dict)
+    log_start_offsets: Mapping[str, int] = field(default_factory=dict)
+    high_watermarks: Mapping[str, int] = field(default_factory=dict)
+    cleaned_offsets: Mapping[str, int] = field(default_factory=dict)
+    given_up_offsets: Mapping[str, int] = field(default_factory=dict)
+
+
+def encode_checkpoint(offsets: Mapping[str, int]) -> bytes:
+    """The file's bytes for {name of the log: offset}, in the order of topic and partition."""
+    parts = sorted((*parse_log_name(name), offset) for name, offset in offsets.items())
+    lines = [f"{topic} {partition} {offset}\n" for topic, partition, offset in parts]
+    body = f"{_VERSION}\n{len(lines) + 1}\n{''.join(lines)}".encode("ascii")
+    return body + _checkpoint_crc(body)
+
+
+def decode_checkpoint(data: bytes) -> dict[str, int]:
+    """{name of the log: offset} of a file that we or Kafka wrote. Raises BadCheckpoint."""
+    lines = split_lines(data, _VERSION)
+    if lines and lines[-1].startswith(CRC_TOPIC):
+        crc_at = len(data) - len(lines[-1]) - 1
+        if data[crc_at:] != _checkpoint_crc(data[:crc_at]):
+            raise BadCheckpoint("its CRC does not match")
+        lines.pop()
+    offsets: dict[str, int] = {}
+    for line in lines:
+        name, offset = _checkpoint_entry(line)
+        if name in offsets:
+            raise BadCheckpoint(f"{name} is listed twice")
+        offsets[name] = offset
+    return offsets
+
+
+def read_checkpoint(
+    directory: Path, checkpoint: Checkpoint, filesystem: Filesystem = REAL_FILESYSTEM
+) -> dict[str, int]:
+    """{name of the log: offset}; empty if the file is absent or bad, which is logged as a warning."""
+    path = directory / checkpoint.value
+    try:
+        data = read_bounded(path, filesystem)
+        return decode_checkpoint(data) if data is not None else {}
+    except BadCheckpoint as error:
+        _LOG.warning("%s counts as absent: %s", path, error)
+        return {}
+
+
+def read_cleaned_offset(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int:
+    """Kafka's cleaner may have taken offsets of the log at `log` below this; 0 for a log that it never saw."""
+    return read_checkpoint(log.parent, Checkpoint.CLEANED_OFFSET, filesystem).get(log.name, 0)
+
+
+def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Checkpoints:
+    """All of the files, for readers beside a writer: no lock, and each file is a whole one, old or new."""
+    directory = Path(directory)
+    return Checkpoints(
+        recovery_points=read_checkpoint(directory, Checkpoint.RECOVERY_POINT, filesystem),
+        log_start_offsets=read_checkpoint(directory, Checkpoint.LOG_START_OFFSET, filesystem),
+        high_watermarks=read_checkpoint(directory, Checkpoint.HIGH_WATERMARK, filesystem),
+        cleaned_offsets=read_checkpoint(directory, Checkpoint.CLEANED_OFFSET, filesystem),
+        given_up_offsets=read_checkpoint(directory, Checkpoint.GIVEN_UP, filesystem),
+    )
+
+
+def write_checkpoint(
+    directory: Path, checkpoint: Checkpoint, offsets: Mapping[str, int], filesystem: Filesystem = REAL_FILESYSTEM
+) -> None:
+    """Replace the file; it is on disk under its name when this returns. Raises OSError, the old file then stands."""
+    write_atomic(filesystem, directory / checkpoint.value, [encode_checkpoint(offsets)])
+
+
+def read_bounded(path: Path, filesystem: Filesystem) -> bytes | None:
+    """The bytes of a small file, None if it is absent. Raises BadCheckpoint for one that is far too large."""
+    try:
+        return read_whole(filesystem, path, FILE_BYTES_MAX)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise BadCheckpoint(error.strerror) from error
+        raise
+
+
+def split_lines(data: bytes, version: int) -> list[str]:
+    """The entry lines of a text file of version, count and entries, as Kafka's `CheckpointFile` writes it.
+
+    Raises BadCheckpoint for another version, a wrong count, a last line without its end, and bytes beyond ASCII.
+    """
+    try:
+        text = data.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise BadCheckpoint(f"byte {error.start} is not ASCII") from error
+    lines = text.split("\n")  # not splitlines(): it takes other control characters for the end of a line, too
+    if len(lines) < 3 or lines[-1] != "":
+        raise BadCheckpoint("it is cut off")
+    if lines[0] != str(version):
+        raise BadCheckpoint(f"version {lines[0]!r} where {version} is read")
+    entries = lines[2:-1]
+    if lines[1] != str(len(entries)):
+        raise BadCheckpoint(f"it announces {lines[1]!r} lines and has {len(entries)}")
+    return entries
+
+
+def decimal(text: str, largest: int) -> int:
+    """A number from 0 to `largest` in the one way it is written. Raises BadCheckpoint."""
+    if not (text.isascii() and text.isdigit() and (text[0] != "0" or text == "0") and int(text) <= largest):
+        raise BadCheckpoint(f"{text!r} is no number from 0 to {largest}")
+    return int(text)
+
+
+def _checkpoint_entry(line: str) -> tuple[str, int]:
+    parts = line.split(" ")
+    if len(parts) != 3 or not is_topic(parts[0]):
+        raise BadCheckpoint(f"{line!r} is not: topic partition offset")
+    return log_name(parts[0], decimal(parts[1], PARTITION_MAX)), decimal(parts[2], OFFSET_MAX)
+
+
+def _checkpoint_crc(body: bytes) -> bytes:
+    return b"%s 0 %d\n" % (CRC_TOPIC.encode("ascii"), google_crc32c.value(body))
+
+
+CLEAN_MARKER_NAME = ".pushrep_cleanshutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class CleanLog:
+    """How a log was left: its end offset, the size of its last segment in bytes, its leader epoch (-1: none yet)."""
+
+    end_offset: int
+    last_segment_bytes: int
+    leader_epoch: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.end_offset <= OFFSET_MAX and 0 <= self.last_segment_bytes <= OFFSET_MAX):
+            raise ValueError(f"a log ends at an offset and at a position from 0 to {OFFSET_MAX}: {self}")
+        if not -1 <= self.leader_epoch <= EPOCH_MAX:
+            raise ValueError(f"a leader epoch is a number from -1 to {EPOCH_MAX}: {self}")
+
+
+def encode_clean_marker(logs: Mapping[str, CleanLog]) -> bytes:
+    """The file's bytes for {name of the log: how it was left}, sorted by topic and partition."""
+    lines = [
+        f"{name} {log.end_offset} {log.last_segment_bytes} {log.leader_epoch}\n"
+        for name, log in sorted(logs.items(), key=lambda item: parse_log_name(item[0]))
+    ]
+    body = f"{_VERSION}\n{len(lines) + 1}\n{''.join(lines)}".encode("ascii")
+    return body + _marker_crc(body)
+
+
+def decode_clean_marker(data: bytes) -> dict[str, CleanLog]:
+    """{name of the log: how it was left}. Raises BadCheckpoint."""
+    lines = split_lines(data, _VERSION)
+    crc_at = len(data) - len(lines[-1]) - 1 if lines else len(data)
+    if data[crc_at:] != _marker_crc(data[:crc_at]):
+        raise BadCheckpoint("its CRC does not match")
+    return dict(_marker_entry(line) for line in lines[:-1])
+
+
+def read_clean_marker(directory: Path, filesystem: Filesystem) -> dict[str, CleanLog]:
+    """{name of the log: how it was left}; empty if the file is absent or bad, which is logged as a warning."""
+    path = directory / CLEAN_MARKER_NAME
+    try:
+        data = read_bounded(path, filesystem)
+        return decode_clean_marker(data) if data is not None else {}
+    except BadCheckpoint as error:
+        _LOG.warning("%s counts as absent: %s", path, error)
+        return {}
+
+
+def remove_clean_marker(directory: Path, filesystem: Filesystem) -> None:
+    """Take the marker away, durably: from here on a crash must look like one. No marker is fine."""
+    path = directory / CLEAN_MARKER_NAME
+    if filesystem.exists(path):
+        filesystem.remove(path)
+        filesystem.sync_directory(directory)
+
+
+def write_clean_marker(directory: Path, logs: Mapping[str, CleanLog], filesystem: Filesystem) -> None:
+    """Write the marker; on disk under its name when this returns. Call it last, after every log is flushed."""
+    write_atomic(filesystem, directory / CLEAN_MARKER_NAME, [encode_clean_marker(logs)])
+
+
+def _marker_entry(line: str) -> tuple[str, CleanLog]:
+    parts = line.split(" ")
+    if len(parts) != 4:
+        raise BadCheckpoint(f"{line!r} is not: log, end offset, bytes, leader epoch")
+    try:
+        parse_log_name(parts[0])
+    except InvalidLogName as error:
+        raise BadCheckpoint(str(error)) from error
+    epoch = -1 if parts[3] == "-1" else decimal(parts[3], EPOCH_MAX)
+    return parts[0], CleanLog(decimal(parts[1], OFFSET_MAX), decimal(parts[2], OFFSET_MAX), epoch)
+
+
+def _marker_crc(body: bytes) -> bytes:
+    return b"%s %d\n" % (CRC_TOPIC.encode("ascii"), google_crc32c.value(body))
+
+
+LEADER_EPOCHS_NAME = "leader-epoch-checkpoint"
+LEADER_EPOCHS_CRC_NAME = "leader-epoch-checkpoint.crc32c"
+
+_VERSION = 0
+_CRC_FILE = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8})\n")
+
+
+def encode_leader_epochs(epochs: LeaderEpochs) -> bytes:
+    """The bytes of Kafka's file."""
+    lines = "".join(f"{epoch} {start}\n" for epoch, start in epochs.entries)
+    return f"{_VERSION}\n{len(epochs.entries)}\n{lines}".encode("ascii")
+
+
+def decode_leader_epochs(data: bytes) -> LeaderEpochs:
+    """The list in Kafka's file. Raises BadCheckpoint."""
+    entries = []
+    for line in split_lines(data, _VERSION):
+        parts = line.split(" ")
+        if len(parts) != 2:
+            raise BadCheckpoint(f"{line!r} is not: epoch startOffset")
+        entries.append((decimal(parts[0], EPOCH_MAX), decimal(parts[1], OFFSET_MAX)))
+    try:
+        return LeaderEpochs(tuple(entries))
+    except ValueError as error:
+        raise BadCheckpoint(str(error)) from error
+
+
+def read_leader_epochs(log_directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LeaderEpochs | None:
+    """The list kept with a log; None if it is absent or bad (logged as a warning): the batches' headers tell then."""
+    path = log_directory / LEADER_EPOCHS_NAME
+    try:
+        data = read_bounded(path, filesystem)
+        return _decode_known(data, _known_crcs(log_directory, filesystem)) if data is not None else None
+    except BadCheckpoint as error:
+        _LOG.warning("%s counts as absent: %s", path, error)
+        return None
+
+
+def write_leader_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
+    """Replace the file; on disk under its name when this returns. Raises OSError, the old file then stands."""
+    data = encode_leader_epochs(epochs)
+    crc = google_crc32c.value(data)
+    # A standing file that is bad must stay bad until it is replaced: its CRC is admitted only if it was known.
+    standing = _standing_crc(log_directory, filesystem)
+    before = standing if standing in _known_crcs(log_directory, filesystem) else crc
+    write_atomic(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, [b"%08x %08x\n" % (crc, before)])
+    write_atomic(filesystem, log_directory / LEADER_EPOCHS_NAME, [data])
+
+
+def write_first_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: Filesystem) -> None:
+    """The same in a directory that has no list yet, and whose names the caller syncs."""
+    data = encode_leader_epochs(epochs)
+    crc = google_crc32c.value(data)
+    write_whole(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, b"%08x %08x\n" % (crc, crc))
+    write_whole(filesystem, log_directory / LEADER_EPOCHS_NAME, data)
+
+
+def _decode_known(data: bytes, crcs: frozenset[int]) -> LeaderEpochs:
+    if google_crc32c.value(data) not in crcs:
+        raise BadCheckpoint(f"its CRC is not in {LEADER_EPOCHS_CRC_NAME}")
+    return decode_leader_epochs(data)
+
+
+def _standing_crc(log_directory: Path, filesystem: Filesystem) -> int:
+    """-1, which is no CRC, if there is no file that could be kept."""
+    try:
+        data = read_bounded(log_directory / LEADER_EPOCHS_NAME, filesystem)
+    except BadCheckpoint:
+        return -1
+    return int(google_crc32c.value(data)) if data is not None else -1
+
+
+def _known_crcs(log_directory: Path, filesystem: Filesystem) -> frozenset[int]:
+    try:
+        data = read_bounded(log_directory / LEADER_EPOCHS_CRC_NAME, filesystem)
+    except BadCheckpoint:
+        data = None
+    match = _CRC_FILE.fullmatch(data or b"")
+    return frozenset(int(crc, 16) for crc in match.groups()) if match is not None else frozenset()
+
+
+PARTITION_METADATA_NAME = "partition.metadata"
+_FORM = re.compile(rb"version: 0\ntopic_id: ([A-Za-z0-9_-]{22})(?:\n(?:crc32c: ([0-9a-f]{8})\n)?)?")
+
+
+def encode_partition_metadata(topic_id: UUID) -> bytes:
+    """The file's bytes. The zero uuid means "no id" to Kafka: ValueError."""
+    if topic_id.int == 0:
+        raise ValueError("the zero uuid is no topic id")
+    body = b"version: 0\ntopic_id: %s\n" % base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=")
+    return body + b"crc32c: %08x\n" % google_crc32c.value(body)
+
+
+def decode_partition_metadata(data: bytes) -> UUID:
+    """The topic id in a file that we or Kafka wrote. Raises ValueError with the reason."""
+    match = _FORM.fullmatch(data)
+    if match is None:
+        raise ValueError("not the lines version, topic_id and crc32c")
+    if match[2] is not None and int(match[2], 16) != google_crc32c.value(data[: match.end(1) + 1]):
+        raise ValueError("its CRC does not match")
+    try:
+        topic_id = UUID(bytes=base64.urlsafe_b64decode(match[1] + b"=="))
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("its topic_id is no uuid in base64") from error
+    if topic_id.int == 0:
+        raise ValueError("its topic_id is zero")
+    return topic_id
+
+
+def read_partition_metadata(log_directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> UUID | None:
+    """The id of the log in this directory; None if it has no file yet. Raises CorruptPartitionMetadata."""
+    path = log_directory / PARTITION_METADATA_NAME
+    try:
+        data = read_bounded(path, filesystem)
+        return decode_partition_metadata(data) if data is not None else None
+    except ValueError as error:
+        raise CorruptPartitionMetadata(path, str(error)) from error
+
+
+def write_partition_metadata(log_directory: Path, topic_id: UUID, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
+    """Write the file once, when the log is made; on disk under its name when this returns."""
+    write_atomic(filesystem, log_directory / PARTITION_METADATA_NAME, [encode_partition_metadata(topic_id)])
