@@ -26,7 +26,7 @@ from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.pipeline import SentBatch
 from pushrep.kafka.splitting import BatchPiece, pieces_of
 from pushrep.log import CorruptBatch, LogDamaged
-from pushrep.log.recovery_report import RecoveryReport
+from pushrep.log.recovery import RecoveryReport
 from pushrep.log.slicing import LogSlices
 from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch
 

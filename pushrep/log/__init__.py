@@ -34,7 +34,7 @@ from pushrep.log.errors import (
 )
 from pushrep.log.leases import Lease
 from pushrep.log.log_reader import Isolation, LogReader
-from pushrep.log.recovery_report import Cut, RecoveryReport
+from pushrep.log.recovery import Cut, RecoveryReport
 from pushrep.log.segment_log import SegmentLog
 
 __all__ = [

@@ -9,10 +9,23 @@
 Nothing is thrown away but indexes (they can be rebuilt). The copy comes first: a disk without room for it refuses the
 cut before anything has changed. It is exact to the byte; zeros at its end, mostly space that was allocated ahead, are a
 hole in the file and take no room. A cut that was stopped and is done again finds its copy and makes no second one.
+
+On a disk that has no room for a copy, a bad tail is moved (`TailMove`), piece by piece, from its end:
+
+    1000.log                    | ..... | t o r n |          1000.log.<position>.cut.moving   |             |
+      first piece               | ..... | t o r n |                                           |          n  |
+      cut, next piece           | ..... | t o r   |                                           |       r  n  |
+      ...                       | ..... |                    renamed to .cut                  | t  o  r  n  |
+
+A piece is on disk in its new place before it is cut from its old one, which makes room for the next; what is zero, as
+room allocated ahead is, needs none. Whatever comes in between, each byte is in one of the two files, at the same
+distance from `position`, so the next opening goes on where this one ended. The last piece cut is the one that begins at
+`position`: until then the log ends in a torn tail, and it is found again. So what is moved begins with a bad batch, at
+or above the recovery point; what begins with a whole one would be part of the log at the next opening, and is copied.
 """
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pushrep.log.errors import NoRoomToCut
@@ -20,10 +33,12 @@ from pushrep.log.seals import remove_seals
 from pushrep.log.segment_files import (
     CUT_SUFFIX,
     INDEX_SUFFIX,
+    MOVING_SUFFIX,
     PART_SUFFIX,
     SEAL_SUFFIX,
     TIME_INDEX_SUFFIX,
     free_name,
+    moved_from,
     segment_path,
     taken_names,
 )
@@ -131,6 +146,129 @@ def _remove_indexes(filesystem: Filesystem, directory: Path, base: int) -> None:
         index = segment_path(directory, base, suffix)
         if filesystem.exists(index):
             filesystem.remove(index)
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PIECE_BYTES_MIN = 4096  # a block: with less nothing is freed
+_PIECE_BYTES_UNKNOWN = 4 * _PIECE_BYTES_MIN  # a quarter of the reserve
+_PIECE_BYTES_MAX = 1 << 20
+
+
+class TailMove:
+    """Moves all from `position` on out of `file`, which is `path`. Use once: `finish`.
+
+    When it is made, a first piece is in its new place, and nothing has changed in the old one. Raises NoRoomToCut if
+    there is no room even for that, OSError.
+    """
+
+    def __init__(self, filesystem: Filesystem, path: Path, file: File, position: int) -> None:
+        self._filesystem, self._file, self._path, self._position = filesystem, file, path, position
+        self._final = path.with_name(f"{path.name}.{position}{CUT_SUFFIX}")
+        self._moving = moving_path(path, position)
+        # A small one first: who begins to move still has to write down that the log ends there.
+        self._piece_bytes = _PIECE_BYTES_MIN
+        is_new = not filesystem.exists(self._moving)
+        try:
+            self._write(b"", 0)
+            filesystem.sync_directory(path.parent)
+            self._begin = self._copy(file.size())
+            self._piece_bytes = self._fitting(file.size() - position)
+        except OSError as error:
+            if is_new and filesystem.exists(self._moving):
+                filesystem.remove(self._moving)
+            if error.errno in _FULL:
+                raise self._no_room(error) from error
+            raise
+
+    def finish(self) -> str:
+        """Move the rest; the name of the file that holds all of it now. Raises as above: the next opening goes on."""
+        try:
+            while self._begin > self._position:
+                self._file.truncate(self._begin)
+                self._begin = self._copy(self._begin)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise self._no_room(error) from error
+            raise
+        self._file.truncate(self._position)
+        self._file.sync()  # else the next opening, after a power cut, would find the tail again and keep it twice
+        return _rename(self._filesystem, self._moving, self._final)
+
+    def _copy(self, end: int) -> int:
+        """A piece before `end`, and what is zero between them, is in its new place on disk; where it begins."""
+        while end > self._position:
+            # Whole blocks of the old file, so that each cut frees what the next piece needs.
+            begin = max(self._position, (end - self._piece_bytes) // _PIECE_BYTES_MIN * _PIECE_BYTES_MIN)
+            data = self._file.read_at(end - begin, begin)
+            if data.count(0) == len(data):
+                end = begin
+                continue
+            self._write(data, begin - self._position)
+            return begin
+        return end
+
+    def _fitting(self, tail_bytes: int) -> int:
+        """A size of pieces that is sure to fit: half a piece would take the room, and could not be taken back."""
+        usage = self._filesystem.usage(self._path)
+        free_bytes = usage.total_bytes - usage.used_bytes
+        if free_bytes >= tail_bytes:  # so it was a quota, of which nobody knows what is left
+            return _PIECE_BYTES_UNKNOWN
+        return max(_PIECE_BYTES_MIN, min(free_bytes // 4, _PIECE_BYTES_MAX) // _PIECE_BYTES_MIN * _PIECE_BYTES_MIN)
+
+    def _write(self, data: bytes, position: int) -> None:
+        """The bytes, and the file's final size, are on disk when this returns."""
+        target = self._filesystem.open(self._moving, create=True)
+        try:
+            target.truncate(max(target.size(), self._file.size() - self._position))
+            if target.read_at(len(data), position) != data:  # else an earlier opening wrote it: it needs no room
+                target.write_at(data, position)
+            target.sync()
+        finally:
+            target.close()
+
+    def _no_room(self, error: OSError) -> NoRoomToCut:
+        return NoRoomToCut(self._path, 2 * _PIECE_BYTES_MIN, error)
+
+
+def set_aside(
+    filesystem: Filesystem, path: Path, file: File, position: int, *, suffix: str = CUT_SUFFIX
+) -> str | TailMove | None:
+    """Before a bad tail is cut: the name of its copy, None of an empty one; or, where there is no room for a copy, its
+    move, to be finished once it is written down that the log ends there. A move is into `.cut`, whatever the suffix.
+
+    One that was begun before goes on. Raises NoRoomToCut, OSError; nothing of the log has changed then.
+    """
+    remove_seals(filesystem, path.parent, [int(path.stem)])
+    if not filesystem.exists(moving_path(path, position)):
+        try:
+            return keep_range(filesystem, path, file, position, suffix=suffix)
+        except NoRoomToCut:
+            pass
+    return TailMove(filesystem, path, file, position)
+
+
+def moving_path(path: Path, position: int) -> Path:
+    """Where the tail of the segment `path` is while it is moved."""
+    return path.with_name(f"{path.name}.{position}{CUT_SUFFIX}{MOVING_SUFFIX}")
+
+
+def end_moves(filesystem: Filesystem, directory: Path, names: Iterable[str]) -> list[str]:
+    """Rename, among the names of a directory, what was moved to the last byte; the names of what was not."""
+    going_on = []
+    for name, (segment, position) in moved_from(names).items():
+        path = directory / segment
+        if filesystem.exists(path) and _size(filesystem, path) > position:
+            going_on.append(name)
+        else:
+            _rename(filesystem, directory / name, directory / name.removesuffix(MOVING_SUFFIX))
+    return going_on
+
+
+def _rename(filesystem: Filesystem, moving: Path, final: Path) -> str:
+    target = free_name(filesystem, final)
+    filesystem.rename(moving, target)
+    filesystem.sync_directory(target.parent)
+    return target.name
 
 
 def _size(filesystem: Filesystem, path: Path) -> int:

@@ -16,14 +16,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from pushrep.errors import PushrepError
-from pushrep.log.cutting import keep_range, move_aside, remove_segments
+from pushrep.log.cutting import TailMove, keep_range, move_aside, remove_segments, set_aside
 from pushrep.log.directory_files import write_leader_epochs
 from pushrep.log.disk_space import RESERVE_BYTES_MIN
 from pushrep.log.errors import NoRoomToCut
 from pushrep.log.log_writer import LogWriter
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import CORRUPT_SUFFIX, list_segments
-from pushrep.log.tail_move import TailMove, set_aside
 from pushrep.records.leader_epochs import LeaderEpochs
 
 
@@ -83,7 +82,7 @@ class CuttableLog(LogWriter):
         """Set everything from the damage on aside as `.corrupt`; the names of those files. The log takes appends then.
 
         Order: a copy of the damaged one's tail, checkpoints, later segments newest first, the tail, epochs. Nothing is
-        thrown away. On a disk without room for the copy the tail is moved, into `.cut` (tail_move.py). Raises
+        thrown away. On a disk without room for the copy the tail is moved, into `.cut` (cutting.py). Raises
         NoRoomToCut if there is no room even for its first piece; nothing was changed then.
         """
         return self._around.view.reserve.with_room(self._quarantine)

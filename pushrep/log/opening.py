@@ -24,8 +24,7 @@ from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.keeping import Keeper, NeededFrom
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.reading import BatchReader, Bounds
-from pushrep.log.recovery import Recovered, Recovery
-from pushrep.log.recovery_report import RecoveryReport
+from pushrep.log.recovery import Recovered, Recovery, RecoveryReport
 from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.segment_files import list_segments
 from pushrep.records.header import OFFSET_MAX

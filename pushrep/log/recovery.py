@@ -1,6 +1,6 @@
 """Opening a log: gather facts, take the plan, scan, cut what is torn, rebuild indexes, say what was done.
 
-    segments before the plan's first     does each end where the next begins? by its headers (joints.py), else a scan
+    segments before the plan's first     does each end where the next begins? by its headers (`sealed_end`), else a scan
     the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them; but a
                                          log with nothing above its recovery point has nothing to prove, nor to sync
     a torn tail                          kept aside and cut (moved, if the disk has no room for both); later segments
@@ -11,33 +11,180 @@
     damage of a sealed segment that      as if the scrub had found it: the log goes on behind it, another member repairs
     another member can repair            it (segment_repair.py)
 Progress (the recovery point) is saved after each segment, so that a recovery that is killed goes on where it was.
+
+`sealed_end` tells where a sealed segment ends by its last index entry and a few headers, without a scan:
+
+    .index       ... | rel, pos |           .log   ... | batch | batch | batch | end of the file
+                       `------ pos ------------------> header, header, header: the offset behind the last
+    .timeindex   ... | time, rel |                     none of them is newer
+
+Opening a log asks this of every segment that it does not scan, so it has to cost as little as opening three files. It
+says nothing about the bytes between the headers: a read or `pushrep log verify` checks those. What a sealed segment's
+indexes have to end with is known: an entry once more than index_interval_bytes lie behind the last one, and the newest
+time. So one that was emptied or cut short gets no answer here, and the walk that follows makes it whole.
 """
 
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, replace
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import numpy as np
 
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import move_aside, remove_segments
+from pushrep.log.cutting import TailMove, end_moves, move_aside, remove_segments, set_aside
 from pushrep.log.directory_files import Checkpoint, CleanLog, parse_log_name
 from pushrep.log.errors import CorruptLog, LogPoisoned
-from pushrep.log.joints import sealed_end
 from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
-from pushrep.log.recovery_report import Cut, RecoveryReport
 from pushrep.log.scrub import ScrubFinding
 from pushrep.log.seals import HeadersCrc, read_seal, remove_seals
-from pushrep.log.segment import Segment
-from pushrep.log.segment_files import half_made_in, orphan_indexes_in, segment_path, segments_in, swaps_in
-from pushrep.log.tail_move import TailMove, end_moves, set_aside
-from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, WholeBatch, holds_whole_batch, scan
+from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
+from pushrep.log.segment_files import (
+    INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    half_made_in,
+    orphan_indexes_in,
+    segment_path,
+    segments_in,
+    swaps_in,
+)
+from pushrep.log.walk import (
+    CleanEnd,
+    Damage,
+    ScanEnd,
+    ScanRange,
+    TornTail,
+    WholeBatch,
+    from_index_entry,
+    holds_whole_batch,
+    scan,
+    scan_headers,
+)
 from pushrep.records import BatchRun
 from pushrep.records.header import OFFSET_MAX
-from pushrep.seams import Clock, Filesystem
+from pushrep.seams import Clock, File, Filesystem
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What was taken off the log's end: `size_bytes` from byte `position` of `segment` on, later segments included.
+
+    `kept_as` names the files that hold it now; empty if there was nothing but zeros.
+    """
+
+    offset: int
+    segment: str
+    position: int
+    size_bytes: int
+    reason: str
+    kept_as: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryReport:
+    """How a log was opened. `str()` of it is a sentence, `as_dict()` is for JSON.
+
+    damaged_from: first offset that was known to be on disk and can't be read; None if all is well. damaged_segments:
+    sealed ones of a log with replicas, which goes on behind them: another member's to repair.
+    """
+
+    opening: Opening
+    reason: str
+    segments_scanned: int
+    bytes_scanned: int
+    log_start_offset: int
+    log_end_offset: int
+    cut: Cut | None
+    damaged_from: int | None
+    damage: str | None
+    seconds: float
+    damaged_segments: tuple[ScrubFinding, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self) | {"opening": self.opening.value}
+
+    def __str__(self) -> str:
+        known = f"offsets [{self.log_start_offset}, {self.log_end_offset})"
+        work = f"{self.segments_scanned} segments and {self.bytes_scanned} bytes scanned in {self.seconds:.3f} s"
+        parts = [f"{self.opening.value} opening ({self.reason}): {known}, {work}"]
+        if self.cut is not None:
+            kept = f", kept as {', '.join(self.cut.kept_as)}" if self.cut.kept_as else ""
+            parts.append(
+                f"cut {self.cut.size_bytes} bytes behind offset {self.cut.offset} at byte {self.cut.position} of "
+                f"{self.cut.segment} ({self.cut.reason}){kept}"
+            )
+        if self.damaged_from is not None:
+            parts.append(f"DAMAGED from offset {self.damaged_from} on ({self.damage}): read-only below it")
+        parts += [
+            f"{one.segment} is DAMAGED from offset {one.offset} on ({one.reason}): for another member to repair"
+            for one in self.damaged_segments
+        ]
+        return "; ".join(parts)
+
+
+_HOPS_MAX = 64  # an entry covers 4 KiB or a batch: with more headers than this to read, a scan costs no more
+
+
+class _Last(NamedTuple):
+    """What stands at the end of an index: its newest entry, None if it is empty."""
+
+    entry: tuple[int, int] | None
+
+
+def sealed_end(filesystem: Filesystem, directory: Path, what: ScanRange, index_interval_bytes: int) -> int | None:
+    """The offset behind the last batch of a segment whose indexes reach to its end; None if headers alone don't tell.
+
+    Raises OSError.
+    """
+    times = _last(filesystem, segment_path(directory, what.base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
+    offsets = _last(filesystem, segment_path(directory, what.base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
+    if times is None or offsets is None:
+        return None
+    log = filesystem.open(segment_path(directory, what.base_offset), writable=False)
+    try:
+        begun = from_index_entry(log, what, offsets.entry)
+        if offsets.entry is not None and begun is what:
+            return None
+        return _end(log, begun, times.entry or (-1, -1), index_interval_bytes)
+    finally:
+        log.close()
+
+
+def _last(filesystem: Filesystem, path: Path, entry: struct.Struct) -> _Last | None:
+    """None if there is no such file, or its end is no whole entry."""
+    try:
+        file = filesystem.open(path, writable=False)
+    except FileNotFoundError:
+        return None
+    try:
+        size = file.size()
+        if size == 0:
+            return _Last(None)
+        data = b"" if size % entry.size else file.read_at(entry.size, size - entry.size)
+    finally:
+        file.close()
+    if len(data) < entry.size:
+        return None
+    first, second = entry.unpack(data)
+    return _Last((first, second))
+
+
+def _end(log: File, begun: ScanRange, newest: tuple[int, int], interval_bytes: int) -> int | None:
+    """From header to header up to the end of the file, as far as a few of them reach."""
+    end, before, expected = begun.position, begun.position, begun.first_offset
+    for position, _, next_offset, size, _, _, newest_ms in islice(scan_headers(log, begun), _HOPS_MAX):
+        if newest_ms > newest[0]:
+            return None
+        before, end, expected = position, position + size, next_offset
+    if end != log.size() or expected is None:
+        return None
+    # An entry was due for the last one, or the newest time is of a batch that the segment does not hold.
+    is_short = before - begun.position > interval_bytes or newest[1] >= expected - begun.base_offset
+    return None if is_short else expected
 
 
 class Progress(Protocol):

@@ -22,7 +22,7 @@ from typing import Any
 from uuid import UUID
 
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import keep_range, move_aside
+from pushrep.log.cutting import TailMove, keep_range, move_aside, set_aside
 from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_files import (
     LEADER_EPOCHS_NAME,
@@ -38,14 +38,13 @@ from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import CorruptPartitionMetadata, LogLocked
 from pushrep.log.inspection import LogState, checked_log, read_state
 from pushrep.log.rebuilding import epochs_of_batches, rebuild_indexes
-from pushrep.log.recovery_report import Cut
+from pushrep.log.recovery import Cut
 from pushrep.log.scrub import Scrub
 from pushrep.log.seals import Seal, remove_seals, write_seal
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, SEAL_SUFFIX, free_name, list_segments, segment_path
 from pushrep.log.segment_look import BATCH_KINDS, Expected, Kind, segment_name
 from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
-from pushrep.log.tail_move import TailMove, set_aside
 from pushrep.log.verify import VerifyReport, verify_log
 from pushrep.log.walk import WINDOW_BYTES, Damage, ScanRange, TornTail, WholeBatch, scan
 from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld

@@ -21,8 +21,7 @@ from pushrep.log.housekeeping import Housekeeping
 from pushrep.log.log_cuts import CuttableLog
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.recovery import Recovered
-from pushrep.log.segment import Segment
-from pushrep.log.segment_sizes import size_of_sealed
+from pushrep.log.segment import Segment, size_of_sealed
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 

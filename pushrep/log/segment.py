@@ -12,7 +12,8 @@ Source: Kafka's LogSegment.append, OffsetIndex, TimeIndex (its DumpLogSegments j
 
 import errno
 import struct
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -453,3 +454,24 @@ def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, who h
     if on_ignored is not None and entry is not None and begun is what:
         on_ignored(what.base_offset)
     return begun
+
+
+def size_of_sealed(filesystem: Filesystem, directory: Path, bases: Sequence[int], offset: int) -> int:
+    """Bytes from `offset` on in the segments that begin at `bases` and are not written to any more.
+
+    Too many by an entry of the index at most; a segment that is removed meanwhile counts nothing. Raises OSError.
+    """
+    first = max(0, bisect_right(bases, offset) - 1)
+    size = 0
+    for base in bases[first:]:
+        with suppress(FileNotFoundError):
+            file = filesystem.open(segment_path(directory, base), writable=False)
+            try:
+                size += file.size()
+            finally:
+                file.close()
+    if bases and offset > bases[first]:
+        index = IndexFile(filesystem, segment_path(directory, bases[first], INDEX_SUFFIX), OFFSET_ENTRY)
+        entry = index.floor(offset - 1 - bases[first])
+        size -= max(0, entry[1]) if entry is not None else 0  # a bad one only makes it less exact
+    return max(0, size)

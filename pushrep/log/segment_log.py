@@ -37,7 +37,7 @@ from pushrep.log.log_reader import Isolation, LogReader
 from pushrep.log.log_writer import Surroundings
 from pushrep.log.opening import Attached, OpenedLog, open_log
 from pushrep.log.rebuilding import new_indexes, rebuild_suspect_indexes
-from pushrep.log.recovery_report import RecoveryReport
+from pushrep.log.recovery import RecoveryReport
 from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.scrub import Scrub, ScrubFinding
 from pushrep.log.segment_repair import SegmentRepair

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.joints import sealed_end
+from pushrep.log.recovery import sealed_end
 from pushrep.log.segment import Segment
 from pushrep.log.walk import ScanRange
 from pushrep.seams import REAL_FILESYSTEM
