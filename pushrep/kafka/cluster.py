@@ -97,6 +97,11 @@ class Cluster:
         connection = self._connections[node] = await asyncio.shield(task)
         return connection
 
+    def connection_of(self, partition: int) -> Connection | None:
+        """The one to the broker that leads a partition, if it is open."""
+        found = self._connections.get(self.leaders.get(partition, -1))
+        return found if found is not None and found.connected() else None
+
     def drop(self, node: int) -> None:
         """Close the connection: whoever did not answer in time may answer the wrong question later."""
         found = self._connections.pop(node, None)
@@ -132,18 +137,18 @@ class Cluster:
         answers = await asyncio.gather(*(ask(node, some) for node, some in self._by_leader(partitions).items()))
         return {partition: offset for answer in answers for partition, offset in answer.items()}
 
-    async def fetch(self, partition: int, offset: int) -> bytes:
+    async def fetch(self, partition: int, offset: int, size_bytes: int = _FETCH_BYTES) -> bytes:
         """Batches from the one that holds `offset` on, the last one perhaps cut off. Raises as `bounds`."""
-        return (await self.fetch_many({partition: offset}))[partition]
+        return (await self.fetch_many({partition: offset}, size_bytes))[partition]
 
-    async def fetch_many(self, offsets: Mapping[int, int]) -> dict[int, bytes]:
+    async def fetch_many(self, offsets: Mapping[int, int], size_bytes: int = _FETCH_BYTES) -> dict[int, bytes]:
         """The same of many partitions, by their offsets; one request a broker. One at least gives something, if there
         is anything to give. Raises as `bounds`.
         """
 
         async def ask(node: int, of_node: Iterable[int]) -> dict[int, bytes]:
-            asked = [(partition, offsets[partition], _FETCH_BYTES) for partition in of_node]
-            request = FetchRequest(_FETCH_WAIT_MS, 1, _FETCH_BYTES, _READ_UNCOMMITTED, [(self._topic, asked)])
+            asked = [(partition, offsets[partition], size_bytes) for partition in of_node]
+            request = FetchRequest(_FETCH_WAIT_MS, 1, size_bytes, _READ_UNCOMMITTED, [(self._topic, asked)])
             found = {}
             for one in (await self.ask(node, request)).topics[0][1]:
                 if one[1] == Code.TOPIC_AUTHORIZATION_FAILED:

@@ -8,8 +8,10 @@
         "epochs": [{"pid_epoch": int, "partitions": int | null,     how many of the topic's partitions are used, of the
                     "starts": {partition: offset}}, ...],           records from these offsets on (missing: 0)
         "progress": {partition: [acknowledged, destination offset, crc]},
+        "newest": {partition: [offset, its destination offset]},    the last record that is known there; missing: none
         "skipped": [{"partition": int, "offset": int, "reason": str, "at_ms": int, "end": int}, ...]}}}
 
+`newest` is looked at again: where another record lies there, the topic lost its end, and others wrote on.
 Offsets are the log's, but for the destination offset: what the topic holds from there on is not known yet. `crc` is
 that of the log's batch which ends at `acknowledged` or holds it: where the log has another one there, it was cut and
 written anew, and its start is where shipping begins. `crc32c` is taken over the other fields as compact JSON with
@@ -34,12 +36,20 @@ VERSION = 1
 _FILE_BYTES_MAX = 256 << 20  # a million partitions make about 40 MB
 
 
+class ShippedRecord(NamedTuple):
+    """A record of a log, and where in its Kafka partition it lies."""
+
+    offset: int
+    destination_offset: int
+
+
 class PartitionProgress(NamedTuple):
     """Of one log partition; see the file's map."""
 
     acknowledged: int
     destination_offset: int
     log_crc: int
+    newest: ShippedRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +201,7 @@ def decode_progress(path: Path, data: bytes) -> dict[str, ShippingProgress]:
 
 
 def _fields_of(one: ShippingProgress) -> dict[str, Any]:
+    newest = {str(partition): at.newest for partition, at in one.partitions.items() if at.newest is not None}
     return {
         "topic_id": None if one.topic_id is None else str(one.topic_id),
         "pid_epoch": one.pid_epoch,
@@ -205,20 +216,24 @@ def _fields_of(one: ShippingProgress) -> dict[str, Any]:
             }
             for epoch in one.epochs
         ],
-        "progress": {str(partition): list(at) for partition, at in one.partitions.items()},
+        "progress": {str(partition): list(at[:3]) for partition, at in one.partitions.items()},
+        **({"newest": newest} if newest else {}),
         "skipped": [{k: v for k, v in skip._asdict().items() if v is not None} for skip in one.skipped],
     }
 
 
 def _progress_of(fields: Mapping[str, Any]) -> ShippingProgress:
-    topic_id = fields["topic_id"]
+    topic_id, newest = fields["topic_id"], _by_number(fields.get("newest", {}))
     return ShippingProgress(
         topic_id=None if topic_id is None else UUID(topic_id),
         pid_epoch=fields["pid_epoch"],
         epochs=tuple(
             EpochPartitions(one["pid_epoch"], one["partitions"], _by_number(one["starts"])) for one in fields["epochs"]
         ),
-        partitions={p: PartitionProgress(*at) for p, at in _by_number(fields["progress"]).items()},
+        partitions={
+            p: PartitionProgress(acknowledged, at, log_crc, ShippedRecord(*newest[p]) if p in newest else None)
+            for p, (acknowledged, at, log_crc) in _by_number(fields["progress"]).items()
+        },
         skipped=tuple(Skip(**one) for one in fields["skipped"]),
         pid_epochs=tuple(fields.get("pid_epochs", ())),
         lost={p: (int(first), int(end)) for p, (first, end) in _by_number(fields.get("lost", {})).items()},

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 from pushrep.kafka.answers import AnswerReaction, Code
@@ -31,7 +32,13 @@ from pushrep.kafka.errors import (
     TopicReplaced,
 )
 from pushrep.kafka.pipeline import Pipeline, SentBatch
-from pushrep.kafka.resume import Matching, RecordOrigin, behind_old_messages, whole_batches
+from pushrep.kafka.resume import (
+    Matching,
+    RecordOrigin,
+    behind_old_messages,
+    holds_record,
+    whole_batches,
+)
 from pushrep.kafka.shipment import Shipment
 from pushrep.kafka.source import UNREADABLE, ShippedPartition
 from pushrep.kafka.topic import TopicFacts, look_at_topic
@@ -44,6 +51,8 @@ _T = TypeVar("_T")
 STOPPED_RETRY_MS = 5_000
 _DOUBLINGS_MAX = 10
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
+_LOOKS_AT_A_TIME = 16  # of a broker that moved, thousands of partitions are due
+_ONE_BATCH = 1  # byte: the batch there comes whole, whatever its size, and nothing behind it
 
 
 class UntilDone(Protocol):
@@ -70,6 +79,7 @@ class ShippingRecovery:
         self._shipment, self._origin, self._fail = shipment, origin, fail
         self.size_max_bytes = facts.max_message_bytes
         self._failures: dict[int, int] = {}
+        self._few_at_a_time = asyncio.Semaphore(_LOOKS_AT_A_TIME)
         self._refreshing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -209,6 +219,7 @@ class ShippingRecovery:
         if newest > bounds.end:
             lost |= await self.until_done(lambda: self._confirmed_end(partition, newest)) < newest
             bounds = await self.until_done(lambda: self._cluster.bounds(partition))
+        lost = lost or not await self._holds_newest(partition, sources)
         if lost or known < 0:
             at = bounds.start
         else:
@@ -235,6 +246,7 @@ class ShippingRecovery:
                 shipment.went_back.discard(partition)  # what it ends below were records of others
         for source in whole:
             self._advance(source, matching.next_offsets[source.partition], end)
+            source.newest = matching.newest.get(source.partition, source.newest)
             source.rewind()
         for source in sources:
             self._stop_unread(source, unreadable.get(source.partition))
@@ -268,7 +280,7 @@ class ShippingRecovery:
             if first < source.acknowledged:
                 lost[source.partition] = (first, source.acknowledged)
             else:
-                source.destination_offset = -1
+                source.destination_offset, source.newest = -1, None
         if lost:
             raise TopicLostRecords(self._facts.topic, lost)
 
@@ -301,6 +313,35 @@ class ShippingRecovery:
         ends = await self._cluster.ends(known_ends)
         doubtful = [partition for partition, known in known_ends.items() if ends.get(partition, known) < known]
         return [one for one in doubtful if await self._confirmed_end(one, known_ends[one]) < known_ends[one]]
+
+    async def check_newest(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
+        """Whoever leads the partition now may lack what was acknowledged. Raises BrokerError: as `check_topic`."""
+        if not await self._holds_newest(partition, sources):
+            raise self.went_back(partition)
+
+    async def _holds_newest(self, partition: int, sources: Sequence[ShippedPartition]) -> bool:
+        """Whether a Kafka partition still holds our newest record where it was.
+
+        What a topic loses it loses off its end, so with any of ours it loses this one; its end may have grown again.
+        """
+        known = [
+            (source.newest.destination_offset, source.newest.offset, source.log) for source in sources if source.newest
+        ]
+        if not known:
+            return True
+        at, offset, log = max(known, key=itemgetter(0))
+
+        async def look() -> bool:
+            bounds = await self._cluster.bounds(partition)
+            if not bounds.start <= at < bounds.end:
+                return at < bounds.start or await self._confirmed_end(partition, at + 1) > at
+            data = await self._cluster.fetch(partition, at, _ONE_BATCH)
+            if not data:
+                raise BrokerError(f"reading {self._facts.topic}-{partition} at {at}", Code.LEADER_NOT_AVAILABLE)
+            return holds_record(self._origin, log, offset, at, data)
+
+        async with self._few_at_a_time:
+            return await self.until_done(look)
 
     async def note_ends(self, known_ends: Mapping[int, int]) -> None:
         """Note the partitions that end below what is known of them; `resume` then says what they lost."""

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged
 from pushrep.kafka.offset_ranges import OffsetRanges
+from pushrep.kafka.progress import ShippedRecord
 from pushrep.kafka.source import UNREADABLE, ShippedLog, raise_if_damaged
 from pushrep.log import OffsetOutOfRange
 from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch, TimestampType, UnsupportedCodec
@@ -60,6 +61,10 @@ class RecordOrigin:
         """The PID epoch that these 20 bytes are of; None: they are a caller's own, or another outbox's."""
         return self._epochs.get(metadata[:_PID_BYTES])
 
+    def is_one(self, in_log: Record, in_topic: Record) -> bool:
+        """Whether a record of a log is this one of the topic, by its 20 bytes and its content."""
+        return self.metadata_of(in_log) == self.metadata_of(in_topic) and self.is_same(in_log, in_topic)
+
     def is_same(self, in_log: Record, in_topic: Record) -> bool:
         """Whether two records with the same 20 bytes are one; the key is those bytes, or business of the caller."""
         if (in_log.value, in_log.key, in_log.headers) != (in_topic.value, in_topic.key, in_topic.headers):
@@ -84,8 +89,9 @@ class Matching:
     logs: all of the outbox's. start: those of which this partition of the topic gets the records, and the first offset
     that it is not known to hold. skipped: what is never sent, by the log's partition.
     next_offsets: of the same logs, the first that the topic lacks. held: of any log, the offsets that were seen.
-    contested: of any log, those in whose place the topic held another record first, where `is_strict` is False; then
-    nothing is raised. unreadable: the logs that could not be read where a record was to be compared.
+    newest: of the same logs, the last of those that it was found to hold from there on. contested: of any log, those in
+    whose place the topic held another record first, where `is_strict` is False; then nothing is raised. unreadable: the
+    logs that could not be read where a record was to be compared.
     """
 
     def __init__(  # noqa: PLR0913 - two sides, and how they are compared
@@ -102,6 +108,7 @@ class Matching:
         self._is_strict = is_strict
         self._logs = {log.partition: _RecordsByOffset(log) for log in logs}
         self.next_offsets = dict(start)
+        self.newest: dict[int, ShippedRecord] = {}
         self.held: dict[int, OffsetRanges] = {}
         self.contested: dict[int, OffsetRanges] = {}
         self.unreadable: dict[int, Exception] = {}
@@ -133,6 +140,7 @@ class Matching:
                 del self._expected[metadata]
                 self._hold(expected.partition, expected.record.offset)
                 self.next_offsets[expected.partition] = expected.record.offset + 1
+                self.newest[expected.partition] = ShippedRecord(expected.record.offset, record.offset)
                 self._expect(expected.partition, expected.following)
             else:
                 self._contest(expected.partition, expected.record, record)
@@ -242,6 +250,27 @@ def whole_batches(data: bytes) -> Iterator[RecordBatch]:
             return
         yield RecordBatch.check(view[position:end], header)
         position = end
+
+
+def _record_at(offset: int, data: bytes) -> Record | None:
+    """The record of a fetch at `offset`; None where there is none that can be read."""
+    try:
+        for batch in whole_batches(data):
+            if offset < batch.header.next_offset:
+                return next((one for one in batch.records() if one.offset == offset), None)
+    except (CorruptRecordBatch, UnsupportedCodec):
+        pass
+    return None
+
+
+def holds_record(origin: RecordOrigin, log: ShippedLog, offset: int, at: int, data: bytes) -> bool:
+    """Whether a fetch holds at its offset `at` the log's record at `offset`; believed if the log can't give it."""
+    try:
+        in_log = _RecordsByOffset(log).at(offset)
+    except UNREADABLE:  # its source stops there, and says why
+        return True
+    found = None if in_log is None else _record_at(at, data)
+    return in_log is None or (found is not None and origin.is_one(in_log, found))
 
 
 def behind_old_messages(data: bytes) -> int:

@@ -20,6 +20,7 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
 from pushrep.kafka.fencing import Fencing
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
+from pushrep.kafka.progress import ShippedRecord
 from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
@@ -71,7 +72,8 @@ class Session:
         self._pipelines: dict[int, Pipeline] = {}
         self._sources: dict[int, list[ShippedPartition]] = {}
         self._nodes: dict[int, int] = {}  # where a pipeline's batches are in flight
-        self._connections: dict[int, Connection | None] = {}  # over which a pipeline's last batches went
+        self._connections: dict[int, Connection | None] = {}  # over which a partition's newest record was seen
+        self._meeting: set[int] = set()
         self._last_answer_ms: dict[int, int] = {}
         self._idle_ms = min(_IDLE_MAX_MS, facts.producer_id_expiration_ms // 2)
         self._ready: dict[int, None] = {}
@@ -141,6 +143,7 @@ class Session:
         if self._fence is not None:
             await self._fence.begin()
             self._place_all()
+        self._connections = {partition: self._cluster.connection_of(partition) for partition in self._pipelines}
         await self._resume_all(self._pipelines)
         self._ends = self._known_ends()
         self._under(await self._producer_id())
@@ -198,6 +201,9 @@ class Session:
         while True:
             await asyncio.sleep(WATCH_S)
             await self._recovery.check_topic(self._known_ends())
+            for partition in self._pipelines:
+                if (connection := self._cluster.connection_of(partition)) is not None:
+                    self._has_met(partition, connection)
 
     async def _end(self) -> None:
         """Give answers that are on their way a moment, so that the next start has less to find out."""
@@ -351,11 +357,13 @@ class Session:
         """A batch of each partition, up to a request's size; who has nothing more leaves `partitions`."""
         batches: dict[int, SentBatch] = {}
         size, connection = 0, self._channels[node].connection
+        assert connection is not None, "who is asked for batches is connected"
         for partition in tuple(partitions):
             pipeline = self._pipelines[partition]
-            if self._connections.get(partition) is not connection:
-                self._connections[partition] = connection
-                pipeline.meets_another()
+            if not self._has_met(partition, connection):
+                partitions.remove(partition)
+                self._ready.pop(partition, None)
+                continue
             if pipeline.in_flight and self._nodes.get(partition) != node:
                 partitions.remove(partition)  # the broker that led it has to answer first
                 continue
@@ -377,6 +385,25 @@ class Session:
                 partitions.remove(partition)
                 partitions.append(partition)
         return batches
+
+    def _has_met(self, partition: int, connection: Connection) -> bool:
+        """Whether a Kafka partition was looked at over this connection; if not, that begins."""
+        if self._connections.get(partition) is connection:
+            return True
+        if partition not in self._meeting:
+            self._meeting.add(partition)
+            self._run(self._meet(partition, connection))
+        return False
+
+    async def _meet(self, partition: int, connection: Connection) -> None:
+        """A leader that lost what was acknowledged takes what comes next, and nobody would see the loss any more."""
+        try:
+            await self._recovery.check_newest(partition, self._sources[partition])
+        finally:
+            self._meeting.discard(partition)
+        self._pipelines[partition].meets_another()
+        self._connections[partition] = connection
+        self._ready[partition] = None
 
     def _send(self, node: int, channel: _Channel, batches: dict[int, SentBatch]) -> bool:
         data = {partition: sent.data for partition, sent in batches.items()}
@@ -424,13 +451,14 @@ class Session:
             source.in_flight -= 1
             assert done.base_offset is not None, "it was acknowledged"
             at = done.base_offset + len(done.batch) if done.base_offset >= 0 else -1
+            newest = ShippedRecord(done.end - 1, at - 1) if at >= 0 else None
             if 0 <= done.base_offset < self._ends.get(partition, 0):
                 self._fail(self._recovery.went_back(partition))
                 return
             if done.base_offset > (known := self._ends.get(partition, 0)) and not self._is_fenced:
                 self._others_wrote(partition, known, done.base_offset)
             self._ends[partition] = max(at, known)
-            source.on_acknowledged(done.end, done.log_crc, at)
+            source.on_acknowledged(done.end, done.log_crc, at, newest)
             self._recovery.succeeded(partition)
             self._shipment.told(None)
         self._last_answer_ms[partition] = self._clock.monotonic_ms()

@@ -79,6 +79,7 @@ class Shipment:
         """The topic is another one: everything is to be shipped again."""
         for source in self.sources.values():
             source.acknowledged, source.destination_offset = source.log.log_start_offset, -1
+            source.newest = None
         self.went_back.clear()
         self.unread.clear()
 
@@ -124,7 +125,7 @@ class Shipment:
     def current(self) -> ShippingProgress:
         """The progress to write down now."""
         known = {
-            number: PartitionProgress(one.acknowledged, self._known_to(one), one.log_crc)
+            number: PartitionProgress(one.acknowledged, self._known_to(one), one.log_crc, one.newest)
             for number, one in self.sources.items()
             if one.destination_offset >= 0 or one.acknowledged > one.log.log_start_offset
         }
@@ -265,7 +266,7 @@ def _source_of(
         _LOG.warning("partition %d: offsets [%d, %d) were never shipped and are gone", log.partition, *(at[0], start))
         return ShippedPartition(log, start, 0, memory)
     source = ShippedPartition(log, at.acknowledged, at.log_crc, memory)
-    source.destination_offset = at.destination_offset
+    source.destination_offset, source.newest = at.destination_offset, at.newest
     source.is_doubtful = True
     if at.acknowledged > end and log.damaged_from is None:
         source.forget()

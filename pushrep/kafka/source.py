@@ -24,6 +24,7 @@ import numpy as np
 from pushrep.kafka.errors import RecordAboveLimit
 from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.pipeline import SentBatch
+from pushrep.kafka.progress import ShippedRecord
 from pushrep.kafka.splitting import BatchPiece, pieces_of
 from pushrep.log import CorruptBatch, LogDamaged
 from pushrep.log.recovery import RecoveryReport
@@ -145,8 +146,9 @@ class ShippedPartition:
     """See the file's map. `acknowledged`: everything below is in the topic, or given up.
 
     stopped: why it goes no further until somebody acts; None while it goes on. is_new: nothing was ever shipped under
-    the outbox's PIDs. is_matching: it waits until it is known what the topic holds of it. is_doubtful: whether the log
-    still is the one of which so much was acknowledged is to be proved.
+    the outbox's PIDs. newest: its last record that the topic is known to hold. is_matching: it waits until it is known
+    what the topic holds of it. is_doubtful: whether the log still is the one of which so much was acknowledged is to be
+    proved.
     """
 
     is_new = False
@@ -157,6 +159,7 @@ class ShippedPartition:
         self.log, self.partition = log, log.partition
         self.acknowledged, self.log_crc = acknowledged, log_crc
         self.destination_offset = -1
+        self.newest: ShippedRecord | None = None
         self.skipped = OffsetRanges()
         self.stopped: str | None = None
         self.stopped_until_ms = 0
@@ -202,11 +205,11 @@ class ShippedPartition:
         """The log is another one than was shipped."""
         _LOG.warning("partition %d was cut and written anew: it is shipped from its start", self.partition)
         self.acknowledged = self.next_offset = self.log.log_start_offset
-        self.log_crc, self.destination_offset, self.is_doubtful = 0, -1, False
+        self.log_crc, self.destination_offset, self.newest, self.is_doubtful = 0, -1, None, False
 
     def begin_elsewhere(self) -> None:
         """Its next record is the first that goes to another partition of the topic, of which nothing is known yet."""
-        self.destination_offset = -1
+        self.destination_offset, self.newest = -1, None
 
     def stop(self, reason: str, until_ms: int) -> None:
         """Go no further before `until_ms`, or before somebody acted."""
@@ -229,10 +232,13 @@ class ShippedPartition:
                 return SentBatch(self.partition, piece.start, piece.end, log_crc, piece.batch)
         return None
 
-    def on_acknowledged(self, end: int, log_crc: int, destination_offset: int) -> None:
+    def on_acknowledged(
+        self, end: int, log_crc: int, destination_offset: int, newest: ShippedRecord | None = None
+    ) -> None:
         """The topic holds everything below `end`, and that below its own `destination_offset` (-1: not known)."""
         self.acknowledged, self.log_crc, self.stopped = end, log_crc, None
         self.destination_offset = max(self.destination_offset, destination_offset)
+        self.newest = newest or self.newest
         self.is_new = False
 
     def _cut_next(self, size_max_bytes: int) -> bool:

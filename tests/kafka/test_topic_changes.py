@@ -1,6 +1,9 @@
 """A topic that changes while it is shipped to: what it loses, and settings that would lose or hide records."""
 
+from contextlib import ExitStack
+
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from pushrep.cli.main import run
@@ -192,6 +195,37 @@ def test_one_lost_record_is_not_hidden_by_the_marker_of_the_next_start(broker, t
     ship = ["ship", str(tmp_path / "outbox"), "--bootstrap-servers", broker.bootstrap_servers]
     assert run([*ship, "--again", "0:100"]) == 0
     assert in_topic(broker, topic) == [b"one %d" % n for n in range(100)] + [b"two 0"]
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+def test_what_a_topic_lost_is_not_hidden_by_what_others_wrote_since(
+    broker, topic, opened, tmp_path, monkeypatch, is_open
+):
+    """identity T2: its end is no lower than it was, but where our newest record lay is another's."""
+    monkeypatch.setattr(session, "WATCH_S", 1000)  # what is sent next meets the broker first
+    servers = broker.bootstrap_servers
+    create_topic(servers, topic)
+    with ExitStack() as stack:
+        outbox = stack.enter_context(opened())
+        for label in ("one", "two"):
+            append(outbox, label, 100)
+            outbox.wait_shipped(WAIT_S)
+        if not is_open:
+            stack.close()
+        cut_tail(broker, topic, consume(servers, topic)[110].offset)
+        others = Producer({"bootstrap.servers": servers})
+        for _ in range(500):
+            others.produce(topic, b"of others")
+        others.flush(WAIT_S)
+        if is_open:
+            append(outbox, "three", 100)
+        with pytest.raises(TopicLostRecords) as caught:
+            outbox.wait_shipped(WAIT_S) if is_open else opened()
+        assert caught.value.lost == {0: (100, 200)}
+    assert run(["ship", str(tmp_path / "outbox"), "--bootstrap-servers", servers, "--again", "0:100"]) == 0
+    labels = ["one", "two", "three"][: 2 + is_open]
+    found = [value for value in in_topic(broker, topic) if value != b"of others"]
+    assert found == [b"%s %d" % (label.encode(), n) for label in labels for n in range(100)]
 
 
 def test_a_topic_made_again_between_look_and_ship_has_lost_nothing(broker, topic, opened, monkeypatch):

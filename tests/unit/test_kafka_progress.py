@@ -13,6 +13,7 @@ from pushrep.kafka.progress import (
     EpochPartitions,
     PartitionProgress,
     Rebase,
+    ShippedRecord,
     ShippingProgress,
     Skip,
     decode_progress,
@@ -47,6 +48,7 @@ def test_what_a_rebase_notes_is_read_again():
     rebased = replace(
         PROGRESS.under(19),
         lost={1: (20, 50)},
+        partitions={0: PartitionProgress(90, 95, 4711, ShippedRecord(89, 93)), 1: PartitionProgress(50, 51, 0)},
         rebase={0: Rebase(200, ((90, 95), (120, 200))), 1: Rebase(50, ())},
         skipped=(*PROGRESS.skipped, Skip(0, 10, "rebased", 5, 20)),
     )
