@@ -41,6 +41,7 @@ ROWS = {
     "g18": "filter_batch",
     "g19": "push_idle",
     "g21": "sync_many",
+    "g23": "await_receipts",
 }
 
 

@@ -2,18 +2,21 @@
 
 Both sides append a window of 10,000 records and then ask every receipt, ten times. The third side has a task for each
 record that appends and awaits; its peer is 256 threads that append and wait. The loop's delay is how late a timer of
-1 ms fires, while the windows run and while the disk stands still for a second with 10,000 tasks waiting.
+1 ms fires, while the windows run and while the disk stands still for a second with 10,000 tasks waiting. It is told
+with the collections of garbage in it and without them, beside tasks that wait for futures of asyncio and no outbox.
 """
 
 import asyncio
 import gc
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import uvloop
 
@@ -23,6 +26,7 @@ from pushrep.seams import File, RealFilesystem
 
 WINDOW, WINDOWS = 10_000, 10
 CALLERS = 256
+DELAY_ROUNDS = 5
 GOALS = {"Outbox, one thread": 0.85}
 
 
@@ -62,11 +66,7 @@ def run(rounds: int) -> dict[str, Any]:
             f"{CALLERS} threads": many_threads,
         }
         tasks = compare(sides, rounds=rounds)
-        gc.collect()
-        gc.freeze()  # as docs/outbox.md advises: a full collection of a program's modules alone takes tens of ms
-        delays = asyncio.run(_delay_of(_windows(outbox, values)))
-        windows["notes"] = [f"the loop's delay while the windows run: {delays}"]
-        windows["notes"].append(f"while the disk stands still: {_stalled(root / 'stalled', values)}")
+        windows["notes"] = _delays(outbox, root, values)
         return {"G23: 10,000 receipts at a time, 100 B, D2": windows, "10,000 callers at a time, 100 B, D2": tasks}
 
 
@@ -106,30 +106,95 @@ async def _tasks(plain: Outbox, values: list[bytes]) -> int:
     return len(values)
 
 
-async def _delay_of(main: Coroutine[Any, Any, object]) -> str:
-    late: list[float] = []
-    busy: list[float] = []
+def _delays(outbox: Outbox, root: Path, values: list[bytes]) -> list[str]:
+    told = []
+    for collector in ("the collector as it is", "behind gc.freeze(), as docs/outbox.md advises"):
+        for name, delay in {
+            "10,000 receipts at a time": lambda: asyncio.run(_delay_of(_windows(outbox, values))),
+            "10,000 tasks while the disk stands still": lambda: _stalled(root / "stalled", values),
+            "10,000 tasks that wait for bare futures": lambda: asyncio.run(_delay_of(_bare())),
+        }.items():
+            rounds = [delay() for _ in range(DELAY_ROUNDS)]
+            told.append(f"the loop's delay, {collector}, {name}, {DELAY_ROUNDS} rounds: {_spread(rounds)}")
+        gc.collect()
+        gc.freeze()
+    gc.unfreeze()
+    return told
+
+
+async def _bare() -> None:
+    loop = asyncio.get_running_loop()
+    futures: deque[asyncio.Future[None]] = deque()
+
+    async def order() -> None:
+        futures.append(loop.create_future())
+        await futures[-1]
+
+    def resolve() -> None:
+        for _ in range(min(256, len(futures))):
+            futures.popleft().set_result(None)
+        if futures:
+            loop.call_soon(resolve)
+
+    loop.call_later(1, resolve)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(WINDOW):
+            tasks.create_task(order())
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+
+
+class Delay(NamedTuple):
+    """How late one timer was; what the loop's thread did meanwhile, with collections of garbage and without."""
+
+    late_ms: float
+    busy_ms: float
+    own_ms: float
+
+
+async def _delay_of(main: Coroutine[Any, Any, object]) -> list[Delay]:
+    delays: list[Delay] = []
+    loop_thread = threading.get_ident()
+    collected_s = began_s = 0.0
+
+    def on_collection(phase: str, _: object) -> None:
+        nonlocal collected_s, began_s
+        if threading.get_ident() != loop_thread:  # it stops the loop, too, and counts as being late
+            return
+        if phase == "start":
+            began_s = time.thread_time()
+        else:
+            collected_s += time.thread_time() - began_s
 
     async def tick() -> None:
         while True:
-            due, used = time.perf_counter() + 0.001, time.thread_time()
+            due, used, collected = time.perf_counter() + 0.001, time.thread_time(), collected_s
             await asyncio.sleep(0.001)
-            late.append((time.perf_counter() - due) * 1000)
-            busy.append((time.thread_time() - used) * 1000)
+            busy_s = time.thread_time() - used
+            seconds = time.perf_counter() - due, busy_s, busy_s - (collected_s - collected)
+            delays.append(Delay(*(one * 1000 for one in seconds)))
 
-    ticking = asyncio.create_task(tick())
-    await main
-    ticking.cancel()
-    return f"{_spread(late)}; of that the loop's own processor time: {_spread(busy)}"
+    gc.callbacks.append(on_collection)
+    try:
+        ticking = asyncio.create_task(tick())
+        await main
+        ticking.cancel()
+    finally:
+        gc.callbacks.remove(on_collection)
+    return delays
 
 
-def _spread(taken_ms: list[float]) -> str:
-    taken_ms.sort()
-    p50, p99 = taken_ms[len(taken_ms) // 2], taken_ms[len(taken_ms) * 99 // 100]
-    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, most {taken_ms[-1]:.1f} ms"
+def _spread(rounds: list[list[Delay]]) -> str:
+    late = sorted(delay.late_ms for round_ in rounds for delay in round_)
+    longest = [[max(delay[column] for delay in round_) for round_ in rounds] for column in range(3)]
+    most, busy, own = (f"{statistics.median(of_rounds):.1f} ms (up to {max(of_rounds):.1f})" for of_rounds in longest)
+    return (
+        f"p50 {late[len(late) // 2]:.1f} ms, p99 {late[len(late) * 99 // 100]:.1f} ms, a round's longest {most}; "
+        f"the loop's own processor time {busy}, without collections {own}"
+    )
 
 
-def _stalled(path: Path, values: list[bytes]) -> str:
+def _stalled(path: Path, values: list[bytes]) -> list[Delay]:
     go_on = threading.Event()
     go_on.set()
 

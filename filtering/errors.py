@@ -60,6 +60,11 @@ class AmbiguousProducerId(FilteringError):
         self.pid, self.first, self.second = pid, first, second
 
 
+def _shown(partition: int) -> str:
+    """`3`, or `slot-7/3`: as pushrep.log.slots, a layer above, shows a number; no topic has 2^30 partitions."""
+    return f"slot-{(partition ^ 1 << 30) >> 20}/{partition % (1 << 20)}" if partition >> 30 == 1 else str(partition)
+
+
 class PairSplit(FilteringError):
     """One (PID, source partition) was met in two destination partitions, so no single order of it exists.
 
@@ -69,8 +74,8 @@ class PairSplit(FilteringError):
 
     def __init__(self, pid: int, partition: int, first: int, second: int) -> None:
         super().__init__(
-            f"pid {pid}, source partition {partition} was in destination partition {first} and now appears in "
-            f"{second}: pin the producer's partition_count, or raise its epoch after the topic has grown"
+            f"pid {pid}, source partition {partition} was in destination partition {_shown(first)} and now appears in "
+            f"{_shown(second)}: pin the producer's partition_count, or raise its epoch after the topic has grown"
         )
         self.pid, self.partition, self.first, self.second = pid, partition, first, second
 

@@ -15,6 +15,7 @@ from filtering import (
     StreamMetadata,
     pack_keys,
 )
+from pushrep.log.slots import parse_shown_name
 
 
 def key(offset, pid=1, partition=0):
@@ -104,6 +105,11 @@ def test_a_pair_in_two_destination_partitions_stops_and_changes_nothing():
         assert (refusal.value.pid, refusal.value.partition) == (1, 0)
         assert (refusal.value.first, refusal.value.second) == (2, 3)
         assert state == (replay_filter.marks().to_bytes(), replay_filter.counts, replay_filter.gaps)
+
+
+def test_a_split_between_worker_slots_names_them():
+    numbers = [number for _, number in map(parse_shown_name, ("slot-0/orders-3", "slot-999/orders-4"))]
+    assert "in destination partition slot-0/3 and now appears in slot-999/4:" in str(PairSplit(1, 3, *numbers))
 
 
 def test_a_split_is_met_through_marks_too_and_the_first_row_is_named():
