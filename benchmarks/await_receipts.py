@@ -22,7 +22,7 @@ import uvloop
 
 from benchmarks.harness import compare, random_values, scratch
 from pushrep import AsyncOutbox, Outbox
-from pushrep.seams import File, RealFilesystem
+from pushrep.env import File, RealFilesystem
 
 WINDOW, WINDOWS = 10_000, 10
 CALLERS = 256

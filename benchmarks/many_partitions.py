@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from benchmarks.harness import AtMost, scratch, spread
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import (
     PARTITION_METADATA_NAME,
@@ -25,7 +26,6 @@ from pushrep.log.directory_files import (
     write_checkpoint,
     write_clean_marker,
 )
-from pushrep.seams import REAL_FILESYSTEM
 
 PARTITIONS = 10_000
 SECONDS_MAX, KILOBYTES_MAX = 10, 20

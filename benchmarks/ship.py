@@ -23,14 +23,14 @@ from confluent_kafka import Producer
 from benchmarks.harness import Timed, compare, random_values, scratch
 from benchmarks.push_sides import brokers, processor_s, produce, topic
 from benchmarks.ready_made import ReadyMade
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.resume import RecordOrigin
-from pushrep.kafka.shipper import Shipped, Shipper
+from pushrep.kafka.sink import KafkaSink, SinkConfig
 from pushrep.kafka.source import ShippedLog
 from pushrep.log import SegmentLog
 from pushrep.outbox import Outbox
 from pushrep.records import RecordBatch
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 from tests.kafka.cluster import KafkaCluster, missing
 
 ROUND_BYTES = {1024: 300_000_000, 100: 150_000_000}
@@ -140,7 +140,7 @@ def shipping(root: Path, cluster: KafkaCluster, outbox: Outbox, records: int) ->
     (root / name).mkdir()
     log = Held(outbox.log(0))
     logs: list[ShippedLog] = [log]
-    shipped = Shipped(
+    shipped = SinkConfig(
         directory=root / name,
         outbox_id=name,
         topic=topic(cluster, name, 1),
@@ -150,7 +150,7 @@ def shipping(root: Path, cluster: KafkaCluster, outbox: Outbox, records: int) ->
         filesystem=REAL_FILESYSTEM,
         clock=SYSTEM_CLOCK,
     )
-    shipper = Shipper(shipped, KafkaDestination(bootstrap_servers=cluster.bootstrap_servers))
+    shipper = KafkaSink(shipped, KafkaDestination(bootstrap_servers=cluster.bootstrap_servers))
     shipper.start(WAIT_S)
 
     def work() -> int:

@@ -175,7 +175,7 @@ class HighwaterMarks:
         self._codes: npt.NDArray[np.int64] | None = None
 
     def _keep(self, mask: npt.NDArray[np.bool_]) -> "HighwaterMarks":
-        return self._of(mark_columns.canonical(mark_columns.take(self._columns, mask)))
+        return self._of(mark_columns.canonical(mark_columns.select_rows(self._columns, mask)))
 
     def _index(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Built once, when first asked: each PID's first row, and (rank of the PID, partition) as one number a row."""

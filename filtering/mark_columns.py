@@ -93,7 +93,7 @@ def with_window(columns: MarkColumns, window: int) -> MarkColumns:
     return columns._replace(bitmaps=bits, window=window)
 
 
-def take(columns: MarkColumns, rows: Any) -> MarkColumns:
+def select_rows(columns: MarkColumns, rows: Any) -> MarkColumns:
     """Some rows, by index or by mask."""
     pids, partitions, offsets, destinations, advanced, bits, window = columns
     return MarkColumns(
@@ -123,7 +123,7 @@ def canonical(columns: MarkColumns) -> MarkColumns:
     if columns.window:
         columns = columns._replace(bitmaps=columns.bitmaps & window_bits.lowest(columns.offsets, columns.window))
     if not ascending(columns.pids, columns.partitions):
-        columns = take(columns, np.lexsort((columns.partitions, columns.pids)))
+        columns = select_rows(columns, np.lexsort((columns.partitions, columns.pids)))
         if not ascending(columns.pids, columns.partitions):
             columns = _merged_repeats(columns)
     return columns

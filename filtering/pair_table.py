@@ -172,7 +172,7 @@ class PairTable:
         rows = self._base.find(pids, partitions)
         found = np.flatnonzero(rows >= 0)
         if len(found):
-            columns = mark_columns.take(self._base.to_columns(), rows[found])
+            columns = mark_columns.select_rows(self._base.to_columns(), rows[found])
             marks[found], destinations[found] = columns.offsets, columns.destination_partitions
             advanced[found], bits[found] = columns.advanced_ms, columns.bitmaps
         return PairStates(pairs, slots, marks, destinations, advanced, bits)

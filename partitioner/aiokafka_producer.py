@@ -45,7 +45,7 @@ from partitioner.errors import (
     TopicCompacted,
     TopicShrunk,
 )
-from partitioner.prefix import Books
+from partitioner.prefix import InFlightQueue
 from partitioner.source_partition import partition_for
 
 Header = tuple[str, bytes | None]
@@ -83,7 +83,7 @@ class _Connected(NamedTuple):
     gone: "asyncio.Future[None]"
 
 
-class _Taken(NamedTuple):
+class _Pending(NamedTuple):
     partition: int
     metadata: StreamMetadata
     value: bytes | None
@@ -117,7 +117,7 @@ class SourcePartitionProducer:
         self.topic, self._carrier = topic, carrier
         self._settings = _held(settings)
         self._partition_count = partition_count
-        self._books: Books[_Taken] = Books()
+        self._in_flight: InFlightQueue[_Pending] = InFlightQueue()
         self._senders: dict[int, asyncio.Task[None]] = {}
         self._news: dict[int, asyncio.Event] = {}
         self._changed = asyncio.Condition()
@@ -136,11 +136,11 @@ class SourcePartitionProducer:
     @property
     def stopped(self) -> dict[int, Exception]:
         """The partitions whose first record can't be delivered, each with the reason."""
-        return self._books.stopped
+        return self._in_flight.stopped
 
     def __len__(self) -> int:
         """Records that are not acknowledged."""
-        return len(self._books)
+        return len(self._in_flight)
 
     async def start(self) -> None:
         """Connect, and pin the number of partitions. Raises what the class says."""
@@ -149,7 +149,7 @@ class SourcePartitionProducer:
         try:
             await self._pin(self._client.producer)
         except BaseException:
-            await self._let_go()
+            await self._release()
             raise
 
     async def send(
@@ -169,10 +169,10 @@ class SourcePartitionProducer:
         if key is not None and self._carrier == "key":
             raise BadPartitionerSetting("key", key, 'the metadata\'s own; make the producer with carrier="header"')
         partition = partition_for(metadata.partition, self.partition_count)
-        self._books.check(partition, metadata)
-        if len(self._books) >= _PENDING_MAX:
+        self._in_flight.check(partition, metadata)
+        if len(self._in_flight) >= _PENDING_MAX:
             await self._room()
-            self._books.check(partition, metadata)
+            self._in_flight.check(partition, metadata)
         if timestamp_ms is None:
             timestamp_ms = time.time_ns() // 1_000_000
         packed = metadata.pack()
@@ -182,7 +182,7 @@ class SourcePartitionProducer:
         else:
             key = packed
         delivered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._books.note(_Taken(partition, metadata, value, key, kept, timestamp_ms, delivered))
+        self._in_flight.enqueue(_Pending(partition, metadata, value, key, kept, timestamp_ms, delivered))
         news = self._news.get(partition)
         if news is None:
             news = self._news[partition] = asyncio.Event()
@@ -192,7 +192,7 @@ class SourcePartitionProducer:
 
     async def _room(self) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: len(self._books) < _PENDING_MAX)
+            await self._changed.wait_for(lambda: len(self._in_flight) < _PENDING_MAX)
 
     async def flush(self, timeout_s: float = 60) -> None:
         """Every record that was taken is in the log when this returns.
@@ -201,15 +201,15 @@ class SourcePartitionProducer:
         """
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: next(self._books.outgoing(), None) is None)
+                await self._changed.wait_for(lambda: next(self._in_flight.outgoing(), None) is None)
         except TimeoutError:
-            raise NotDelivered(len(self._books), timeout_s) from None
-        if stopped := self._books.stopped:
-            raise self._books.refusal(min(stopped))
+            raise NotDelivered(len(self._in_flight), timeout_s) from None
+        if stopped := self._in_flight.stopped:
+            raise self._in_flight.refusal(min(stopped))
 
     def retry(self, partition: int) -> None:
         """What its first record failed of is mended: send the partition's records again, from that one on."""
-        self._books.resume(partition)
+        self._in_flight.resume(partition)
         if partition in self._news:
             self._news[partition].set()
 
@@ -220,7 +220,7 @@ class SourcePartitionProducer:
         try:
             await self.flush(timeout_s)
         finally:
-            await self._let_go()
+            await self._release()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -232,7 +232,7 @@ class SourcePartitionProducer:
         if kind is None:
             await self.close()
         else:
-            await self._let_go()
+            await self._release()
 
     async def _send_all(self, partition: int) -> None:
         """One partition, batch behind batch, until cancelled."""
@@ -240,12 +240,12 @@ class SourcePartitionProducer:
         while True:
             await news.wait()
             news.clear()
-            while (first := next(self._books.outgoing(partition), None)) is not None:
+            while (first := next(self._in_flight.outgoing(partition), None)) is not None:
                 try:
                     await self._send_first(partition)
                 except _FINAL as error:
-                    self._books.fail(first, missing_right(error, "", self.topic, "WRITE") or error)
-                    await self._tell()
+                    self._in_flight.fail(first, missing_right(error, "", self.topic, "WRITE") or error)
+                    await self._notify()
 
     async def _send_first(self, partition: int) -> None:
         """As much of what waits as one batch takes, until it is in the log. Raises what no sending mends."""
@@ -265,15 +265,15 @@ class SourcePartitionProducer:
                     await self._renew(client)  # what it gave up has left a hole in its sequence numbers
                     raise
         for number, pending in enumerate(sent):
-            self._books.acknowledge(pending)
+            self._in_flight.acknowledge(pending)
             if not pending.delivered.done():
                 pending.delivered.set_result(offset + number)
-        await self._tell()
+        await self._notify()
 
-    async def _send_batch(self, client: _Connected, partition: int) -> tuple[list[_Taken], int]:
+    async def _send_batch(self, client: _Connected, partition: int) -> tuple[list[_Pending], int]:
         batch, sent = client.producer.create_batch(), []
         append = batch.append
-        for pending in self._books.outgoing(partition):
+        for pending in self._in_flight.outgoing(partition):
             _, _, value, key, headers, timestamp_ms, _ = pending
             if append(key=key, value=value, timestamp=timestamp_ms, headers=headers) is None:
                 break
@@ -303,7 +303,7 @@ class SourcePartitionProducer:
             raise
         return _Connected(producer, asyncio.get_running_loop().create_future())
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         for task in self._senders.values():
             task.cancel()
         await asyncio.gather(*self._senders.values(), return_exceptions=True)
@@ -311,7 +311,7 @@ class SourcePartitionProducer:
         if client is not None:
             await _hang_up(client.producer)
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 

@@ -42,7 +42,7 @@ from partitioner.errors import (
     TopicCompacted,
     TopicShrunk,
 )
-from partitioner.prefix import Books
+from partitioner.prefix import InFlightQueue
 from partitioner.source_partition import partition_for
 
 # What holds the prefix condition. The guarantee covers neither timeouts nor brokers that know nothing of the producer.
@@ -111,7 +111,7 @@ def held_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **{name: value for name, (value, _) in HELD.items()}}
 
 
-class _Taken(NamedTuple):
+class _Pending(NamedTuple):
     """A record in the books, and what its client calls back when it is sent for the first time.
 
     One object for all of it: a hundred thousand of them may wait, and the garbage collector walks over each.
@@ -132,7 +132,7 @@ class _Taken(NamedTuple):
 
 
 _new = tuple.__new__
-_Report = tuple[Producer, _Taken, KafkaError | None, Message]
+_Report = tuple[Producer, _Pending, KafkaError | None, Message]
 
 
 class SourcePartitionProducer:
@@ -160,7 +160,7 @@ class SourcePartitionProducer:
             raise BadPartitionerSetting("carrier", carrier, '"key" or "header"')
         self.topic, self._carrier, self._max_block_s = topic, carrier, max_block_ms / 1000
         self._config = held_settings(config)
-        self._books: Books[_Taken] = Books()
+        self._in_flight: InFlightQueue[_Pending] = InFlightQueue()
         self._reports: deque[_Report] = deque()
         self._delivered: deque[_Report] = deque()
         self._callback_error: Exception | None = None
@@ -177,12 +177,12 @@ class SourcePartitionProducer:
     def stopped(self) -> dict[int, Exception]:
         """The partitions whose first record can't be delivered, each with the reason."""
         with self._lock:
-            return self._books.stopped
+            return self._in_flight.stopped
 
     def __len__(self) -> int:
         """Records that are not acknowledged."""
         with self._lock:
-            return len(self._books)
+            return len(self._in_flight)
 
     def produce(  # noqa: PLR0913 - a record has these parts
         self,
@@ -213,8 +213,8 @@ class SourcePartitionProducer:
         else:
             key = packed
         partition = partition_for(metadata.partition, self.partition_count)
-        pending: _Taken = _new(
-            _Taken,
+        pending: _Pending = _new(
+            _Pending,
             (partition, metadata, value, key, kept, timestamp_ms, on_delivery, self._client, self._reports),
         )  # half of what the class takes
         if not self._try(pending):
@@ -235,7 +235,7 @@ class SourcePartitionProducer:
         _serve(self._client, timeout_s if self._renew_at_s is None else min(timeout_s, _POLL_S))
         self._serve_at_s = time.monotonic() + _SERVE_EVERY_S
         with self._lock:
-            done = self._settle()
+            done = self._process_reports()
             if self._renew_at_s is not None and time.monotonic() >= self._renew_at_s and not self._is_closed:
                 done += self._renew()
         self._delivered.extend(report for report in done if report[1].on_delivery is not None)
@@ -272,11 +272,11 @@ class SourcePartitionProducer:
         deadline_s = time.monotonic() + timeout_s
         while True:
             with self._lock:
-                left, stopped = len(self._books), self._books.stopped
+                left, stopped = len(self._in_flight), self._in_flight.stopped
                 if left == 0:
                     break
-                if stopped and next(self._books.outgoing(), None) is None:
-                    raise self._books.refusal(min(stopped))
+                if stopped and next(self._in_flight.outgoing(), None) is None:
+                    raise self._in_flight.refusal(min(stopped))
             if time.monotonic() >= deadline_s:
                 raise NotDelivered(left, timeout_s)
             self._poll(_POLL_S)
@@ -286,8 +286,8 @@ class SourcePartitionProducer:
     def retry(self, partition: int) -> None:
         """What its first record failed of is mended: send the partition's records again, from that one on."""
         with self._lock:
-            if partition in self._books.stopped:
-                self._books.resume(partition)
+            if partition in self._in_flight.stopped:
+                self._in_flight.resume(partition)
                 self._renew_at_s = time.monotonic()  # in order with what the client may hold of others: all anew
 
     def close(self, timeout_s: float = 60) -> None:
@@ -299,7 +299,7 @@ class SourcePartitionProducer:
         finally:
             with self._lock:
                 self._is_closed = True
-                self._let_go()
+                self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -312,9 +312,9 @@ class SourcePartitionProducer:
             return
         with self._lock:
             self._is_closed = True
-            self._let_go()
+            self._release()
 
-    def _wait_for_room(self, pending: _Taken) -> None:
+    def _wait_for_room(self, pending: _Pending) -> None:
         deadline_s = time.monotonic() + self._max_block_s
         while True:
             self._poll(_POLL_S)
@@ -323,12 +323,12 @@ class SourcePartitionProducer:
             if time.monotonic() >= deadline_s:
                 raise NotDelivered(len(self), self._max_block_s)
 
-    def _try(self, pending: _Taken) -> bool:
+    def _try(self, pending: _Pending) -> bool:
         """False while the client has no room."""
         with self._lock:
             if self._is_closed:
                 raise BadPartitionerSetting("producer", "closed", "open while records are produced")
-            self._books.check(pending.partition, pending.metadata)
+            self._in_flight.check(pending.partition, pending.metadata)
             if self._renew_at_s is not None:
                 return False
             try:
@@ -340,22 +340,22 @@ class SourcePartitionProducer:
                     self._plan_renewal()
                     return False
                 raise
-            self._books.note(pending)
+            self._in_flight.enqueue(pending)
             return True
 
-    def _send(self, pending: _Taken) -> None:
+    def _send(self, pending: _Pending) -> None:
         client = self._client
         partition, _, value, key, headers, timestamp_ms, _, first, reports = pending
-        told: Any = pending if client is first else partial(_tell, reports, client, pending)
+        told: Any = pending if client is first else partial(_notify, reports, client, pending)
         if headers:
             client.produce(self.topic, value, key, partition, told, timestamp=timestamp_ms, headers=headers)
         else:  # an empty list of them costs as much as half a record
             client.produce(self.topic, value, key, partition, told, timestamp=timestamp_ms)
 
-    def _settle(self) -> list[_Report]:
+    def _process_reports(self) -> list[_Report]:
         """Carry what the client reported into the books; what got into the log."""
         done = []
-        reports, acknowledge = self._reports, self._books.acknowledge
+        reports, acknowledge = self._reports, self._in_flight.acknowledge
         while reports:
             report = reports.popleft()
             client, pending, error, _ = report
@@ -365,7 +365,7 @@ class SourcePartitionProducer:
                     done.append(report)
                 continue
             if error.code() in _FINAL:
-                self._books.fail(pending, missing_right(error, "", self.topic, "WRITE") or KafkaException(error))
+                self._in_flight.fail(pending, missing_right(error, "", self.topic, "WRITE") or KafkaException(error))
             if client is self._client:
                 self._plan_renewal()
         return done
@@ -377,17 +377,17 @@ class SourcePartitionProducer:
 
     def _renew(self) -> list[_Report]:
         """A new client, and everything that is not acknowledged once more, from the first record on."""
-        self._let_go()
-        done = self._settle()  # what was delivered before it ended
+        self._release()
+        done = self._process_reports()  # what was delivered before it ended
         self._client, self._renew_at_s = Producer(self._config), None
         try:
-            for pending in self._books.outgoing():
+            for pending in self._in_flight.outgoing():
                 self._send(pending)
         except (BufferError, KafkaException):  # the rest goes with the next attempt, behind what is in the log by then
             self._plan_renewal()
         return done
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Nothing of the client is in flight any more, and all its reports are here."""
         self._client.purge()
         deadline_s = time.monotonic() + _DRAIN_S
@@ -421,8 +421,8 @@ class SourcePartitionProducer:
             raise
 
 
-def _tell(
-    reports: deque[_Report], client: Producer, pending: _Taken, error: KafkaError | None, message: Message
+def _notify(
+    reports: deque[_Report], client: Producer, pending: _Pending, error: KafkaError | None, message: Message
 ) -> None:
     """What became of it the second time, or a later one."""
     reports.append((client, pending, error, message))

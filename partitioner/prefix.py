@@ -28,7 +28,7 @@ class Pending(Protocol):
 Taken = TypeVar("Taken", bound=Pending)
 
 
-class Books(Generic[Taken]):
+class InFlightQueue(Generic[Taken]):
     """See the file's map. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Books(Generic[Taken]):
         """What a stopped partition answers."""
         return PartitionStopped(partition, self._pending[partition][0].metadata, self._stopped[partition])
 
-    def note(self, pending: Taken) -> None:
+    def enqueue(self, pending: Taken) -> None:
         """A record that `check` let through is on its way, behind all others of its partition."""
         metadata = pending.metadata
         self._highest[metadata.pid, metadata.partition] = metadata.offset

@@ -19,7 +19,7 @@ from types import ModuleType
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
 from spark_jobs.checkpoint_files import QueryCheckpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
 from spark_jobs.checkpoint_marks import MarksPlace, check_marks
-from spark_jobs.checkpoint_pair import BatchPair, Move, append, free_backup, is_purged, newest_pair, note
+from spark_jobs.checkpoint_pair import BatchPair, Move, append, free_backup, is_purged, newest_pair, save_pair
 from spark_jobs.checkpoint_sources import MovableSource, SourceNotMovable, movable_source
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks_stores import Brokers
@@ -108,7 +108,7 @@ def is_interrupted(place: CheckpointPlace, store: StartpointStore) -> bool:
 def did(store: StartpointStore, pair: BatchPair, request: Request) -> bool:
     """Whether the pair was made by a call that asked for the same: who calls it again gets what it asked for."""
     move = pair.moves[0]
-    standing = store.standing(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
+    standing = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
     if standing is None:
         return False
     written = standing.written
@@ -224,7 +224,7 @@ def apply(  # noqa: PLR0913 - what to move, and how to watch
             raise
     resets = any(move.reset_marks for move in pair.moves)
     pair = replace(pair, marks=check_marks(place.marks, pair.query_id, pair.first - 1, resets=resets))
-    note(place.checkpoint, pair)
+    save_pair(place.checkpoint, pair)
     append(place.checkpoint, pair, place.marks)
     _record(store, pair)
     return pair
@@ -289,7 +289,7 @@ def _unfinished(place: CheckpointPlace, store: StartpointStore) -> BatchPair | N
 def _waiting(store: StartpointStore, pair: BatchPair) -> list[Move]:
     found = []
     for move in pair.moves:
-        standing = store.standing(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
+        standing = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
         if standing is not None and standing.state is State.APPLIED:
             found.append(move)
     return found

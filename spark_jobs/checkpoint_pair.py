@@ -94,7 +94,7 @@ def free_backup(checkpoint: Path, first: int) -> Path:
     return backup
 
 
-def note(checkpoint: Path, pair: BatchPair) -> Path:
+def save_pair(checkpoint: Path, pair: BatchPair) -> Path:
     """Copy the checkpoint and note the pair; the copy's place."""
     backup = free_backup(checkpoint, pair.first)
     making = backup.with_name(f"{backup.name}.tmp")

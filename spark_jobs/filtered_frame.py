@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from filtering.highwater import HighwaterMarks
 from filtering.pair_table import PAIR_BYTES
 from filtering.stream_metadata import pack_keys
-from pushrep.seams import SYSTEM_CLOCK
+from pushrep.env import SYSTEM_CLOCK
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.filter_rule import BatchCounts, FilterRule, check_ttl, warn_of_chance_keys
 from spark_jobs.runs import Stretch

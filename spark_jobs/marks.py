@@ -195,7 +195,7 @@ class LocalMarks:
             raise MarksStoreDamaged(self.location, f"can't be read ({error}); restore a copy of it") from error
 
     def _replay(self, value: bytes, place: "_Place") -> None:
-        note = _note(value)
+        note = _json_of(value)
         if note is None:
             marks = self._parse(value)
             self._remember(marks.query_id, marks.batch_id, place)
@@ -293,6 +293,6 @@ def _joined(log: SegmentLog, place: _Place) -> bytes:
     return b"".join(bytes(record.value or b"") for record in log.records(place.start, place.end))
 
 
-def _note(value: bytes) -> dict[str, Any] | None:
+def _json_of(value: bytes) -> dict[str, Any] | None:
     """The JSON of an entry that is no marks; None for marks."""
     return json.loads(value) if value.startswith(b"{") else None

@@ -112,7 +112,7 @@ def show(store: str, table: str | None, pair: "PairKey | None", as_json: bool) -
     with _store(store, table) as found:
         location, query_id = found.location, _owner(found)
         batches = found.batches(query_id)
-        last = _told(_read(found, query_id, batches[-1])) if batches else None
+        last = _as_dict(_read(found, query_id, batches[-1])) if batches else None
     if last is not None and pair is not None:
         last["marks"] = [
             mark for mark in last["marks"] if (mark["pid"], mark["partition"]) == (pair.pid, pair.partition)
@@ -311,7 +311,7 @@ def _range(batches: list[int]) -> str:
     return f"{batches[0]} to {batches[-1]}" if batches else "none"
 
 
-def _told(batch: BatchMarks) -> dict[str, Any]:
+def _as_dict(batch: BatchMarks) -> dict[str, Any]:
     pairs = [
         {
             "topic": key.topic,

@@ -21,7 +21,7 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 
 from filtering.highwater import HighwaterMarks
-from pushrep.seams import SYSTEM_CLOCK, Clock
+from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
 from spark_jobs.errors import CheckpointWentBack, LogOrderBroken, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
 from spark_jobs.filter_rule import (
@@ -131,14 +131,14 @@ class ReplayFilteredBatches:
         if self._is_stored(query_id, batch_id, ranges_of(slices)):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
             rows, unkeyed = sum(s.rows for s in slices), sum(s.unkeyed for s in slices)
-            self._tell(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
+            self._report(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
             return
         filtered = self._handle(frames, slices, before, batch_id)
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
         keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
         self._store.write(BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks), keep=keep)
-        self._tell(filtered.counts(batch_id))
+        self._report(filtered.counts(batch_id))
 
     def _scanned(self, frames: _Frames) -> list[Slice]:
         """The first pass. Runs don't depend on how rows lie in tasks, so they are looked for where reading is cheap."""
@@ -232,7 +232,7 @@ class ReplayFilteredBatches:
             store.drop_from(query_id, batch_id)
         return False
 
-    def _tell(self, counts: BatchCounts) -> None:
+    def _report(self, counts: BatchCounts) -> None:
         self.last_counts = counts
         _LOG.info("%s", counts)
         warn_of_silent_pairs(_LOG, counts)

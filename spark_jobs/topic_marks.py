@@ -71,16 +71,16 @@ class TopicMarks:
 
     def owner(self) -> str | None:
         """The query that wrote last; None while the store is empty."""
-        found = max(self._look().items(), key=lambda item: item[1].seal, default=None)
+        found = max(self._read_batches().items(), key=lambda item: item[1].seal, default=None)
         return None if found is None else found[0][0]
 
     def batches(self, query_id: str) -> list[int]:
         """The batches kept of this query, ascending."""
-        return sorted(batch for query, batch in self._look() if query == query_id)
+        return sorted(batch for query, batch in self._read_batches() if query == query_id)
 
     def read(self, query_id: str, batch_id: int) -> BatchMarks | None:
         """What was written last for this batch; None if nothing was, or it was dropped."""
-        found = self._look().get((query_id, batch_id))
+        found = self._read_batches().get((query_id, batch_id))
         if found is None:
             return None
         if self._latest is not None and self._latest[0] == found.seal:
@@ -91,7 +91,7 @@ class TopicMarks:
         numbered = [f"{key}/{part}" for part in range(int(seal.get("parts", 0)))]
         data = b"".join(values.get(part, b"") for part in numbered)
         if (len(data), zlib.crc32(data)) != (seal.get("size_bytes"), seal.get("crc32")):
-            if self._look().get((query_id, batch_id)) != found:
+            if self._read_batches().get((query_id, batch_id)) != found:
                 return self.read(query_id, batch_id)  # replaced while it was read, and compacted
             raise MarksStoreDamaged(self.location, f"the parts of {key} are not what its seal says; restore the topic")
         return self._parsed(data, query_id, batch_id)
@@ -111,7 +111,7 @@ class TopicMarks:
         records = [*parts.items(), *((part, None) for part in unused), *self._tombstones(gone)]
         # The seal comes last: of the records of a store it is the one that says who wrote last.
         offset = self._change([*records, (key, json.dumps(seal).encode())], marks.query_id, marks.batch_id)
-        found = self._look().get((marks.query_id, marks.batch_id))
+        found = self._read_batches().get((marks.query_id, marks.batch_id))
         if found is None or found.seal != offset:  # dropped, or written anew, in this very moment
             raise MarksFenced(self.location, marks.query_id, marks.batch_id)
         self._latest = offset, marks
@@ -150,7 +150,7 @@ class TopicMarks:
                 raise MarksTopicUnfit(self.location, "topic", why) from error
         return self._topic
 
-    def _look(self) -> dict[tuple[str, int], _Batch]:
+    def _read_batches(self) -> dict[tuple[str, int], _Batch]:
         """What is there now."""
         topic = self._opened()
         try:
@@ -163,7 +163,7 @@ class TopicMarks:
 
     def _seen(self) -> dict[tuple[str, int], _Batch]:
         """What was there when it was last asked for: a change must not build on anything newer."""
-        return self._look() if self._last_offset is None else self._known
+        return self._read_batches() if self._last_offset is None else self._known
 
     def _batches_of(self, offsets: Mapping[str, int]) -> dict[tuple[str, int], _Batch]:
         seals: dict[tuple[str, int], int] = {}

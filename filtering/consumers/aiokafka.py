@@ -224,7 +224,7 @@ class ReplayFilteredConsumer:
             if self._failure is not None:
                 await starts.back_to_committed()
                 self._failure = None
-            starts.note((partition.topic, partition.partition))
+            starts.on_seek((partition.topic, partition.partition))
             if (await starts.committed([partition]))[partition].offset == offset:
                 begins = (await starts.load([partition]))[partition]
                 self.client.seek(partition, offset if begins is None else begins)

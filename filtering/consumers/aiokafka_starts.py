@@ -76,7 +76,7 @@ class AiokafkaStarts:
             begins = self._watcher.begin(name, offset, position.marks or NO_MARKS, position.startpoint, answer)
             if isinstance(answer, StartTarget):
                 self._client.seek(partition, answer.offset)
-                self.note(name)  # the client may have handed over what lies at the committed position
+                self.on_seek(name)  # the client may have handed over what lies at the committed position
             if name not in self._assignment:
                 self._client.pause(partition)
             starts[partition] = begins
@@ -98,7 +98,7 @@ class AiokafkaStarts:
                 for name in stopped:
                     await self._begin_again(TopicPartition(*name))
             self._watcher.looked(version, now_s)
-        self._watcher.tell()
+        self._watcher.raise_untold()
 
     def has_moved(self, name: tuple[str, int], since: int) -> bool:
         """Whether the partition was sent elsewhere since `moves` was that: what was read before is not of its run."""
@@ -126,7 +126,7 @@ class AiokafkaStarts:
             _LOG.info("%s-%d goes on at %d, by startpoint %d", *name, answer.offset, answer.sequence)
         self._watcher.move(name, answer)
         if answer is not None:
-            self.note(name)
+            self.on_seek(name)
         if name not in self._assignment:
             self._client.pause(partition)
 
@@ -153,9 +153,9 @@ class AiokafkaStarts:
             await self._client.seek_to_beginning(partition)
         else:
             await self._client.seek_to_end(partition)
-        self.note((partition.topic, partition.partition))
+        self.on_seek((partition.topic, partition.partition))
 
-    def note(self, name: tuple[str, int]) -> None:
+    def on_seek(self, name: tuple[str, int]) -> None:
         """The client was sent elsewhere in it."""
         self.moves += 1
         self._moved[name] = self.moves

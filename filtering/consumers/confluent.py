@@ -214,7 +214,7 @@ class ReplayFilteredConsumer:
             return
         positions, written = self._positions(due)
         self._store(positions)
-        self._settle(due, written)
+        self._on_committed(due, written)
 
     def commit_async(self, on_commit: OnCommit | None = None) -> bool:
         """Begin to commit as `commit` does, and return; False, and nothing is begun, while one is under way.
@@ -275,7 +275,7 @@ class ReplayFilteredConsumer:
 
     def transaction_committed(self) -> None:
         """The producer's transaction that had our positions is committed."""
-        self._settle(*self._in_transaction)
+        self._on_committed(*self._in_transaction)
         self._in_transaction = ((), {})
 
     def transaction_aborted(self) -> None:
@@ -422,16 +422,16 @@ class ReplayFilteredConsumer:
         try:
             starts = self._starts.load(partitions)
         except Exception as error:
-            self._take(partitions)
+            self._assign(partitions)
             self._pending.hold(partitions)
             if failure_of(error) is not Failure.PASSES:
                 raise
             _LOG.warning("group %r: partitions came and can't be loaded now, reads try again: %s", self._group, error)
             return
-        self._take(starts)
+        self._assign(starts)
         self._began(partitions)
 
-    def _take(self, starts: list[TopicPartition]) -> None:
+    def _assign(self, starts: list[TopicPartition]) -> None:
         if self._is_incremental():
             self._client.incremental_assign(starts)
         else:
@@ -442,9 +442,9 @@ class ReplayFilteredConsumer:
             # Until these are given up the client does not join anew, under which membership the commit would count.
             self._end_commit()
         finally:
-            self._let_go(partitions)
+            self._release(partitions)
 
-    def _let_go(self, partitions: list[TopicPartition]) -> None:
+    def _release(self, partitions: list[TopicPartition]) -> None:
         self._forget(partitions)
         if self._is_incremental():
             self._client.incremental_unassign(partitions)
@@ -507,7 +507,7 @@ class ReplayFilteredConsumer:
         error = commit.answer.exception()
         self._commit = None
         if error is None:
-            self._settle(commit.due, commit.written)
+            self._on_committed(commit.due, commit.written)
         if error is not None and not isinstance(error, Exception):
             raise error
         if commit.on_commit is not None:
@@ -522,7 +522,7 @@ class ReplayFilteredConsumer:
                 raise PositionUnknown(*name)
         return names
 
-    def _settle(self, due: Sequence[PendingCommit], written: Mapping[tuple[str, int], Stored]) -> None:
+    def _on_committed(self, due: Sequence[PendingCommit], written: Mapping[tuple[str, int], Stored]) -> None:
         """The commit is stored: what it replaced goes, and startpoints are consumed."""
         self._assignment.committed(due)
         for one in due:

@@ -128,7 +128,7 @@ class ConfluentStarts:
             version = self._startpoints.version()
             if not self.watcher.is_new(version) or self._obeyed(self._startpoints):
                 self.watcher.looked(version, now_s)
-        self.watcher.tell()
+        self.watcher.raise_untold()
 
     def pause_stopped(self) -> None:
         """Those that may not be read, once the client has them."""

@@ -106,7 +106,7 @@ class StartpointWatcher:
         if isinstance(answer, RefusedStartpoint):
             self._stop(partition, answer)
             return offset
-        self._let_go(partition)
+        self._release(partition)
         if answer is None:
             self._assignment.assign(partition, offset, marks, startpoint=sequence)
             return offset
@@ -129,7 +129,7 @@ class StartpointWatcher:
         gone = list(partitions)
         self._assignment.drop(gone)
         for partition in gone:
-            self._let_go(partition)
+            self._release(partition)
 
     def is_time(self, now_s: float) -> bool:
         """Whether to ask for the version; by any clock that only goes on."""
@@ -150,7 +150,7 @@ class StartpointWatcher:
         assert self._look_every_s is not None, "only followers look"
         self._seen, self._next_look_s = version, now_s + self._look_every_s
 
-    def tell(self) -> None:
+    def raise_untold(self) -> None:
         """Raise what the caller was not told yet, one at a time."""
         if self._untold:
             raise self._untold.pop(0)
@@ -164,6 +164,6 @@ class StartpointWatcher:
             self._began[partition] = began
         self._assignment.drop([partition])
 
-    def _let_go(self, partition: TopicPartition) -> None:
+    def _release(self, partition: TopicPartition) -> None:
         self._stopped.pop(partition, None)
         self._began.pop(partition, None)

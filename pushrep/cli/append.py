@@ -18,11 +18,11 @@ from pushrep.cli.appending import Appender
 from pushrep.cli.input_lines import BadHeader, BadLine, Choices, LineRules, numbered_lines
 from pushrep.cli.log_settings import copy_check_option, log_options
 from pushrep.cli.replica.reaching import addresses_of, client_tls, tls_options
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox, read_identity
 from pushrep.push.settings import PushSettings
 from pushrep.records import HEADER_BYTES
-from pushrep.seams import REAL_FILESYSTEM
 
 _DEFAULT_PRODUCER = "pushrep-append"
 _NAMED_BAD_LINES = 20
@@ -158,7 +158,7 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
             _append_all(lines, appender, advance, stop=on_bad_line == "stop")
         outbox.flush()
         ends = [outbox.log(n).log_end_offset for n in range(count)]
-    _tell(topic, appender, ends, time.monotonic() - started, as_json=as_json)
+    _print_result(topic, appender, ends, time.monotonic() - started, as_json=as_json)
 
 
 def _check_usage(
@@ -201,7 +201,7 @@ def _append_all(
         try:
             if isinstance(line, BadLine):
                 raise line
-            appender.take(number, line)
+            appender.append_line(number, line)
         except BadLine as bad:
             if stop:
                 raise appender.stopped(bad) from bad
@@ -240,7 +240,7 @@ def _size_bytes(stream: BinaryIO) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _tell(topic: str, appender: Appender, ends: list[int], seconds: float, *, as_json: bool) -> None:
+def _print_result(topic: str, appender: Appender, ends: list[int], seconds: float, *, as_json: bool) -> None:
     counts = appender.counts
     if as_json:
         summary = {

@@ -53,7 +53,7 @@ class Appender:
         """Every line up to this number is in the log or was none."""
         return min(self._known.values(), default=0)
 
-    def take(self, number: int, line: bytes) -> None:
+    def append_line(self, number: int, line: bytes) -> None:
         """Append a line unless the log has it. Raises `BadLine`, `DifferentInput`, and what the outbox raises."""
         self.counts.last_line = number
         if self.source is not None and number < self.resumes_after:

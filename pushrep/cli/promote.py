@@ -8,7 +8,7 @@ from pushrep.cli.replica.reaching import client_tls, tls_options
 from pushrep.outbox.promotion import Promotion, promote
 from pushrep.push.settings import PushSettings
 from pushrep.replication.candidate import LEADER_ALIVE_MS
-from pushrep.replication.errors import TooFewMembers, told
+from pushrep.replication.errors import TooFewMembers, label
 
 
 @click.command("promote")
@@ -91,10 +91,10 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
             f"{error}. Nothing was changed. If their directories are destroyed: pushrep promote {directory} "
             f"--accept-loss {known}"
         ) from error
-    _tell(done)
+    _print_promotion(done)
 
 
-def _tell(done: Promotion) -> None:
+def _print_promotion(done: Promotion) -> None:
     grant = done.grant
     click.echo(f"member {grant.leader} leads outbox {grant.outbox_id} ({grant.topic}) under epoch {grant.epoch}")
     for one in done.partitions:
@@ -104,7 +104,7 @@ def _tell(done: Promotion) -> None:
         )
     if done.accepted_loss:
         click.echo(f"accepted loss: without {done.accepted_loss}")
-        click.echo(f"generation {told(grant.generation)} begins: what others hold is set aside when they meet it")
+        click.echo(f"generation {label(grant.generation)} begins: what others hold is set aside when they meet it")
     if done.unreached:
         click.echo(
             f"members {list(done.unreached)} were not reached, so they are not fenced: what they take until they meet "

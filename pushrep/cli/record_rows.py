@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from filtering import METADATA_HEADER, StreamMetadata
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log.slots import shown_partition
 from pushrep.outbox import read_identity
 from pushrep.records import Record
-from pushrep.seams import REAL_FILESYSTEM
 
 _CELL_CHARACTERS = 60
 

@@ -11,17 +11,17 @@ from rich.console import Console
 
 from pushrep.cli.common import show_json
 from pushrep.cli.log_settings import copy_check_option
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout
 from pushrep.kafka.destination import destination_of
 from pushrep.kafka.progress import ShippingProgress, read_progress
-from pushrep.kafka.shipment import DestinationLag
+from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import LogLocked
 from pushrep.log.slots import outboxes_at
 from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.destinations import ship_again
 from pushrep.outbox.identity import identity_in
-from pushrep.seams import REAL_FILESYSTEM
 
 _LOOK_S = 0.25
 

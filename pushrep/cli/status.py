@@ -39,7 +39,7 @@ from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at
-from pushrep.node.promises import REPLICA_EPOCH_NAME
+from pushrep.node.election_state import REPLICA_EPOCH_NAME
 from pushrep.outbox.control import BadControlMessage, NobodyAnswers, ask
 from pushrep.problems import Problem
 from pushrep.protocol import push_messages as wire

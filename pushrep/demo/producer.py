@@ -29,11 +29,11 @@ import click
 
 from filtering import StreamMetadata, producer_id
 from pushrep.demo.flights import AIRPORTS, Chunk, chunks, open_flights, schema_json
+from pushrep.env import REAL_FILESYSTEM, read_whole, write_atomic
 from pushrep.errors import PushrepError
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Outbox
-from pushrep.seams import REAL_FILESYSTEM, read_whole, write_atomic
 
 TELL_EVERY_S: Final = 0.2
 """A supervisor's bar moves smoothly, and a kill between two lines is still at an unforeseeable record."""
@@ -100,7 +100,7 @@ class LaggingPosition:
         return self._behind
 
 
-def tell(event: str, **facts: Any) -> None:
+def print_event(event: str, **facts: Any) -> None:
     """One line of progress; a reader that went away ends the program by BrokenPipeError."""
     sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
     sys.stdout.flush()
@@ -174,16 +174,16 @@ def append_flights(outbox: Outbox, pid: int, start: Sequence[int], options: Opti
             if time.monotonic() - told_at < TELL_EVERY_S:
                 continue
             outbox.flush()  # what is told or saved below is in the log
-            tell("appended", next_offsets=at, log_ends=log_ends(outbox))
+            print_event("appended", next_offsets=at, log_ends=log_ends(outbox))
             if (behind := lagging.advance(unsaved, at)) is not None:
                 save_position(options.position, behind)
-                tell("saved", next_offsets=behind)
+                print_event("saved", next_offsets=behind)
             unsaved, told_at = 0, time.monotonic()
     outbox.flush()
     save_position(options.position, at)
     if options.kafka is not None:
         outbox.wait_shipped()
-    tell("finished", next_offsets=at, log_ends=log_ends(outbox))
+    print_event("finished", next_offsets=at, log_ends=log_ends(outbox))
 
 
 @click.command(context_settings={"show_default": True})
@@ -235,7 +235,7 @@ def run(options: Options) -> None:
         last = [outbox.last_metadata(pid, partition) for partition in range(len(AIRPORTS))]
         in_log = [0 if offset is None else offset + 1 for offset in last]
         start = start_offsets(load_position(options.position), in_log)
-        tell("opened", in_log=in_log, resumes_at=start, producer_id=pid)
+        print_event("opened", in_log=in_log, resumes_at=start, producer_id=pid)
         append_flights(outbox, pid, start, options)
 
 

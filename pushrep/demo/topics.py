@@ -140,7 +140,7 @@ class Ends:
         return int(found[1])
 
 
-def tell(event: str, **facts: Any) -> None:
+def print_event(event: str, **facts: Any) -> None:
     """One line; a reader that went away ends the program by BrokenPipeError."""
     sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
     sys.stdout.flush()
@@ -173,9 +173,9 @@ def watch(servers: str, partitions: int, topics: tuple[str, ...]) -> None:
     while True:
         asked_at_s = time.monotonic()
         try:
-            tell("ends", ends=ends.ask(), asked_at_s=asked_at_s)
+            print_event("ends", ends=ends.ask(), asked_at_s=asked_at_s)
         except KafkaException as error:
-            tell("away", why=str(error))
+            print_event("away", why=str(error))
         time.sleep(LOOK_EVERY_S)
 
 

@@ -251,7 +251,7 @@ class Fence:
             case Begun():
                 return self._begin()
             case Given(producer):
-                return self._given(producer)
+                return self._on_producer_id(producer)
             case Added():
                 self.state = FenceState.END
                 return AbortTransaction(self.producer)
@@ -281,7 +281,7 @@ class Fence:
         self.state = FenceState.INIT
         return InitProducer(named)
 
-    def _given(self, producer: ProducerId) -> Effect:
+    def _on_producer_id(self, producer: ProducerId) -> Effect:
         is_other = self.producer not in {NO_PRODUCER, producer} and producer.id != self.producer.id
         if is_other and not self.producer.is_exhausted:
             self._changed = producer

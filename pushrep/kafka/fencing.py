@@ -17,6 +17,7 @@ from uuid import UUID
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
 
+from pushrep.env import Clock
 from pushrep.kafka import fence as core
 from pushrep.kafka.answers import Code
 from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, right_missing
@@ -41,7 +42,6 @@ from pushrep.kafka.requests import (
 )
 from pushrep.kafka.resume import whole_batches
 from pushrep.kafka.topic import TopicFacts
-from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")
 

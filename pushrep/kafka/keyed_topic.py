@@ -126,9 +126,9 @@ class KeyedReading:
 
     def _read(self, at_least: int) -> None:
         for message in self._records.new(at_least):
-            self._take(message)
+            self._read_message(message)
 
-    def _take(self, message: Message) -> None:
+    def _read_message(self, message: Message) -> None:
         offset, value = int(message.offset() or 0), message.value()
         try:
             key, change = self._parsed(message)

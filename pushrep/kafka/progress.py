@@ -27,9 +27,9 @@ from uuid import UUID
 
 import google_crc32c
 
+from pushrep.env import Filesystem, read_whole, write_atomic
 from pushrep.kafka.errors import CorruptDestinationsFile
 from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.seams import Filesystem, read_whole, write_atomic
 
 FILE_NAME = "destinations.json"
 VERSION = 1

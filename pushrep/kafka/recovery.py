@@ -20,6 +20,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Protocol, TypeVar
 
+from pushrep.env import Clock
 from pushrep.kafka.answers import AnswerReaction, Code
 from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, PartitionBounds, right_missing
 from pushrep.kafka.destination import KafkaDestination
@@ -39,11 +40,10 @@ from pushrep.kafka.resume import (
     holds_record,
     whole_batches,
 )
-from pushrep.kafka.shipment import Shipment
+from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import UNREADABLE, ShippedPartition
 from pushrep.kafka.topic import TopicFacts, look_at_topic
 from pushrep.records import RecordBatch
-from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")
 _T = TypeVar("_T")
@@ -69,14 +69,14 @@ class ShippingRecovery:
         destination: KafkaDestination,
         facts: TopicFacts,
         cluster: Cluster,
-        shipment: Shipment,
+        shipment: SinkState,
         origin: RecordOrigin,
         clock: Clock,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._clock = clock
         self._destination, self._facts, self._cluster = destination, facts, cluster
-        self._shipment, self._origin, self._fail = shipment, origin, fail
+        self._state, self._origin, self._fail = shipment, origin, fail
         self.size_max_bytes = facts.max_message_bytes
         self._failures: dict[int, int] = {}
         self._few_at_a_time = asyncio.Semaphore(_LOOKS_AT_A_TIME)
@@ -109,7 +109,7 @@ class ShippingRecovery:
             try:
                 return await what()
             except (*UNREACHABLE, BrokerError, KafkaUnreachable) as error:
-                self._shipment.told(str(error) or repr(error))
+                self._state.set_trouble(str(error) or repr(error))
                 failures += 1
                 await self._pause(failures)
                 await self.refresh()
@@ -127,12 +127,12 @@ class ShippingRecovery:
 
         Raises OutboxDiverged, DestinationAhead.
         """
-        shipment = self._shipment
+        shipment = self._state
         logs = [source.log for source in shipment.sources.values()]
         skipped = {number: source.skipped for number, source in shipment.sources.items()}
         matching = Matching(self._origin, logs, {}, (self._facts.topic, partition), skipped)
         start = shipment.unread[partition][0]
-        read_to = await read_partition(self._cluster, self.until_done, partition, start, matching.take)
+        read_to = await read_partition(self._cluster, self.until_done, partition, start, matching.match_batch)
         end = shipment.unread[partition][1]
         if read_to < end:
             shipment.unread[partition] = (read_to, end)
@@ -163,10 +163,10 @@ class ShippingRecovery:
             self._take_back(pipeline, first)
             if first.answer is not None and first.answer.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
                 why = str(right_missing("WRITE", "topic", self._facts.topic, first.answer.error_code))
-            return self._shipment.sources[first.partition], why
+            return self._state.sources[first.partition], why
         else:
             if failures > 1:
-                self._shipment.told(why)
+                self._state.set_trouble(why)
             await self._pause(failures)
             if reaction is AnswerReaction.CHECK_TOPIC:
                 await self._look_at_topic()
@@ -198,7 +198,7 @@ class ShippingRecovery:
 
     def _take_back(self, pipeline: Pipeline, first: SentBatch) -> None:
         for sent in pipeline.forget(first):
-            source = self._shipment.sources[sent.partition]
+            source = self._state.sources[sent.partition]
             source.in_flight -= 1
             if not source.in_flight:
                 source.rewind()
@@ -210,7 +210,7 @@ class ShippingRecovery:
             self.size_max_bytes = max(1, refused_bytes // 2)
 
     async def _match(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        shipment, topic = self._shipment, self._facts.topic
+        shipment, topic = self._state, self._facts.topic
         unreadable = _unproved(sources)
         bounds = await self.until_done(lambda: self._cluster.bounds(partition))
         known = known_offset(sources, bounds)
@@ -236,7 +236,7 @@ class ShippingRecovery:
         }
         skipped = {number: source.skipped for number, source in shipment.sources.items()}
         matching = Matching(self._origin, logs, starts, (topic, partition), skipped)
-        end = await read_partition(self._cluster, self.until_done, partition, at, matching.take)
+        end = await read_partition(self._cluster, self.until_done, partition, at, matching.match_batch)
         unreadable = matching.unreadable | unreadable
         whole = [source for source in sources if source.partition not in unreadable]
         if lost:
@@ -266,7 +266,7 @@ class ShippingRecovery:
         """The first offset that is looked for: what was acknowledged is believed, unless the topic lost something."""
         if not lost:
             return source.acknowledged
-        since = self._shipment.progress.same_since(source.partition, source.acknowledged)
+        since = self._state.progress.same_since(source.partition, source.acknowledged)
         return max(source.log.log_start_offset, since)
 
     def _check_lost(self, sources: Sequence[ShippedPartition], matching: Matching) -> None:
@@ -345,11 +345,11 @@ class ShippingRecovery:
 
     async def note_ends(self, known_ends: Mapping[int, int]) -> None:
         """Note the partitions that end below what is known of them; `resume` then says what they lost."""
-        self._shipment.went_back.update(await self.until_done(lambda: self._below(known_ends)))
+        self._state.went_back.update(await self.until_done(lambda: self._below(known_ends)))
 
     def went_back(self, partition: int) -> BrokerError:
         """The error that lets the session begin anew, and read this partition from its start."""
-        self._shipment.went_back.add(partition)
+        self._state.went_back.add(partition)
         return BrokerError(
             f"{self._facts.topic}-{partition} ends below what it had acknowledged", Code.OFFSET_OUT_OF_RANGE
         )
@@ -373,7 +373,7 @@ class ShippingRecovery:
         if facts.topic_id != self._facts.topic_id:
             raise TopicReplaced(facts.topic)
         # Batches above a lower max.message.bytes are taken apart: no record is lost by that.
-        facts.check(batch_bytes=0, oldest_unsent_age_ms=self._shipment.oldest_unsent_age_ms())
+        facts.check(batch_bytes=0, oldest_unsent_age_ms=self._state.oldest_unsent_age_ms())
         self._facts = facts
         return facts
 
@@ -381,7 +381,7 @@ class ShippingRecovery:
         try:
             await self._cluster.refresh()
         except (KafkaUnreachable, BrokerError) as error:
-            self._shipment.told(str(error))
+            self._state.set_trouble(str(error))
         await self._pause(1)
 
     async def _pause(self, failures: int) -> None:

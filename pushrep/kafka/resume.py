@@ -118,7 +118,7 @@ class Matching:
             first = max(at, log.log_start_offset)
             self._expect(partition, log.records(first, max(first, log.log_end_offset)))
 
-    def take(self, batch: RecordBatch, first: int = 0) -> None:
+    def match_batch(self, batch: RecordBatch, first: int = 0) -> None:
         """The next batch of the topic, from its offset `first` on. Raises OutboxDiverged, DestinationAhead."""
         if batch.header.is_control:
             return

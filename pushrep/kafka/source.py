@@ -46,7 +46,7 @@ class ReusedMemory:
             tuple[bytearray, int]
         ] = []  # and where a page begins: the kernel copies a third faster there
 
-    def take(self) -> memoryview | None:
+    def acquire(self) -> memoryview | None:
         """One that nobody looks into; None if there is none."""
         for number, (buffer, _) in enumerate(self._buffers):
             try:
@@ -78,7 +78,7 @@ class SealedReader:
         found = self._slices.read(offset, limit, BUFFER_BYTES)
         if found is None or found.size_bytes > BUFFER_BYTES:
             return []
-        view = self._memory.take() if found.size_bytes >= _WORTHWHILE_BYTES else None
+        view = self._memory.acquire() if found.size_bytes >= _WORTHWHILE_BYTES else None
         if view is None:
             data = memoryview(found.file.read_at(found.size_bytes, found.position))
         else:
@@ -171,7 +171,7 @@ class ShippedPartition:
         self._read: deque[RecordBatch] = deque()
         self._pieces: deque[tuple[BatchPiece, int]] = deque()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Ask the log how far it is stable; whether there is something to send. Raises LogClosed."""
         self.stable_offset = self.log.stable_offset
         return self.next_offset < self.stable_offset

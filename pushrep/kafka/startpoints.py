@@ -23,12 +23,12 @@ from confluent_kafka import KafkaException, Message, Producer
 
 from filtering.consumers.asking import Failure, ask
 from filtering.consumers.confluent_asking import failure_of_transaction
+from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing, TopicReplaced
 from pushrep.kafka.store_topic import FENCED, OVERTAKEN, QUIET, CommittedRecords, Report, delivered
 from pushrep.kafka.topic import TopicFacts as FoundTopic
 from pushrep.kafka.topic import look_at_topic
-from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints import Checkpoint, CorruptStore, Fact, Reader, StartpointStore, StoreUnavailable
 from pushrep.startpoints.changing import TimeBudget, View
 from pushrep.startpoints.errors import NotWritten, Overtaken, StoreBusy
@@ -66,7 +66,7 @@ class TopicReading:
         """Read what is new; View.end is the next offset. `at_least`: wait until the end is there, in the given time."""
         with self._alone():
             for message in self._records.new(at_least):
-                self._take(message)
+                self._read_message(message)
             return View(self._facts, len(self._facts), self._records.position)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class TopicReading:
         finally:
             self._lock.release()
 
-    def _take(self, message: Message) -> None:
+    def _read_message(self, message: Message) -> None:
         offset = message.offset() or 0
         try:
             key, fields = (message.key() or b"").decode(), json.loads(message.value() or b"null")

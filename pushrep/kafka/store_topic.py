@@ -52,7 +52,7 @@ class CommittedRecords:
 
     def end(self) -> int:
         """Behind the last record that is committed."""
-        with _told(self._topic):
+        with _naming(self._topic):
             return self._end(self._left_s())
 
     def has_open_change(self) -> bool:
@@ -67,13 +67,13 @@ class CommittedRecords:
             )
             return int(asked[place].result(max(1.0, left_s)).offset)
 
-        with _told(self._topic):
+        with _naming(self._topic):
             return ask_brokers(end, self._left_s()) > self._end(self._left_s())
 
     def new(self, at_least: int = 0) -> Iterator[Message]:
         """What is behind the position, which moves along. `at_least`: wait until the end is there."""
         deadline_s = monotonic() + self._left_s()
-        with _told(self._topic):
+        with _naming(self._topic):
             asked = None if at_least else self._ask_identity(self._left_s())  # on its way together with what follows
             while (end := self._end(deadline_s - monotonic())) < at_least:
                 if monotonic() > deadline_s:
@@ -95,7 +95,7 @@ class CommittedRecords:
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
         try:
             while self.position < end:
-                with _told(self._topic):
+                with _naming(self._topic):
                     message = self._next(end, deadline_s)
                 if message is not None:
                     yield message
@@ -140,7 +140,7 @@ class CommittedRecords:
 
 
 @contextmanager
-def _told(topic: str) -> Iterator[None]:
+def _naming(topic: str) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:

@@ -125,7 +125,7 @@ class _Asking:
     def __init__(self, destination: KafkaDestination) -> None:
         self.why: str | None = None
         self._timeout_s = destination.request_timeout_ms / 1000
-        settings = {**destination.librdkafka_settings(), "log_level": 0, "error_cb": self._take_error}
+        settings = {**destination.librdkafka_settings(), "log_level": 0, "error_cb": self._on_error}
         self.admin = AdminClient(settings)
 
     def settings_of(self, resource: Any) -> Mapping[str, Any]:
@@ -140,7 +140,7 @@ class _Asking:
             self.admin.poll(_POLL_S)
         return future.result(0)
 
-    def _take_error(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN or self.why is None:  # noqa: SLF001 - its only name
             self.why = error.str()
 

@@ -14,11 +14,11 @@ from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
 from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.kafka.pins import counts_of
+from pushrep.kafka.partition_counts import counts_of
 from pushrep.kafka.progress import ShippingProgress
 from pushrep.kafka.recovery import backoff_s, known_offset, read_partition
 from pushrep.kafka.resume import Matching, RecordOrigin
-from pushrep.kafka.shipment import Shipment
+from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import ShippedPartition
 from pushrep.kafka.topic import TopicFacts
 from pushrep.records import RecordBatch
@@ -42,7 +42,7 @@ class TopicContents:
 
 
 async def read_contents(
-    destination: KafkaDestination, facts: TopicFacts, shipment: Shipment, origin: RecordOrigin
+    destination: KafkaDestination, facts: TopicFacts, shipment: SinkState, origin: RecordOrigin
 ) -> TopicContents:
     """Read what a topic holds, from where it is known on.
 
@@ -80,7 +80,7 @@ async def read_contents(
                 {one: progress.skipped_of(one) for one in shipment.sources},
                 is_strict=False,
             )
-            ends[number] = await read_partition(cluster, patiently, number, known, matching.take)
+            ends[number] = await read_partition(cluster, patiently, number, known, matching.match_batch)
             for error in matching.unreadable.values():
                 raise error
             first |= matching.next_offsets

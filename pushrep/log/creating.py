@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
+from pushrep.env import Filesystem, write_whole
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import PARTITION_METADATA_NAME, encode_partition_metadata, write_first_epochs
 from pushrep.log.disk_threads import run_beside_each_other
 from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import Filesystem, write_whole
 
 
 def create_logs(held: LogDirectory, wanted: Mapping[str, UUID]) -> None:

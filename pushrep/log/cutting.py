@@ -28,6 +28,7 @@ import errno
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pushrep.env import File, Filesystem
 from pushrep.log.errors import NoRoomToCut
 from pushrep.log.seals import remove_seals
 from pushrep.log.segment_files import (
@@ -43,7 +44,6 @@ from pushrep.log.segment_files import (
     taken_names,
 )
 from pushrep.log.walk import WINDOW_BYTES
-from pushrep.seams import File, Filesystem
 
 
 def move_aside(

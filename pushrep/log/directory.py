@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.directory_files import (
     Checkpoint,
@@ -56,7 +57,6 @@ from pushrep.log.open_files import OpenFiles
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 

@@ -74,11 +74,11 @@ from uuid import UUID
 
 import google_crc32c
 
+from pushrep.env import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic, write_whole
 from pushrep.errors import checked_path
 from pushrep.log.errors import CorruptPartitionMetadata, InvalidLogName, NotALogDirectory
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import EPOCH_MAX, LeaderEpochs
-from pushrep.seams import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic, write_whole
 from pushrep.topic_id_partition import PARTITION_MAX, topic_fault
 
 _LOG = logging.getLogger("pushrep.log")

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from pushrep.env import Filesystem, FileWitness
+from pushrep.env.checked_json import BadJsonFile, checked_json, read_checked_json
 from pushrep.log.directory_files import remove_clean_marker
 from pushrep.log.published import PUBLISHED_NAME
-from pushrep.seams import Filesystem, FileWitness
-from pushrep.seams.checked_json import BadJsonFile, checked_json, read_checked_json
 
 _LOG = logging.getLogger("pushrep.log")
 

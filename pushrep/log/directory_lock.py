@@ -3,8 +3,8 @@
 import errno
 from pathlib import Path
 
+from pushrep.env import File, Filesystem, LockHeld
 from pushrep.log.errors import LogLocked, NotALogDirectory
-from pushrep.seams import File, Filesystem, LockHeld
 
 LOCK_NAME = ".lock"
 # Kafka locks a file of this name by a record lock, which flock does not see: a broker must not run on this directory.

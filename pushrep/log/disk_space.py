@@ -42,10 +42,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
+from pushrep.env import Clock, DiskUsage, Filesystem
+from pushrep.env.filesystem import NO_PLAIN_FILE
 from pushrep.log.config import DiskLimits
 from pushrep.log.errors import AppendFailed, NoRoomToCut
-from pushrep.seams import Clock, DiskUsage, Filesystem
-from pushrep.seams.filesystem import NO_PLAIN_FILE
 
 _LOG = logging.getLogger("pushrep.log")
 

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Generic, TypeVar
 
-from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem, shared_by_process
+from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, shared_by_process
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger("pushrep.log")

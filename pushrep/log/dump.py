@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log.directory_files import (
     CLEAN_MARKER_NAME,
     LEADER_EPOCHS_NAME,
@@ -34,7 +35,6 @@ from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFI
 from pushrep.log.segment_look import Expected
 from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
 from pushrep.records import RecordBatch, UnsupportedCodec
-from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
 OFFSET_LIMIT = (1 << 63) - 1
 _DELETE_HORIZON_BIT = 0x40

@@ -28,8 +28,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
+from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log.config import LogConfig
-from pushrep.seams import SYSTEM_CLOCK, Clock
 
 _LOG = logging.getLogger("pushrep.log")
 

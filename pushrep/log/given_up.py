@@ -23,6 +23,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from pushrep.env import Filesystem
 from pushrep.log.directory_files import (
     BadCheckpoint,
     Checkpoint,
@@ -33,7 +34,6 @@ from pushrep.log.directory_files import (
 )
 from pushrep.log.published import PublishedState
 from pushrep.records.header import OFFSET_MAX
-from pushrep.seams import Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 

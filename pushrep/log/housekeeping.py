@@ -14,6 +14,7 @@ A simulated clock gets no thread: its log calls `after_flush` itself, in the app
 import logging
 from typing import Protocol
 
+from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.log.config import DiskLimits
 from pushrep.log.derived import DerivedStores
@@ -23,7 +24,6 @@ from pushrep.log.flusher import Flusher
 from pushrep.log.keeping import Keeper
 from pushrep.log.leases import Lease, Told
 from pushrep.log.reading import BatchReader, Bounds
-from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.log")
 

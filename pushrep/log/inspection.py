@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from pushrep.env import REAL_FILESYSTEM, File, Filesystem
 from pushrep.log.directory_files import (
     Checkpoint,
     CleanLog,
@@ -36,7 +37,6 @@ from pushrep.log.segment_files import (
     segment_path,
 )
 from pushrep.log.slots import log_at, readable_logs
-from pushrep.seams import REAL_FILESYSTEM, File, Filesystem
 
 _LOCKS_PATH = Path("/proc/locks")
 _LOCKS_BYTES_MAX = 1 << 20

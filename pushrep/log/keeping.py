@@ -21,6 +21,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Protocol
 
+from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.config import LogConfig
 from pushrep.log.derived import DerivedStores
@@ -30,7 +31,6 @@ from pushrep.log.reading import BatchReader, Bounds
 from pushrep.log.retention import Keeping, SealedSegment, deletable, purgeable
 from pushrep.log.segment_files import segment_path
 from pushrep.log.segment_times import newest_timestamp_ms
-from pushrep.seams import Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from pushrep.env import Clock
 from pushrep.errors import ForkedProcess
 from pushrep.log.errors import LeaseBroken
-from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.log")
 

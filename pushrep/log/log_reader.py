@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeAlias
 from uuid import UUID
 
+from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.log.directory_files import (
     parse_log_name,
@@ -28,7 +29,6 @@ from pushrep.log.published import PublishedReader
 from pushrep.log.reading import BatchReader, Bounds
 from pushrep.log.segment_files import list_segments
 from pushrep.records import Record, RecordBatch
-from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
 Isolation: TypeAlias = Literal["stable", "written"]
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import get_ident
 from uuid import UUID
 
+from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cutting import move_aside
@@ -36,7 +37,6 @@ from pushrep.log.segment import Segment, SegmentMark
 from pushrep.log.segment_files import list_segments
 from pushrep.records import RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 

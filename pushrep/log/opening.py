@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from pushrep.env import SYSTEM_CLOCK, Filesystem
 from pushrep.log.derived import DerivedStore, DerivedStores
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import (
@@ -29,7 +30,6 @@ from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.segment_files import list_segments
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import SYSTEM_CLOCK, Filesystem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from uuid import UUID
 
 import google_crc32c
 
-from pushrep.seams import REAL_FILESYSTEM, Filesystem
+from pushrep.env import REAL_FILESYSTEM, Filesystem
 
 PUBLISHED_NAME = ".pushrep_published"
 VERSION = 1

@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pushrep.env import Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log.errors import CorruptBatch, OffsetOutOfRange
 from pushrep.log.indexes import IndexFile
@@ -27,7 +28,6 @@ from pushrep.log.segment_files import TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.segment_times import newest_timestamp_ms
 from pushrep.log.walk import WINDOW_BYTES, CleanEnd, ScanEnd, ScanRange, ScanStep, WholeBatch, scan
 from pushrep.records import Record, RecordBatch, RecordRows
-from pushrep.seams import Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from pushrep.env import Filesystem
 from pushrep.log.config import LogConfig
 from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.indexes import IndexFile
@@ -14,7 +15,6 @@ from pushrep.log.segment_files import INDEX_SUFFIX, REPAIR_SUFFIX, TIME_INDEX_SU
 from pushrep.log.segment_look import segment_name
 from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, scan, scan_runs
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import Filesystem
 
 
 def rebuild_indexes(

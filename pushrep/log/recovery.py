@@ -34,6 +34,7 @@ from uuid import UUID
 
 import numpy as np
 
+from pushrep.env import Clock, File, Filesystem
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import TailMove, end_moves, move_aside, remove_segments, set_aside
 from pushrep.log.directory_files import Checkpoint, CleanLog, parse_log_name
@@ -65,7 +66,6 @@ from pushrep.log.walk import (
 )
 from pushrep.records import BatchRun
 from pushrep.records.header import OFFSET_MAX
-from pushrep.seams import Clock, File, Filesystem
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import TailMove, keep_range, move_aside, set_aside
 from pushrep.log.directory import DirectoryView, LogDirectory
@@ -47,7 +48,6 @@ from pushrep.log.segment_look import BATCH_KINDS, Expected, Kind, segment_name
 from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
 from pushrep.log.verify import VerifyReport, verify_log
 from pushrep.log.walk import WINDOW_BYTES, Damage, ScanRange, TornTail, WholeBatch, scan
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 
 
 @dataclass(slots=True)

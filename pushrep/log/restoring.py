@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log.inspection import checked_log
 from pushrep.log.segment_log import SegmentLog
 from pushrep.log.walk import ScanRange, WholeBatch, scan
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.header import HEADER_BYTES
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _ASIDE = re.compile(r"([0-9]{20})\.log(?:\.[0-9]+)?\.(?:cut|corrupt|stale)(?:\.[0-9]+)?")
 _TOGETHER = 64

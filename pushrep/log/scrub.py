@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from pushrep.env import Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import parse_log_name
 from pushrep.log.flusher import Flusher
@@ -29,7 +30,6 @@ from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.segment_files import segment_path
 from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, scan_runs
 from pushrep.records import BatchRun
-from pushrep.seams import Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from pushrep.env import SYSTEM_CLOCK, File, Filesystem
 from pushrep.log.directory_files import parse_log_name, read_partition_metadata
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
 from pushrep.log.walk import Readable, ScanRange, scan_headers, why_not
 from pushrep.records.header import SEALED_BYTES
-from pushrep.seams import SYSTEM_CLOCK, File, Filesystem
 
 _FILES_MAX = 4096
 _SETTLED_MS = 2000

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
+from pushrep.env import File, Filesystem
 from pushrep.log.config import POSITION_MAX, LogConfig
 from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch, OffsetsExhausted
@@ -41,7 +42,6 @@ from pushrep.log.walk import (
 )
 from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, RecordBatch
 from pushrep.records.header import OFFSET_MAX, SEALED_BYTES
-from pushrep.seams import File, Filesystem
 
 OFFSET_ENTRY = struct.Struct(">ii")
 TIME_ENTRY = struct.Struct(">qi")

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError
 from pushrep.log.batching import Appendable, refuse_columns, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
@@ -45,7 +46,6 @@ from pushrep.log.slicing import LogSlices
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 

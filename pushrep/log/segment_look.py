@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pushrep.env import File
 from pushrep.log.indexes import IndexCheck
 from pushrep.log.inspection import LogState
 from pushrep.log.seals import HeadersCrc, Seal
@@ -26,7 +27,6 @@ from pushrep.log.segment_files import segment_path
 from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, scan_runs
 from pushrep.records import BatchRun
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import File
 
 _TELL_EVERY_BYTES = 8 << 20
 

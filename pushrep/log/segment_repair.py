@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from pushrep.env import File, Filesystem
 from pushrep.log.cutting import keep_range
 from pushrep.log.directory_files import parse_log_name
 from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_seal
@@ -30,7 +31,6 @@ from pushrep.log.splicing import RepairRefused
 from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, scan, scan_runs
 from pushrep.records import BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import File, Filesystem
 
 _LOG = logging.getLogger("pushrep.log")
 

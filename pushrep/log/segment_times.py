@@ -10,6 +10,7 @@ A flipped bit in an index must not make records old: retention deletes by this a
 from functools import partial
 from pathlib import Path
 
+from pushrep.env import File, Filesystem
 from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.indexes import IndexFile
@@ -17,7 +18,6 @@ from pushrep.log.retention import SealedSegment
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, from_index_entry, scan
-from pushrep.seams import File, Filesystem
 
 
 def newest_timestamp_ms(filesystem: Filesystem, directory: Path, segment: SealedSegment) -> int:

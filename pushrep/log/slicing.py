@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pushrep.env import File, Filesystem
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.seal_check import hold_against_seal
 from pushrep.log.segment import begin_near
 from pushrep.log.segment_files import segment_path
 from pushrep.log.walk import ScannedHeader, ScanRange, scan_headers
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import File, Filesystem
 
 
 class Sliceable(Protocol):

@@ -15,10 +15,10 @@ An outbox has at most 2**20 partitions, a directory at most 1,000 slots. A slot'
 import re
 from pathlib import Path
 
+from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.errors import checked_path
 from pushrep.log.directory_files import list_logs, log_name, parse_log_name
 from pushrep.log.errors import InvalidLogName, NotALogDirectory
-from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
 OUTBOX_FILE_NAME = "outbox.json"
 SLOTS_MAX = 1000

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from pushrep.env import File, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.segment_files import list_segments, segment_path
@@ -24,7 +25,6 @@ from pushrep.log.segment_look import Expected, segment_name
 from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, TornTail, WholeBatch, scan
 from pushrep.records import BatchHeader
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import File, Filesystem
 
 
 class RepairRefused(PushrepError):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.log.directory_files import (
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
@@ -49,7 +50,6 @@ from pushrep.log.segment_look import (
     look_at_segment,
     segment_name,
 )
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _INDEX_BYTES_MAX = 64 << 20
 _LOOKS = 3

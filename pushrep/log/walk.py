@@ -29,6 +29,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pushrep.env import File
 from pushrep.log.config import BATCH_BYTES_LIMIT, POSITION_MAX
 from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
@@ -44,7 +45,6 @@ from pushrep.records.header import (
     RECORD_BYTES_MIN,
     unpack_walked,
 )
-from pushrep.seams import File
 
 WINDOW_BYTES = 1 << 20
 """Sequential reads of 1 MiB: four batches of the usual size each, and they stay in the processor's cache."""

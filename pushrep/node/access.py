@@ -20,12 +20,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pushrep.env import Clock, Filesystem
+from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.node.errors import CorruptNodeFile
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.values import Struct
-from pushrep.seams import Clock, Filesystem
-from pushrep.seams.checked_json import BadJsonFile, read_checked_json, write_checked_json
 
 _LOG = logging.getLogger("pushrep.node")
 AUDIT = logging.getLogger("pushrep.node.audit")

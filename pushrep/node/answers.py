@@ -12,7 +12,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
 from pushrep.log.splicing import RepairRefused
 from pushrep.node.access import Access, Unauthorised, audit
-from pushrep.node.promises import NO_MEMBER
+from pushrep.node.election_state import NO_MEMBER
 from pushrep.node.replica import Replica
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol import push_messages as wire
@@ -32,7 +32,7 @@ from pushrep.push.wire import (
 )
 from pushrep.records import CorruptRecordBatch
 from pushrep.replication.epochs import LogEnds, granted_end
-from pushrep.replication.errors import BadGrant, told
+from pushrep.replication.errors import BadGrant, label
 from pushrep.replication.grants import are_rivals
 from pushrep.replication.outcome import Outcome
 from pushrep.topic_id_partition import TopicIdPartition
@@ -132,14 +132,14 @@ class Answers:
                 last_contact_ms=kept.last_contact_ms,
                 directory_id=kept.directory_id or wire.NO_DIRECTORY,
                 unfilled=int(kept.is_unfilled),
-                generation=kept.promises.generation,
+                generation=kept.election_state.generation,
                 contact_age_ms=wire.NOT_SAID if (age_ms := kept.contact_age_ms) is None else age_ms,
             )
 
     def _beat(self, request: wire.BeatRequest, sender: str) -> Struct:
         self._access.check(sender, ApiKey.BEAT, request.outbox_id)
         kept = self._store.look_up(request.outbox_id)
-        promises = kept.promises
+        promises = kept.election_state
         generation, shown = promises.generation, kept.rival or promises.grant
         is_fenced = request.generation < generation or (
             request.generation == generation and request.leader_epoch < promises.newest_epoch
@@ -168,14 +168,14 @@ class Answers:
             )
             return wire.GrantResponse(
                 error_code=CODE_OF[outcome],
-                error_message=_why_refused(outcome, offered.generation, kept.promises.generation),
+                error_message=_why_refused(outcome, offered.generation, kept.election_state.generation),
                 member=self._index_in(kept),
                 highest_epoch=_highest_epoch(kept),
                 grants=_grants(kept),
                 logs=self._descriptions(kept, request.partitions, create=False),
                 directory_id=kept.directory_id or wire.NO_DIRECTORY,
                 unfilled=int(kept.is_unfilled),
-                generation=kept.promises.generation,
+                generation=kept.election_state.generation,
             )
 
     def _descriptions(
@@ -200,7 +200,7 @@ class Answers:
 
     def _index_in(self, kept: KeptOutbox) -> int:
         """Which member this node is, by what it knows of itself or by where it listens; -1 if no grant names that."""
-        promises = kept.promises
+        promises = kept.election_state
         if promises.member != NO_MEMBER or promises.grant is None:
             return promises.member
         return promises.grant.index_at(self._address)
@@ -292,10 +292,11 @@ class Answers:
         if replica is None or kept is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{tp} was not described")
         generation, epoch = rank
-        if generation != kept.promises.generation:  # another history
-            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"generation {told(kept.promises.generation)} is kept here")
-        if epoch < kept.promises.newest_epoch:
-            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {kept.promises.newest_epoch} is granted")
+        if generation != kept.election_state.generation:  # another history
+            why = f"generation {label(kept.election_state.generation)} is kept here"
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, why)
+        if epoch < kept.election_state.newest_epoch:
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {kept.election_state.newest_epoch} is granted")
         return replica
 
     def _listed(self, kept: KeptOutbox, tp: TopicIdPartition) -> wire.ListedLog:
@@ -325,25 +326,25 @@ def _ends(replica: Replica) -> LogEnds:
 
 
 def _highest_epoch(kept: KeptOutbox) -> int:
-    return max(kept.promises.newest_epoch, kept.promises.number)
+    return max(kept.election_state.newest_epoch, kept.election_state.number)
 
 
 def _why_refused(outcome: Outcome, offered: int, kept: int) -> str:
     """What the code alone does not tell of a grant that is not stored; empty otherwise."""
     if outcome is Outcome.NONE or not are_rivals(offered, kept):
         return ""
-    return f"it was forced in generation {told(offered)}, beside {told(kept)}, which is kept here: they are rivals"
+    return f"it was forced in generation {label(offered)}, beside {label(kept)}, which is kept here: they are rivals"
 
 
 def _grants(kept: KeptOutbox) -> tuple[wire.Grant, ...]:
-    grant = kept.promises.grant
+    grant = kept.election_state.grant
     return (grant_to_wire(grant),) if grant is not None else ()
 
 
 def _description(replica: Replica) -> wire.LogDescription:
     log, state = replica.log, replica.settled_state()
-    ends, ungranted = state.log, state.ungranted
-    granted = granted_end(ends, ungranted)
+    ends, unfenced = state.log, state.unfenced
+    granted = granted_end(ends, unfenced)
     return wire.LogDescription(
         tp=replica.tp,
         error_code=ErrorCode.LOG_OFFLINE if replica.finding is not None else ErrorCode.NONE,
@@ -354,7 +355,7 @@ def _description(replica: Replica) -> wire.LogDescription:
         leader_epochs=epochs_to_wire(ends.leader_epochs),
         granted_epoch=granted.epoch,
         granted_end_offset=granted.end_offset,
-        ungranted_from=-1 if ungranted is None else ungranted.start_offset,
+        ungranted_from=-1 if unfenced is None else unfenced.start_offset,
         damaged_from=-1 if (lacks_from := replica.lacks_from) is None else lacks_from,
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
 from pushrep.node.access import identity_in
 from pushrep.node.replay_line import Handed
 from pushrep.node.replay_server import REPLAY_CALLS
@@ -26,7 +27,6 @@ from pushrep.protocol.server import Call, ServerConnection
 from pushrep.protocol.spares import Spares
 from pushrep.protocol.values import Struct
 from pushrep.push.sockets import AnySocket, send_all, tune
-from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
 
 _LOG = logging.getLogger("pushrep.node")
 _AGAIN_S = 0.1

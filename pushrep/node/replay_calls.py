@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.node.access import audit
-from pushrep.node.replay_keeping import Keeping
+from pushrep.node.recording_maintenance import RecordingMaintenance
 from pushrep.node.replay_line import Line
 from pushrep.node.replay_recordings import KeptRecording, NodeSource
 from pushrep.node.replay_session import READ_ERRORS, ServedSession
@@ -52,7 +52,7 @@ class ReplayCalls:
 
     def __init__(self, server: "ReplayServer") -> None:
         self._server = server
-        self._keeping = Keeping(server)
+        self._keeping = RecordingMaintenance(server)
         self._calls: Mapping[type[Struct], Callable[[Line, Call, Any], None]] = {
             wire.StartReplayRequest: self._start,
             wire.AttachRequest: self._attach,
@@ -64,10 +64,10 @@ class ReplayCalls:
             wire.DeleteRequest: self._delete,
         }
 
-    def take(self, line: Line, call: Call | Told) -> None:
+    def dispatch(self, line: Line, call: Call | Told) -> None:
         """Carry out what a peer asks, or tells."""
         if isinstance(call, Told):
-            self._told(line, call)
+            self._on_event(line, call)
         elif call.api_key is ApiKey.API_VERSIONS:
             line.send(line.protocol.answer_versions(call))
             self._server.flush(line)
@@ -129,11 +129,11 @@ class ReplayCalls:
         self.on_disk(
             line,
             call,
-            lambda: self._look(request, line.sender),
+            lambda: self._look_up(request, line.sender),
             lambda looked: self._judge(line, call, request, looked, asked_ms),
         )
 
-    def _look(self, request: ReplayRequest, sender: str) -> _Looked:
+    def _look_up(self, request: ReplayRequest, sender: str) -> _Looked:
         """In the worker's thread."""
         recordings = self._server.recordings
         assert isinstance(request.recording, int), "ids go over the wire"
@@ -185,12 +185,12 @@ class ReplayCalls:
             served.never_opened()
             self._refuse_start(line, call, _ended_early(served.session))
             return
-        for effect in served.tell(event):
+        for effect in served.handle(event):
             if isinstance(effect, e.Refuse):
                 refused = ReplayRefused(effect.code, effect.why)
                 self._refuse_start(line, call, self._with_cut(refused, served.session.plan, looked))
             elif isinstance(effect, e.Started) and not line.is_open:
-                served.tell(e.Stop())  # nobody knows its id
+                served.handle(e.Stop())  # nobody knows its id
             elif isinstance(effect, e.Started):
                 facts, plan = looked.facts, served.session.plan
                 assert facts is not None, "it was judged by them"
@@ -233,11 +233,11 @@ class ReplayCalls:
         if line.is_open:
             served.attach(line, call, asked.credit_bytes)
 
-    def _told(self, line: Line, told: Told) -> None:
+    def _on_event(self, line: Line, told: Told) -> None:
         if isinstance(told.message, wire.Credit):
             served = self._server.served.get(told.message.session_id)
             if served is not None and served.line is line:
-                served.tell(e.Credited(told.message.bytes))
+                served.handle(e.Credited(told.message.bytes))
 
     def _stop(self, line: Line, call: Call, asked: wire.StopReplayRequest) -> None:
         access = self._server.recordings.access
@@ -263,14 +263,14 @@ class ReplayCalls:
 
         def stop(is_allowed: bool) -> None:  # noqa: FBT001 - the worker's answer
             if is_allowed:
-                self._answer_stopped(line, call, self._tell_all(recording_id, e.Stop()))
+                self._answer_stopped(line, call, self._notify_all(recording_id, e.Stop()))
             else:
                 self.refuse(line, call, ErrorCode.UNAUTHORISED, "")
 
         self.on_disk(line, call, may, stop)
 
-    def _tell_all(self, recording_id: int, event: e.Event) -> list[tuple[ReplaySession, Effects]]:
-        return self._server.sessions.tell_all(recording_id, event, self._server.now_ms())
+    def _notify_all(self, recording_id: int, event: e.Event) -> list[tuple[ReplaySession, Effects]]:
+        return self._server.sessions.notify_all(recording_id, event, self._server.now_ms())
 
     def _answer_stopped(self, line: Line, call: Call, stopped: list[tuple[ReplaySession, Effects]]) -> None:
         for session, effects in stopped:

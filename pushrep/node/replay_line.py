@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pushrep.env import READABLE, WRITABLE
 from pushrep.protocol.server import Call, ServerConnection, Told
 from pushrep.protocol.values import Part
 from pushrep.push.sockets import AnySocket, Piece, pieces_of, send_some
-from pushrep.seams import READABLE, WRITABLE
 
 _FRAMES_MAX = 256
 """So many answers may wait for a peer that asks and does not read; then nothing more is read of it."""

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from pushrep.env import Filesystem
 from pushrep.log import LogClosed, LogReader, NotALog, SegmentLog
 from pushrep.log.directory_files import PARTITION_METADATA_NAME, read_partition_metadata
 from pushrep.node.access import Access
@@ -21,7 +22,6 @@ from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog
 from pushrep.replay.source import LogSource
 from pushrep.replication.effects import NO_SESSION
-from pushrep.seams import Filesystem
 
 Marker: TypeAlias = tuple[int, LeaderEpochs | None]
 """How often a log was opened anew, and its epochs: the same objects as long as nothing has happened."""
@@ -51,7 +51,7 @@ class NodeSource(LogSource):
             epochs = None
         return self.reopened, epochs
 
-    def settle(self) -> None:
+    def wait_settled(self) -> None:
         """Wait until what its leader has asked for is carried out."""
         replica = self._recording.kept.open_replica(self._recording.entry.tp)
         if replica is not None:
@@ -135,7 +135,7 @@ class Recordings:
 
     def is_member(self, recording: KeptRecording) -> bool:
         """Whether the newest grant names this node; a grant that names a member without an address may mean it."""
-        grant = recording.kept.promises.grant
+        grant = recording.kept.election_state.grant
         if grant is None:
             return False
         return any(member.address in {self._address, ""} for member in (*grant.members, *grant.previous_members))

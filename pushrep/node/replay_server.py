@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from pushrep.env import Clock, Network, Poller, Thread
 from pushrep.node.replay_calls import ReplayCalls
 from pushrep.node.replay_line import Handed, Line
 from pushrep.node.replay_recordings import KeptRecording, Recordings
@@ -33,7 +34,6 @@ from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.slices import OpenSegments
 from pushrep.replay.states import ReplayState
-from pushrep.seams import Clock, Network, Poller, Thread
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
@@ -105,10 +105,10 @@ class ReplayServer:
 
     def changed(self, tp: TopicIdPartition) -> None:
         """Readers may see something new in this log. Waits for nothing."""
-        if self.watched.has(tp) and self.watched.note(tp):
+        if self.watched.has(tp) and self.watched.mark_changed(tp):
             self._wake()
 
-    def tell_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
+    def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
         """Tell all sessions of a recording; how many that ended. For the worker's thread."""
         if self._thread is None:
             return 0
@@ -117,7 +117,7 @@ class ReplayServer:
         def tell() -> None:
             for served in self.watched.of(recording.entry.tp):
                 before = served.session.end_reason
-                served.tell(event)
+                served.handle(event)
                 ended[0] += before is None and served.session.end_reason is not None
             done.set()
 
@@ -136,7 +136,7 @@ class ReplayServer:
         for served in list(self.served.values()):
             if not access.may(served.identity, ApiKey.START_REPLAY, served.outbox_id):
                 access.refused(served.identity, ApiKey.START_REPLAY, served.outbox_id)
-                served.tell(e.Stop())
+                served.handle(e.Stop())
 
     def sessions_of(self, recording: KeptRecording) -> int:
         """How many there are. Any thread."""
@@ -144,7 +144,7 @@ class ReplayServer:
 
     def counters(self) -> ReplayCounters:
         """What has been going on, as a plain value."""
-        return self._totals.told(self.sessions, self.now_ms())
+        return self._totals.snapshot(self.sessions, self.now_ms())
 
     def stop(self) -> None:
         """End every session, tell the subscribers, hang up. Before the logs are closed."""
@@ -229,7 +229,7 @@ class ReplayServer:
         assert self._poller is not None, "it is made before the thread"
         while not self._stopping:
             self._do_posted()
-            self._look()
+            self._find_work()
             self._take_turns()
             for found in self._poller.select(self._wait_s()):
                 self._serve(found.data)
@@ -255,7 +255,7 @@ class ReplayServer:
             except Exception:  # noqa: BLE001 - a fault of ours with one session ends no other
                 _LOG.exception("a job of the replay server failed")
 
-    def _look(self) -> None:
+    def _find_work(self) -> None:
         """Find the sessions that have something to do: by news of their logs, by time."""
         now_ms = self.now_ms()
         for served in self.watched.news():
@@ -285,7 +285,7 @@ class ReplayServer:
                 served.turn()
             except Exception:  # noqa: BLE001 - as above
                 _LOG.exception("a replay session failed")
-                served.tell(e.SubscriberGone())
+                served.handle(e.SubscriberGone())
                 if served.line is not None:
                     self._hang_up(served.line, None)
             self.schedule(served)
@@ -295,7 +295,7 @@ class ReplayServer:
         self._lines.add(line)
         assert self._poller is not None, "it runs"
         self._poller.register(line.socket, line.mask, line)
-        self._take(line, list(handed.calls))
+        self._dispatch(line, list(handed.calls))
         self._serve(line)  # TLS may have read more than was asked for
 
     def _serve(self, line: Line) -> None:
@@ -310,13 +310,13 @@ class ReplayServer:
         except (OSError, ssl.SSLError) as error:
             self._hang_up(line, error)
         else:
-            self._take(line, calls)
+            self._dispatch(line, calls)
             self._watch_line(line)
 
-    def _take(self, line: Line, calls: list[Call | Told]) -> None:
+    def _dispatch(self, line: Line, calls: list[Call | Told]) -> None:
         for call in calls:
             try:
-                self._calls.take(line, call)
+                self._calls.dispatch(line, call)
             except Exception:  # noqa: BLE001 - a fault of ours ends one connection, not the server
                 _LOG.exception("%s is cut off", line.name)
                 self._hang_up(line, None)
@@ -342,7 +342,7 @@ class ReplayServer:
         self._poller.unregister(line.socket)
         line.close()
         for served in [served for served in self.served.values() if served.line is line]:
-            served.tell(e.SubscriberGone())
+            served.handle(e.SubscriberGone())
 
     def _end(self) -> None:
         for served in list(self.served.values()):

@@ -96,7 +96,7 @@ class ServedSession:
         """Take the lease and look at what stands at the position: what the session is told of it."""
         position = self.session.position
         try:
-            self._lease = self.source.lease(position, self._told)
+            self._lease = self.source.lease(position, self._on_lease_broken)
             opened = self.source.opened_at(position, self.source.facts(with_liveness=False))
         except LeaseBroken as error:
             return e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
@@ -107,7 +107,7 @@ class ServedSession:
         self._before = opened.epoch_before
         return opened
 
-    def _told(self, reason: str) -> None:
+    def _on_lease_broken(self, reason: str) -> None:
         self._server.post(lambda: self._lease_gone(reason))
 
     # ---- the server's thread
@@ -115,9 +115,9 @@ class ServedSession:
     def attach(self, line: Line, call: Call, credit_bytes: int) -> None:
         """Its one subscriber is there."""
         self.line, self._call = line, call
-        self.tell(e.SubscriberAttached(credit_bytes))
+        self.handle(e.SubscriberAttached(credit_bytes))
 
-    def tell(self, event: e.Event) -> list[e.Effect]:
+    def handle(self, event: e.Event) -> list[e.Effect]:
         """Hand it an event and do what it wants done; what that was."""
         if isinstance(event, e.Truncated):
             self._slices.forget()
@@ -138,7 +138,7 @@ class ServedSession:
         end = e.SendEnd(ReplayEndReason.STOPPED, self.session.position, ErrorCode.NODE_STOPPING, "the node stops")
         if self.session.state is ReplayState.REPLAY:
             self._send(self._end_to_wire(end))
-        self.tell(e.SubscriberGone())
+        self.handle(e.SubscriberGone())
 
     def turn(self) -> None:
         """Its turn: one block at most."""
@@ -149,7 +149,7 @@ class ServedSession:
             if self._was_cut(self._facts):
                 return
         except READ_ERRORS as error:
-            self.tell(self._failure(error))
+            self.handle(self._failure(error))
             return
         counter = self._server.counter(self.session.plan.bound)
         self.carry_out(self._server.handle(self.session, e.Turn(self._facts, counter)))
@@ -175,7 +175,7 @@ class ServedSession:
             case e.SendEnd():
                 self._send(self._end_to_wire(effect), self._end_sent)
             case e.Forget():
-                self._let_go()
+                self._release()
                 self._server.forget(self)
             case _:
                 pass  # Started and Refuse: whoever asked for the session answers
@@ -194,19 +194,19 @@ class ServedSession:
             self._look_again(wanted, error)
             return
         except READ_ERRORS as error:
-            self.tell(self._failure(error))
+            self.handle(self._failure(error))
             return
         self._found, self._looks = found, 0
-        self.tell(e.BlockRead(tuple(one.span for one in found)))
+        self.handle(e.BlockRead(tuple(one.span for one in found)))
 
     def _look_again(self, wanted: e.ReadBlock, error: NoBatchThere) -> None:
         self._slices.forget()
         self._looks += 1
         if self._looks > _LOOKS_MAX:
-            self.tell(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), error.segment))
+            self.handle(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), error.segment))
             return
         self.not_before_ms = self._server.now_ms() + _LOOK_AGAIN_MS
-        self.tell(e.BlockRead((), wanted.position))
+        self.handle(e.BlockRead((), wanted.position))
 
     def _send_block(self, block: e.SendBlock) -> None:
         going = self._found[: block.spans]
@@ -221,7 +221,7 @@ class ServedSession:
         try:
             pieces = self._slices.slices(going, self._held)
         except OSError as error:
-            self.tell(self._failure(error))
+            self.handle(self._failure(error))
             return
         data = wire.ReplayData(
             session_id=self.session.id,
@@ -239,12 +239,12 @@ class ServedSession:
         if self._call.version >= HOLES_SINCE:
             return True
         why = "a cleaner took offsets here, and the subscriber is too old to be told: upgrade it"
-        self.tell(e.ReadFailed(ErrorCode.UNSUPPORTED_VERSION, why))
+        self.handle(e.ReadFailed(ErrorCode.UNSUPPORTED_VERSION, why))
         return False
 
     def _sent(self) -> None:
         self._release_files()
-        self.tell(e.BlockSent())
+        self.handle(e.BlockSent())
 
     def _beat(self, beat: e.Heartbeat) -> None:
         if self.line is not None and self.line.is_idle:  # else there is news enough on its way
@@ -269,10 +269,10 @@ class ServedSession:
         with suppress(*READ_ERRORS):
             self.source.facts(with_liveness=False)  # it notices by this
             if self.source.reopened != reopened:
-                self._lease = self.source.lease(self.session.position, self._told)
+                self._lease = self.source.lease(self.session.position, self._on_lease_broken)
                 self._server.ready(self)
                 return
-        self.tell(e.LeaseLost(reason))
+        self.handle(e.LeaseLost(reason))
 
     def _was_cut(self, facts: LogSnapshot) -> bool:
         """Whether the log was cut below the position, and has perhaps grown again; then that is told.
@@ -297,12 +297,12 @@ class ServedSession:
         if is_same and not is_shorter:
             self._is_cut = False  # retention is no cut, and what it took can't be compared
             return False
-        self.tell(self.source.cut_since(position, -1 if self._before is None else self._before, facts))
+        self.handle(self.source.cut_since(position, -1 if self._before is None else self._before, facts))
         return True
 
     def _wait_for_the_leader(self) -> None:
         """In the worker's thread."""
-        self.source.settle()
+        self.source.wait_settled()
         self._server.post(self._settled)
 
     def _settled(self) -> None:
@@ -317,14 +317,14 @@ class ServedSession:
         return self.source.failure(error, self.session.position, facts)
 
     def _end_sent(self) -> None:
-        self.tell(e.EndSent())
+        self.handle(e.EndSent())
 
     def _release_files(self) -> None:
         for one in self._held:
             one.release()
         self._held.clear()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._release_files()
         self.source.close()
 

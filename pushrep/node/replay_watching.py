@@ -29,7 +29,7 @@ class Watched:
         """Whether anybody reads it. Any thread."""
         return tp in self._sessions
 
-    def note(self, tp: TopicIdPartition) -> bool:
+    def mark_changed(self, tp: TopicIdPartition) -> bool:
         """It has changed; False if that is known. Any thread."""
         if tp in self._changed:
             return False

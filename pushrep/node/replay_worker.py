@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from pushrep.seams import Thread, Threads
+from pushrep.env import Thread, Threads
 
 _LOG = logging.getLogger("pushrep.node")
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
+from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
 from pushrep.log.segment_repair import SegmentRepair
 from pushrep.log.splicing import RepairRefused
-from pushrep.node.promises import Promises
+from pushrep.node.election_state import ElectionState
 from pushrep.protocol.values import Part
 from pushrep.records import RecordBatch
 from pushrep.replication import effects as does
@@ -27,7 +28,6 @@ from pushrep.replication.findings import Finding
 from pushrep.replication.follower import ReplicaState, follow, storage_error
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
 from pushrep.replication.outcome import Outcome
-from pushrep.seams import Clock, Filesystem
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
@@ -38,13 +38,13 @@ class CantFollow(PushrepError):
     """The log can't do what the rules ask for."""
 
 
-class KeepsPromises(Protocol):
+class HoldsElectionState(Protocol):
     """The outbox of a log: what it has promised is asked anew for every request, and made durable."""
 
     @property
-    def promises(self) -> Promises: ...
+    def election_state(self) -> ElectionState: ...
     def take_epoch(self, leader_epoch: int) -> None: ...
-    def forget_ungranted(self, log: str) -> None: ...
+    def forget_unfenced(self, log: str) -> None: ...
     def note_unfilled(self, log: str, end_offset: int | None) -> None: ...
     def note_filled(self, tp: TopicIdPartition) -> None: ...
     def note_contact(self, leader_epoch: int) -> None: ...
@@ -61,7 +61,7 @@ class Replica:
         config: LogConfig,
         replica_epoch: int,
         flush: bool,
-        promises: KeepsPromises,
+        promises: HoldsElectionState,
         news: Callable[[TopicIdPartition], None],
         filesystem: Filesystem,
         clock: Clock,
@@ -96,7 +96,7 @@ class Replica:
 
     def state(self) -> ReplicaState:
         """Everything that the rules look at."""
-        log, promises = self.log, self._outbox.promises
+        log, promises = self.log, self._outbox.election_state
         return ReplicaState(
             log=LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
             flushed_offset=log.flushed_offset,
@@ -105,7 +105,7 @@ class Replica:
             replica_epoch=self.replica_epoch,
             grant=promises.grant,
             session=self._session,
-            ungranted=promises.ungranted.get(str(self.tp)),
+            unfenced=promises.unfenced.get(str(self.tp)),
             is_offline=self.finding is not None or log.damaged_from is not None,
         )
 
@@ -135,14 +135,14 @@ class Replica:
             if answer.result.error is not Outcome.FENCED_LEADER_EPOCH:
                 self._outbox.note_contact(request.leader_epoch)
             self._end_refill()
-            if answer.result.error is Outcome.NONE and self._outbox.promises.is_unfilled:
+            if answer.result.error is Outcome.NONE and self._outbox.election_state.is_unfilled:
                 self._note_filled(request)
             return answer.result
 
     @property
     def lacks_from(self) -> int | None:
         """First offset of what it held once and can't show now; None if it has lost nothing."""
-        unfilled_to = self._outbox.promises.unfilled.get(str(self.tp), 0)
+        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp), 0)
         if self.log.damaged_from is None and unfilled_to > self.log.log_end_offset:
             return self.log.log_end_offset
         return self.log.damaged_from
@@ -156,7 +156,7 @@ class Replica:
         is_damaged = damaged_from is not None and self.finding is None
         if not is_damaged or not isinstance(judged, Answer) or judged.result.error is not Outcome.LOG_OFFLINE:
             return False
-        unfilled_to = self._outbox.promises.unfilled.get(str(self.tp), 0)
+        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp), 0)
         if max(request.high_watermark, request.end_offset) < unfilled_to:
             _LOG.warning(
                 "%s is damaged from offset %d on, and its leader ends below %d", self.tp, damaged_from, unfilled_to
@@ -175,7 +175,7 @@ class Replica:
             self._outbox.note_filled(self.tp)
 
     def _end_refill(self) -> None:
-        unfilled_to = self._outbox.promises.unfilled.get(str(self.tp))
+        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp))
         if unfilled_to is not None and self.lacks_from is None:
             self._outbox.note_unfilled(str(self.tp), None)
             _LOG.warning("%s holds everything up to offset %d again", self.tp, unfilled_to)
@@ -263,10 +263,10 @@ class Replica:
         kept = self.log.begin_anew(effect.offset, effect.leader_epoch)
         _LOG.warning("%s begins anew at offset %d; what it held is in %s", self.tp, effect.offset, kept)
 
-    def _set_ungranted_aside(self, log: LogEnds) -> None:
+    def _set_unfenced_aside(self, log: LogEnds) -> None:
         before = self.log.log_end_offset
-        cut_ungranted(self.log, log)
-        self._outbox.forget_ungranted(str(self.tp))
+        cut_unfenced(self.log, log)
+        self._outbox.forget_unfenced(str(self.tp))
         _LOG.warning(
             "%s: %d records from offset %d on were appended without a grant, and another leads: they are kept in .cut",
             self.tp,
@@ -322,14 +322,14 @@ _DONE_BY: Mapping[type, Callable[[Replica, Any], None]] = {
     does.SetAside: lambda self, do: self._set_aside(do),
     does.SetHighWatermark: lambda self, do: self.log.advance_high_watermark(do.high_watermark),
     does.SetLogStart: lambda self, do: self._move_start(do.log_start_offset),
-    does.SetUngrantedAside: lambda self, do: self._set_ungranted_aside(do.log),
+    does.SetUngrantedAside: lambda self, do: self._set_unfenced_aside(do.log),
     does.TakeEpoch: lambda self, do: self._outbox.take_epoch(do.leader_epoch),
     does.Truncate: lambda self, do: self._cut(do.offset),
 }
 assert {*_DONE_BY, Answer} == set(get_args(FollowerEffect)), "every effect is carried out"
 
 
-def cut_ungranted(log: SegmentLog, kept: LogEnds) -> None:
+def cut_unfenced(log: SegmentLog, kept: LogEnds) -> None:
     """Cut what was appended without a grant: the log is `kept` afterwards, the rest is in `.cut`, durably.
 
     A cut leaves an epoch that starts right there in the list; the newest granted one takes its place. Raises
@@ -338,5 +338,5 @@ def cut_ungranted(log: SegmentLog, kept: LogEnds) -> None:
     log.truncate_to(kept.log_end_offset, keep=True)
     newest = kept.leader_epochs.latest_epoch
     log.forget_epochs_above(newest)
-    if log.leader_epochs.latest_epoch < newest:  # it held no record, and the ungranted one took its place
+    if log.leader_epochs.latest_epoch < newest:  # it held no record, and the unfenced one took its place
         log.begin_epoch(newest, kept.log_end_offset)

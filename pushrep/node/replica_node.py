@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 from pushrep.errors import BadArgument, checked_path
 from pushrep.log.inspection import is_log
 from pushrep.log.slots import OUTBOX_FILE_NAME
@@ -30,7 +31,6 @@ from pushrep.node.settings import NodeSettings
 from pushrep.node.store import LastContact, NodeStore
 from pushrep.push.sockets import Address
 from pushrep.replay.counters import ReplayCounters
-from pushrep.seams import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 
 _LOG = logging.getLogger("pushrep.node")
 
@@ -124,7 +124,7 @@ class ReplicaNode:
 
     def _kept(self, outbox_id: UUID) -> Kept:
         kept = self._store.look_up(outbox_id)
-        grant = kept.promises.grant
+        grant = kept.election_state.grant
         topics = {tp.topic for tp in kept.partitions()} | ({grant.topic} if grant is not None else set())
         return Kept(kept.directory, frozenset(topics))
 
@@ -146,14 +146,14 @@ class ReplicaNode:
         return self._replays.counters()
 
     @contextmanager
-    def let_go(self, outbox_id: UUID) -> Iterator[LastContact]:
+    def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:
         """For a promotion: the outbox's logs are closed clean, and left alone until the end of the block.
 
         Gives its last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
         """
         kept = self._store.outbox(outbox_id)
         contact = LastContact(kept.last_contact_ms, kept.contact_age_ms)
-        with kept.let_go():
+        with kept.hand_over():
             yield contact
 
     def stop(self) -> None:

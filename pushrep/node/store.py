@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
+from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.errors import PushrepError
 from pushrep.log.creating import create_logs
 from pushrep.log.directory import LogDirectory
@@ -28,15 +29,14 @@ from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directo
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
 from pushrep.log.losses import held_to, lost_behind
+from pushrep.node.election_state import NO_MEMBER, ElectionState, ElectionStateStore, raise_replica_epoch
 from pushrep.node.errors import NodeInUse
-from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, raise_replica_epoch
 from pushrep.node.replica import Replica
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replication.effects import ReplicaSession
 from pushrep.replication.grants import Grant, OfferedGrant, are_rivals, judge_grant
 from pushrep.replication.outcome import Outcome
-from pushrep.seams import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
@@ -88,7 +88,7 @@ class KeptOutbox:
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
         self._replicas: dict[tuple[str, int], Replica] = {}
         self._removing: set[tuple[str, int]] = set()
-        self._keeper = PromiseKeeper(self.directory, outbox_id, store.filesystem)
+        self._keeper = ElectionStateStore(self.directory, outbox_id, store.filesystem)
         self.rival: Grant | None = None
         """One that was forced beside the kept one, and offered: who leads by that is told of it, and goes offline."""
 
@@ -106,32 +106,32 @@ class KeptOutbox:
     def is_unfilled(self) -> bool:
         """Whether it lacks what its member held and promised: its disk was lost, or it is a copy. Raises OSError."""
         found = self._found_id()
-        return self.promises.is_unfilled or (found is not None and found.is_copy)
+        return self.election_state.is_unfilled or (found is not None and found.is_copy)
 
     def _found_id(self) -> DirectoryId | None:
         return read_directory_id(self.directory, self._store.filesystem)[0]
 
     @property
-    def promises(self) -> Promises:
+    def election_state(self) -> ElectionState:
         """The newest grant and leader epoch, as they stand on disk."""
         return self._keeper.kept
 
     def look_again(self) -> None:
         """A directory that was put here while the node runs. Raises CorruptNodeFile, OSError."""
-        if self._keeper.kept == Promises():
+        if self._keeper.kept == ElectionState():
             self._keeper.read_again()
 
     @contextmanager
     def at_home(self) -> Iterator[None]:
         """While a call about grants and logs is answered. Raises Refusal for a directory of another's."""
-        self._check_not_let_go()
-        if not self.promises.is_led_here:
+        self._check_not_handed_over()
+        if not self.election_state.is_led_here:
             self.settle_directory()
             self._finish_setting_aside()
             yield
             return
         with self._visiting:
-            self._check_not_let_go()  # while we waited
+            self._check_not_handed_over()  # while we waited
             held = self._acquire()
             try:
                 self._settle(held)
@@ -141,7 +141,7 @@ class KeptOutbox:
                 yield
             finally:
                 self._is_visited = False
-                if self.promises.is_led_here:
+                if self.election_state.is_led_here:
                     self.close()  # its service may come at any time
                 held.release()
 
@@ -151,11 +151,11 @@ class KeptOutbox:
         Raises OSError, LogLocked: then nothing is.
         """
         with self._aside_lock:
-            if not self.promises.are_logs_outdated:
+            if not self.election_state.are_logs_outdated:
                 return
             self.close()
             with self._lock:
-                self._check_not_let_go()
+                self._check_not_handed_over()
                 held = self._acquired()
                 try:
                     self._keeper.set_logs_aside(held)
@@ -167,7 +167,7 @@ class KeptOutbox:
                 self._contact = LeaderContact(-1, self._store.started_ms, is_over=False)
 
     @contextmanager
-    def let_go(self) -> Iterator[Path]:
+    def hand_over(self) -> Iterator[Path]:
         """The directory, its logs closed clean; until the end of the block the node does not touch it.
 
         What its promises are then decides who opens it next. While they can't be read nobody does.
@@ -183,9 +183,9 @@ class KeptOutbox:
                 self._borrowers -= 1
                 self._is_unread = True
             with suppress(Refusal):  # it is logged; the next call tries again
-                self._check_not_let_go()
+                self._check_not_handed_over()
 
-    def _check_not_let_go(self) -> None:
+    def _check_not_handed_over(self) -> None:
         """Raise Refusal while the directory is another's, or what that one promised in it can't be read."""
         with self._keeper.lock:
             if self._borrowers:
@@ -251,8 +251,9 @@ class KeptOutbox:
         """How long ago the leader by the newest grant was in contact, by the monotonic clock; no longer than the node
         runs, which can't know more. None: there is none, it said that it leads no more, or it is this member.
         """
-        grant, contact = self.promises.grant, self._contact
-        if grant is None or self.promises.is_led_here or (contact.is_over and contact.leader_epoch >= grant.epoch):
+        state, contact = self.election_state, self._contact
+        grant = state.grant
+        if grant is None or state.is_led_here or (contact.is_over and contact.leader_epoch >= grant.epoch):
             return None
         since_ms = contact.at_ms if contact.leader_epoch >= grant.epoch else self._store.started_ms
         return self._store.clock.monotonic_ms() - since_ms
@@ -267,8 +268,8 @@ class KeptOutbox:
     def take_epoch(self, leader_epoch: int) -> None:
         """Nothing of an older leader from now on, durably. Raises OSError."""
         with self._keeper.lock:
-            if leader_epoch > self.promises.leader_epoch:
-                self._keeper.keep(replace(self.promises, leader_epoch=leader_epoch))
+            if leader_epoch > self.election_state.leader_epoch:
+                self._keeper.keep(replace(self.election_state, leader_epoch=leader_epoch))
 
     def offer_grant(
         self, offered: Grant, sender: int, address: str, addressed_as: int = NO_MEMBER, *, is_first: bool = False
@@ -279,11 +280,11 @@ class KeptOutbox:
         one once that was removed. NO_MEMBER: an older sender, so it is the member that the grant knows at `address`,
         where this node listens. is_first: nothing was ever acknowledged, so who has no grant has lost nothing.
         """
-        if self.promises.grant is None:
+        if self.election_state.grant is None:
             self.settle_directory(create=True)  # it may be named in the grant, so it has its id before that is kept
         with self._keeper.lock:
-            self._check_not_let_go()  # who borrowed the directory writes promises there
-            kept = self.promises
+            self._check_not_handed_over()  # who borrowed the directory writes promises there
+            kept = self.election_state
             is_live = kept.member in offered.indexes and not self._was_replaced(offered)
             if addressed_as not in {NO_MEMBER, kept.member} and is_live:
                 raise Refusal(
@@ -312,7 +313,7 @@ class KeptOutbox:
 
     def _was_replaced(self, offered: Grant) -> bool:
         """Whether another directory is what counts as this member, and nobody looks for it here any more."""
-        member = self.promises.member
+        member = self.election_state.member
         listed = next((one for one in (*offered.members, *offered.previous_members) if one.index == member), None)
         return listed is not None and not listed.address and not offered.is_member(member, self.directory_id)
 
@@ -329,7 +330,7 @@ class KeptOutbox:
     def note_filled(self, tp: TopicIdPartition) -> None:
         """Its leader gave `tp` everything; this member counts once that is so of all partitions. Raises OSError."""
         with self._keeper.lock:
-            kept = self.promises
+            kept = self.election_state
             if not kept.is_unfilled or kept.grant is None:
                 return
             self._filled.add(tp.partition)
@@ -340,26 +341,26 @@ class KeptOutbox:
     def note_unfilled(self, log: str, end_offset: int | None) -> None:
         """`log` held records up to `end_offset` that it lost; None: it has them again. Raises OSError."""
         with self._keeper.lock:
-            kept = self.promises
+            kept = self.election_state
             unfilled = {name: end for name, end in kept.unfilled.items() if name != log}
             if end_offset is not None:
                 unfilled[log] = max(end_offset, kept.unfilled.get(log, 0))
             self._keeper.keep(replace(kept, unfilled=unfilled))
 
-    def forget_ungranted(self, log: str) -> None:
+    def forget_unfenced(self, log: str) -> None:
         """What `log` held without a grant is cut off. Raises OSError."""
         with self._keeper.lock:
-            kept = self.promises
-            ungranted = {name: mark for name, mark in kept.ungranted.items() if name != log}
-            self._keeper.keep(replace(kept, ungranted=ungranted))
+            kept = self.election_state
+            unfenced = {name: mark for name, mark in kept.unfenced.items() if name != log}
+            self._keeper.keep(replace(kept, unfenced=unfenced))
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> Replica:
         """The open log of `tp`; one that failed is tried again here. Raises Refusal."""
         with self._lock:
-            self._check_not_let_go()
-            if self.promises.are_logs_outdated:
+            self._check_not_handed_over()
+            if self.election_state.are_logs_outdated:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"the logs in {self.directory} are not set aside yet")
-            if self.promises.is_led_here and not self._is_visited:
+            if self.election_state.is_led_here and not self._is_visited:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} belongs to its service")
             if (tp.topic, tp.partition) in self._removing:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is being removed: ask again")
@@ -377,8 +378,8 @@ class KeptOutbox:
     def create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
         """Make the logs of which nothing is here, at once. What can't be made is told where each is opened."""
         with self._lock, suppress(Refusal, OSError, PushrepError):
-            self._check_not_let_go()
-            if self.promises.is_led_here or self.promises.are_logs_outdated:
+            self._check_not_handed_over()
+            if self.election_state.is_led_here or self.election_state.are_logs_outdated:
                 return
             missing = {
                 str(tp): tp.topic_id

@@ -9,12 +9,12 @@ import errno
 import os
 from pathlib import Path
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogLocked
-from pushrep.node.promises import find_promises
+from pushrep.node.election_state import find_election_state
 from pushrep.outbox.errors import CantAdopt
 from pushrep.outbox.identity import read_identity
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
 
 
 def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
@@ -26,7 +26,7 @@ def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = R
     identity = read_identity(filesystem, directory)
     if identity is None:
         raise CantAdopt(directory, "there is no outbox in it")
-    if find_promises(directory, filesystem) is None:
+    if find_election_state(directory, filesystem) is None:
         raise CantAdopt(directory, "it never had replicas: nobody else leads it")
     target = data / identity.outbox_id
     if filesystem.exists(target):

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 from filtering import StreamMetadata
 from pushrep.errors import BadArgument
-from pushrep.kafka.shipment import DestinationLag
+from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import SegmentLog
 from pushrep.outbox.awaiting import call_in_loop
 from pushrep.outbox.batch import Receipt
@@ -142,12 +142,12 @@ class AsyncOutbox:
             if value.__class__ is bytes and key is None and not headers and timestamp_ms is None and metadata is None:
                 # The hot path of `Outbox.append` once more: a call costs half of what is done here.
                 try:
-                    lane = outbox._lanes[partition]  # noqa: SLF001 - as its own method does
+                    appender = outbox._appenders[partition]  # noqa: SLF001 - as its own method does
                     size = len(value) + outbox._overhead  # noqa: SLF001
-                    with lane.lock:
-                        if lane.room >= size:
-                            lane.room -= size
-                            batch = lane.open
+                    with appender.lock:
+                        if appender.free_bytes >= size:
+                            appender.free_bytes -= size
+                            batch = appender.open
                             values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
                             values.append(value)
                             return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]

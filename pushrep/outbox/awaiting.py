@@ -55,13 +55,13 @@ class LoopReceipts:
             futures.pop(future, None)
         if isinstance(error, asyncio.CancelledError):
             error.add_note(
-                f"the record is on its way to {batch.lane.name} and may still be delivered: await its receipt again"
+                f"the record is on its way to {batch.appender.name} and may still be delivered: await its receipt again"
             )
 
     def _seal(self) -> None:
         batches, self._to_seal = self._to_seal, {}
         for batch in batches:
-            batch.lane.want_seal(batch)
+            batch.appender.request_flush(batch)
 
     def _on_decided(self, batch: "Batch") -> None:
         """In whichever thread decides."""

@@ -23,12 +23,12 @@ from pushrep.outbox.source_order import Pair, Run
 from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
 
 if TYPE_CHECKING:
-    from pushrep.outbox.lane import Lane
+    from pushrep.outbox.partition_appender import PartitionAppender
 
 _LOG = logging.getLogger("pushrep.outbox")
 
 
-class Gate:
+class Latch:
     """Opens once. One lock and no Python inside, unlike an Event: Ctrl-C in who waits can't stop who opens."""
 
     __slots__ = ("_shut",)
@@ -50,26 +50,37 @@ class Gate:
 
 
 class Batch:
-    """Records of one partition that will be one record batch. Guarded by its lane's lock until it is decided."""
+    """Records of one partition that will be one record batch. Guarded by its appender's lock until it is decided."""
 
     __slots__ = (
-        "base_offset", "calls", "failure", "granted", "headers", "keys", "lane", "opened_ms", "runs", "seen",
-        "timestamps_ms", "values", "waiters",
+        "appender",
+        "base_offset",
+        "calls",
+        "failure",
+        "headers",
+        "keys",
+        "opened_ms",
+        "reserved_bytes",
+        "runs",
+        "seen",
+        "timestamps_ms",
+        "values",
+        "waiters",
     )  # fmt: skip
 
-    def __init__(self, lane: "Lane", opened_ms: int) -> None:
-        self.lane = lane
+    def __init__(self, appender: "PartitionAppender", opened_ms: int) -> None:
+        self.appender = appender
         self.opened_ms = opened_ms
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
         self.headers: list[Headers] = []
         self.timestamps_ms: list[int] = []
         self.runs: list[Run] = []  # upstream metadata, ascending and disjoint; what lies between is our own
-        self.granted = 0  # bytes taken from the budget
+        self.reserved_bytes = 0  # bytes taken from the budget
         self.base_offset = -1
         self.failure: tuple[BaseException, bool] | None = None  # (why, may be delivered)
         self.seen = False  # somebody was told of the failure
-        self.waiters: Gate | None = None
+        self.waiters: Latch | None = None
         self.calls: list[Callable[[], object]] = []  # who wants to be called once it is decided
 
     @property
@@ -203,21 +214,21 @@ class Batch:
             return True
         checked_timeout(timeout)
         self._refuse_in_fork()
-        gate = self.lane.hurry(self)
+        gate = self.appender.latch_for(self)
         return gate is None or gate.wait(timeout)
 
     def when_decided(self, call: Callable[[], object]) -> None:
         """`call()` once the batch is decided, in the thread that decides it; here and now if it is."""
         self._refuse_in_fork()
-        with self.lane.lock:
+        with self.appender.lock:
             if not self.decided:
                 self.calls.append(call)
                 return
         call()
 
     def _refuse_in_fork(self) -> None:
-        if os.getpid() != self.lane.owner_pid:
-            raise ForkedProcess(f"the outbox of {self.lane.name}", owner_pid=self.lane.owner_pid, pid=os.getpid())
+        if os.getpid() != (owner_pid := self.appender.owner_pid):
+            raise ForkedProcess(f"the outbox of {self.appender.name}", owner_pid=owner_pid, pid=os.getpid())
 
     def announce(self) -> None:
         """It was decided, and nothing is added to it or to `calls` any more: let everybody know who waits."""
@@ -227,7 +238,7 @@ class Batch:
             try:
                 call()
             except Exception:  # noqa: BLE001 - a caller's own mistake must not stop the writer
-                _LOG.exception("a callback of a receipt of %s failed", self.lane.name)
+                _LOG.exception("a callback of a receipt of %s failed", self.appender.name)
         self.calls = []
 
     def raise_failure(self, delivered: int = 0) -> None:
@@ -236,8 +247,8 @@ class Batch:
             self.seen = True
             cause, may_be_delivered = self.failure
             raise DeliveryFailed(
-                topic=self.lane.topic,
-                partition=self.lane.partition,
+                topic=self.appender.topic,
+                partition=self.appender.partition,
                 may_be_delivered=may_be_delivered,
                 reason=str(cause) or repr(cause),
                 delivered=delivered,
@@ -304,7 +315,7 @@ class Receipt:
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._batch.failure else "done"
-        return f"<Receipt {self._batch.lane.name} {state}>"
+        return f"<Receipt {self._batch.appender.name} {state}>"
 
 
 class ManyReceipt(Receipt):

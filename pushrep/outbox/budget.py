@@ -7,7 +7,7 @@ record costs no call here while its slice lasts.
 import threading
 from collections.abc import Callable
 
-from pushrep.seams import Clock
+from pushrep.env import Clock
 
 
 class Budget:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import LogLocked, SegmentLog
@@ -19,7 +20,6 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import log_name
 from pushrep.outbox.epoch import begin_pid_epoch
 from pushrep.outbox.identity import OutboxIdentity, identity_in
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 
 def skip_record(  # noqa: PLR0913 - what is skipped, and where the outbox stands

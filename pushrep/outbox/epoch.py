@@ -25,6 +25,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import Checkpoint, log_name, parse_log_name, read_checkpoints
@@ -32,7 +33,6 @@ from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing
 from pushrep.outbox.identity import FILE_NAME, OutboxIdentity, identity_in, read_identity, write_identity
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.records.header import OFFSET_MAX
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.outbox")
 

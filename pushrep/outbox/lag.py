@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
-from pushrep.outbox.lane_replicas import LaneReplicas
+from pushrep.outbox.partition_replicas import PartitionReplicas
 
 
 class ReplicaLag(NamedTuple):
@@ -29,11 +29,13 @@ class ReplicaLag(NamedTuple):
     age_ms: int = 0
 
 
-def lag_of(index: int, lanes: Mapping[int, LaneReplicas], logs: Mapping[int, SegmentLog], now_ms: int) -> ReplicaLag:
+def lag_of(
+    index: int, appenders: Mapping[int, PartitionReplicas], logs: Mapping[int, SegmentLog], now_ms: int
+) -> ReplicaLag:
     """Of the member `index`. now_ms: of the clock that the leaders were given."""
     records = in_sync = size_bytes = age_ms = 0
     for number, log in logs.items():
-        led = lanes[number].led
+        led = appenders[number].led
         held, since = 0, None
         if led is not None:
             with led.lock:

@@ -15,10 +15,11 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.kafka.fence import Fence
 from pushrep.kafka.progress import read_progress
-from pushrep.kafka.shipment import DestinationLag
+from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import LogClosed
 from pushrep.log.directory_files import log_name
 from pushrep.log.inspection import lock_holder, summarize
@@ -29,7 +30,6 @@ from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.shipping import holder_name
 from pushrep.outbox.status import Facts, LeadingState, MemberStatus, OutboxStatus, partitions_of, status_of
 from pushrep.push.manager import PushManager
-from pushrep.seams import REAL_FILESYSTEM
 
 _LOG = logging.getLogger("pushrep.outbox")
 

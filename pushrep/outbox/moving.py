@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
     CopyVerdict,
@@ -14,7 +15,6 @@ from pushrep.log.directory_id import (
 )
 from pushrep.log.directory_lock import take_lock
 from pushrep.outbox.errors import NotACopy, OriginalStands
-from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
 
 def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> DirectoryId:

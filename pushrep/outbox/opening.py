@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+from pushrep.env import Clock, Filesystem
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.progress import read_progress
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
@@ -23,12 +24,11 @@ from pushrep.log.directory_files import log_name
 from pushrep.log.losses import held_to, lost_behind
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import Lead, OutboxIdentity, settle_identity
-from pushrep.outbox.lane_replicas import LaneReplicas
+from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OnDiverged, ReplicaSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
 from pushrep.replication.errors import NotLeader
-from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
@@ -69,9 +69,9 @@ class Opened:
     replication: "Replication | None"
     shipping: Shipping
 
-    def replicas_of(self, log: SegmentLog) -> LaneReplicas | None:
+    def replicas_of(self, log: SegmentLog) -> PartitionReplicas | None:
         """Of its partition; None without replicas."""
-        return None if self.replication is None else self.replication.lanes.get(log.partition)
+        return None if self.replication is None else self.replication.appenders.get(log.partition)
 
 
 def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
@@ -170,9 +170,9 @@ def _lead_of(held: LogDirectory) -> Lead | None:
     """By which grant this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
     if not held.filesystem.exists(held.path / "promises.json"):
         return None
-    from pushrep.node.promises import find_promises  # noqa: PLC0415 - as above
+    from pushrep.node.election_state import find_election_state  # noqa: PLC0415 - as above
 
-    _, promises = find_promises(held.path, held.filesystem) or (None, None)
+    _, promises = find_election_state(held.path, held.filesystem) or (None, None)
     if promises is None or promises.grant is None:
         return None
     if not promises.is_led_here:

@@ -1,8 +1,8 @@
 """Outbox: the easy door for a producer service. What is appended is in a local log, in order, and stays there.
 
-    append ─▶ Lane (one per partition) ─▶ Writers ─▶ SegmentLog ─▶ Receipt
+    append ─▶ PartitionAppender (one per partition) ─▶ WriterThreads ─▶ SegmentLog ─▶ Receipt
                 │ batch begun                ▲
-                └──▶ Sealer, after linger_ms ┘          <directory>/outbox.json   who this outbox is
+                └──▶ LingerTimer, after linger_ms ┘          <directory>/outbox.json   who this outbox is
                                                         <directory>/<topic>-<n>   one log per partition
 
 Every record carries where it first lived as a 20-byte key or header, so that a reader can tell a replay: the caller's
@@ -22,9 +22,10 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.shipment import DestinationLag
+from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.outbox.batch import Receipt
 from pushrep.outbox.budget import Budget
@@ -42,10 +43,10 @@ from pushrep.outbox.errors import (
 from pushrep.outbox.forgotten import close_if_forgotten, collected
 from pushrep.outbox.identity import new_identity, read_identity
 from pushrep.outbox.lag import ReplicaLag
-from pushrep.outbox.lane import Lane
 from pushrep.outbox.opening import Opened, ToOpen, open_all
-from pushrep.outbox.pending import decided_by, flush_lanes, pending_in, tell_failure
-from pushrep.outbox.refusing import Refusing, RefusingLanes, refuse_in_forks
+from pushrep.outbox.partition_appender import PartitionAppender
+from pushrep.outbox.pending import decided_by, flush_appenders, pending_in, raise_unseen_failure
+from pushrep.outbox.refusing import Refusing, RefusingAppenders, refuse_in_forks
 from pushrep.outbox.settings import (
     BATCH_BYTES,
     BUFFER_BYTES,
@@ -61,10 +62,9 @@ from pushrep.outbox.shared import Shared
 from pushrep.outbox.shipping import check_destination
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
-from pushrep.outbox.threads import Sealer, Writers, release_sealer, sealer_for
+from pushrep.outbox.threads import LingerTimer, WriterThreads, release_sealer, sealer_for
 from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -85,7 +85,7 @@ class Outbox:
         directory: Path,
         opened: Opened,
         settings: OutboxSettings,
-        sealer: Sealer,
+        sealer: LingerTimer,
         *,
         filesystem: Filesystem,
         clock: Clock,
@@ -96,10 +96,10 @@ class Outbox:
         """The PID of records appended without metadata."""
         self._settings, self._clock, self._resources = settings, clock, ExitStack()
         self._budget = Budget(settings.buffer_bytes, clock)
-        self._writers = Writers(filesystem, directory, settings.durability)
+        self._writers = WriterThreads(filesystem, directory, settings.durability)
         shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, sealer.opened)
-        self._all_lanes = [Lane(log, shared, store, opened.replicas_of(log)) for log, store in logs]
-        self._lanes: Mapping[int, Lane] = {lane.partition: lane for lane in self._all_lanes}
+        self._all_appenders = [PartitionAppender(log, shared, store, opened.replicas_of(log)) for log, store in logs]
+        self._appenders: Mapping[int, PartitionAppender] = {one.partition: one for one in self._all_appenders}
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
         self.owner_pid = os.getpid()
@@ -109,7 +109,7 @@ class Outbox:
         self._closed = True  # until all of it runs
         self._writers.start()
         if replication is not None:
-            replication.watch(self._all_lanes)
+            replication.watch(self._all_appenders)
         refuse_in_forks(self)
         close_if_forgotten(self)
         self._closed = False
@@ -245,10 +245,10 @@ class Outbox:
             sealer = sealer_for(settings.linger_ms, clock)
             resources.callback(release_sealer, sealer)
             outbox = cls(directory, open_all(resources, asked), settings, sealer, filesystem=filesystem, clock=clock)
-            leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_lanes, filesystem)
+            leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_appenders, filesystem)
             outbox.facts.shipping.when_head_was_cut(leap)
             if asked.on_diverged is OnDiverged.REFUSE:
-                outbox.facts.shipping.when_diverged(partial(_refuse_appends, outbox._all_lanes))
+                outbox.facts.shipping.when_diverged(partial(_refuse_appends, outbox._all_appenders))
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
             serve_control(outbox._resources, outbox.facts, filesystem)
             return outbox
@@ -293,7 +293,7 @@ class Outbox:
         `OutboxClosed`, `ForkedProcess`; `OutboxDiverged`, `DestinationAhead` once shipping has found that (see `open`).
         """
         try:
-            lane = self._lanes[partition]
+            appender = self._appenders[partition]
         except (KeyError, TypeError):
             self._no_partition(partition)
         # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
@@ -301,28 +301,28 @@ class Outbox:
         if value.__class__ is bytes and key is None and not headers:
             size = len(value) + self._overhead  # bytes, by its class
             if metadata is None and timestamp_ms is None:
-                with lane.lock:
-                    if lane.room >= size:
-                        lane.room -= size
-                        batch = lane.open
+                with appender.lock:
+                    if appender.free_bytes >= size:
+                        appender.free_bytes -= size
+                        batch = appender.open
                         values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
                         values.append(value)
                         return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
             else:
                 self._rules.check_position(timestamp_ms, metadata)
-                with lane.lock:
-                    if lane.room >= size:
-                        receipt = lane.add_within_room(value, timestamp_ms, metadata)
-                        lane.room -= size
+                with appender.lock:
+                    if appender.free_bytes >= size:
+                        receipt = appender.add_within_free_bytes(value, timestamp_ms, metadata)
+                        appender.free_bytes -= size
                         return receipt
         record = self._rules.one(value, key, headers, timestamp_ms, metadata)
         deadline_ms: int | None = None
         while True:
-            with lane.lock:
-                taken = lane.add_one(record)
+            with appender.lock:
+                taken = appender.add_one(record)
             if taken is not None:
                 return taken
-            deadline_ms = self._wait_for_room(record.size_bytes, deadline_ms, block=block)
+            deadline_ms = self._wait_for_free_bytes(record.size_bytes, deadline_ms, block=block)
 
     def append_many(  # noqa: PLR0913 - the records' columns
         self,
@@ -342,7 +342,7 @@ class Outbox:
         Raises as `append` does; `RecordRefused` also if the records exceed `buffer_bytes` together, or there are none.
         """
         try:
-            lane = self._lanes[partition]
+            appender = self._appenders[partition]
         except (KeyError, TypeError):
             self._no_partition(partition)
         columns = self._rules.many(values, keys, headers, timestamps_ms, metadata)
@@ -353,10 +353,10 @@ class Outbox:
             )
         deadline_ms: int | None = None
         while not self._budget.try_take(size, size):
-            deadline_ms = self._wait_for_room(size, deadline_ms, block=block)
+            deadline_ms = self._wait_for_free_bytes(size, deadline_ms, block=block)
         try:
-            with lane.lock:
-                return lane.add_many(columns)
+            with appender.lock:
+                return appender.add_many(columns)
         except BaseException:
             self._budget.give(size)
             raise
@@ -367,13 +367,13 @@ class Outbox:
         Kept beside the log, and raised when a batch is written. Failed and waiting records do not count. It answers for
         every PID, this outbox's own of earlier epochs among them. Raises `PartitionStopped` if the log was cut.
         """
-        lanes = self._lanes
-        return lanes[partition % self.identity.partitions].last_position(pid, partition)
+        appenders = self._appenders
+        return appenders[partition % self.identity.partitions].last_position(pid, partition)
 
     def log(self, partition: int) -> SegmentLog:
         """The partition's log, for reading; append through the outbox only, which seals offsets into the keys."""
         try:
-            return self._lanes[partition].log
+            return self._appenders[partition].log
         except (KeyError, TypeError):
             self._no_partition(partition)
 
@@ -399,9 +399,9 @@ class Outbox:
         Raises `DeliveryFailed` for the first failure that no receipt was asked about, `ReceiptTimeout`.
         """
         checked_timeout(timeout)
-        lanes = list(self._lanes.values())
+        appenders = list(self._appenders.values())
         try:
-            flush_lanes(lanes, timeout)
+            flush_appenders(appenders, timeout)
         except LogClosed:  # `close` came meanwhile, and has flushed it
             raise OutboxClosed(self.directory) from None
 
@@ -419,14 +419,14 @@ class Outbox:
                 return
             self._closed = True
         closed = OutboxClosed(self.directory)
-        self._lanes = RefusingLanes(lambda: OutboxClosed(self.directory))
-        for lane in self._all_lanes:
-            lane.refuse(lambda: OutboxClosed(self.directory))
+        self._appenders = RefusingAppenders(lambda: OutboxClosed(self.directory))
+        for appender in self._all_appenders:
+            appender.refuse(lambda: OutboxClosed(self.directory))
         deadline = monotonic() + self._settings.close_timeout_s
-        late = not decided_by(deadline, pending_in(self._all_lanes))
-        for lane in self._all_lanes:
-            lane.give_up(closed)
-        if not self._writers.stop(self._all_lanes, _GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
+        late = not decided_by(deadline, pending_in(self._all_appenders))
+        for appender in self._all_appenders:
+            appender.give_up(closed)
+        if not self._writers.stop(self._all_appenders, _GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
             # A writer hangs in the disk: closing its log would hang as well. The lock stays with this process.
             if self.facts.replication is not None:
                 self.facts.replication.close()
@@ -434,7 +434,7 @@ class Outbox:
         try:
             self._resources.close()
         finally:
-            tell_failure(self._all_lanes)  # lost records are the worse news
+            raise_unseen_failure(self._all_appenders)  # lost records are the worse news
 
     @property
     def is_closed(self) -> bool:
@@ -443,7 +443,7 @@ class Outbox:
 
     def pending_records(self) -> int:
         """How many records were appended and are not decided yet."""
-        return sum(len(batch.values) for batch in pending_in(self._all_lanes))
+        return sum(len(batch.values) for batch in pending_in(self._all_appenders))
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and os.getpid() == self.owner_pid:
@@ -451,7 +451,7 @@ class Outbox:
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
-        self._lanes, self.facts = RefusingLanes(self._forked), cast("Facts", Refusing(self._forked))
+        self._appenders, self.facts = RefusingAppenders(self._forked), cast("Facts", Refusing(self._forked))
 
     def _forked(self) -> ForkedProcess:
         return ForkedProcess(f"the outbox in {self.directory}", owner_pid=self.owner_pid, pid=os.getpid())
@@ -469,13 +469,13 @@ class Outbox:
                 raise
             error.add_note(f"and closing the outbox: {failure}")  # what went wrong first is the caller's to see
 
-    def _wait_for_room(self, size: int, deadline_ms: int | None, *, block: bool) -> int:
+    def _wait_for_free_bytes(self, size: int, deadline_ms: int | None, *, block: bool) -> int:
         """Back-pressure: returns the deadline once `size` bytes were free; raises `BufferFull` behind it."""
         block_ms = self._settings.block_ms if block else 0
         if deadline_ms is None:
             deadline_ms = self._clock.monotonic_ms() + block_ms
-        for lane in self._all_lanes:
-            lane.want_seal()  # what lingers holds room, too
+        for appender in self._all_appenders:
+            appender.request_flush()  # what lingers holds room, too
         if not self._budget.wait_for(size, deadline_ms):
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=block_ms)
         return deadline_ms
@@ -490,13 +490,15 @@ class Outbox:
         ) from None
 
 
-def _refuse_appends(lanes: Iterable[Lane], refusal: Exception) -> None:
+def _refuse_appends(appenders: Iterable[PartitionAppender], refusal: Exception) -> None:
     """What was taken is sealed; it and everything before stays in the log. Holds no outbox: one may be collected."""
-    for lane in lanes:
-        lane.refuse(lambda: refusal)
+    for appender in appenders:
+        appender.refuse(lambda: refusal)
 
 
-def _begin_pid_epoch(opened: "weakref.ref[Outbox]", lanes: Sequence[Lane], filesystem: Filesystem, why: str) -> None:
+def _begin_pid_epoch(
+    opened: "weakref.ref[Outbox]", appenders: Sequence[PartitionAppender], filesystem: Filesystem, why: str
+) -> None:
     """What is sealed from now on is under another PID. With replicas from the next opening on: a grant carries it."""
     outbox = opened()
     if outbox is None:
@@ -510,5 +512,5 @@ def _begin_pid_epoch(opened: "weakref.ref[Outbox]", lanes: Sequence[Lane], files
         _LOG.warning("%s has replicas, so its new PID begins with its next opening", outbox.directory)
         return
     outbox.identity, outbox.pid = identity, identity.pid
-    for lane in lanes:
-        lane.go_on_as(identity.pid)
+    for appender in appenders:
+        appender.go_on_as(identity.pid)

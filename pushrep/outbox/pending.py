@@ -5,12 +5,12 @@ from time import monotonic
 
 from pushrep.outbox.batch import Batch
 from pushrep.outbox.errors import ReceiptTimeout
-from pushrep.outbox.lane import Lane
+from pushrep.outbox.partition_appender import PartitionAppender
 
 
-def pending_in(lanes: Iterable[Lane]) -> list[Batch]:
+def pending_in(appenders: Iterable[PartitionAppender]) -> list[Batch]:
     """Every batch that is not decided yet."""
-    return [batch for lane in lanes for batch in lane.pending()]
+    return [batch for appender in appenders for batch in appender.pending()]
 
 
 def decided_by(deadline_s: float | None, batches: Iterable[Batch]) -> bool:
@@ -18,20 +18,20 @@ def decided_by(deadline_s: float | None, batches: Iterable[Batch]) -> bool:
     return all(batch.wait(None if deadline_s is None else max(0.0, deadline_s - monotonic())) for batch in batches)
 
 
-def tell_failure(lanes: Iterable[Lane]) -> None:
+def raise_unseen_failure(appenders: Iterable[PartitionAppender]) -> None:
     """Raise `DeliveryFailed` for the first failure that no receipt was asked about; the others count as told."""
-    failed = [batch for lane in lanes if (batch := lane.unseen_failure()) is not None]
+    failed = [batch for appender in appenders if (batch := appender.unseen_failure()) is not None]
     for batch in failed:
         batch.raise_failure()
 
 
-def flush_lanes(lanes: Sequence[Lane], timeout: float | None) -> None:
+def flush_appenders(appenders: Sequence[PartitionAppender], timeout: float | None) -> None:
     """Return when everything appended before is on disk. Raises `DeliveryFailed`, `ReceiptTimeout`, `LogClosed`."""
-    for lane in lanes:
-        lane.want_seal()
+    for appender in appenders:
+        appender.request_flush()
     deadline_s = None if timeout is None else monotonic() + timeout
-    if not decided_by(deadline_s, pending_in(lanes)) and timeout is not None:
+    if not decided_by(deadline_s, pending_in(appenders)) and timeout is not None:
         raise ReceiptTimeout(timeout)
-    tell_failure(lanes)
-    for lane in lanes:
-        lane.log.flush()
+    raise_unseen_failure(appenders)
+    for appender in appenders:
+        appender.log.flush()

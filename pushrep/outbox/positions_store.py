@@ -10,8 +10,8 @@
     32  the positions as HighwaterMarks (docs/formats/marks.md)
     ..  CRC-32C u32 of all before
 
-A store derived from the log (pushrep/log/derived.py). The lane notes what it wrote, with the positions that it knows
-anyway; they count once the log has flushed that far. Only what nobody noted is read from the log.
+A store derived from the log (pushrep/log/derived.py). The appender adds what it wrote, with the positions that it
+knows anyway; they count once the log has flushed that far. Only what nobody added is read from the log.
 """
 
 import logging
@@ -25,11 +25,11 @@ from typing import NamedTuple
 import google_crc32c
 
 from filtering import FilteringError, HighwaterMarks
+from pushrep.env import Filesystem, read_whole, write_atomic
 from pushrep.errors import PushrepError
 from pushrep.outbox.positions import highest_positions
 from pushrep.outbox.source_order import Pair
 from pushrep.records import RecordBatch
-from pushrep.seams import Filesystem, read_whole, write_atomic
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -90,7 +90,7 @@ def decode_positions(data: bytes, carrier: str) -> Positions:
 
 
 class PositionsStore:
-    """One partition's. Thread-safe; `positions` of a lane begin as a copy of what it knows."""
+    """One partition's. Thread-safe; `positions` of an appender begin as a copy of what it knows."""
 
     name = POSITIONS_NAME
 
@@ -131,7 +131,7 @@ class PositionsStore:
         """The log is open; what is noted from now on counts as it is flushed."""
         self._flushed = flushed_offset
 
-    def note(self, start: int, end: int, leader_epoch: int, highest: Iterable[tuple[Pair, int]]) -> None:
+    def add(self, start: int, end: int, leader_epoch: int, highest: Iterable[tuple[Pair, int]]) -> None:
         """Records [start, end) were written; the highest source offset of each pair in them."""
         with self._lock:
             self._ahead.append(_Noted(start, end, leader_epoch, list(highest)))
@@ -140,7 +140,7 @@ class PositionsStore:
     def dispatch(self, batch: RecordBatch) -> None:
         with self._lock:
             highest = highest_positions([batch], self._carrier)
-            self._take(batch.header.next_offset, batch.header.leader_epoch, highest.items())
+            self._raise_to(batch.header.next_offset, batch.header.leader_epoch, highest.items())
 
     def cut_to(self, offset: int) -> None:
         """Everything is forgotten: of a pair only the highest offset is known, not what was highest before."""
@@ -174,9 +174,9 @@ class PositionsStore:
         while self._ahead and self._ahead[0].end <= flushed and self._ahead[0].start <= self._known.end_offset:
             noted = self._ahead.popleft()
             if noted.end > self._known.end_offset:
-                self._take(noted.end, noted.leader_epoch, noted.highest)
+                self._raise_to(noted.end, noted.leader_epoch, noted.highest)
 
-    def _take(self, end: int, leader_epoch: int, highest: Iterable[tuple[Pair, int]]) -> None:
+    def _raise_to(self, end: int, leader_epoch: int, highest: Iterable[tuple[Pair, int]]) -> None:
         known = self._known.highest
         for pair, offset in highest:
             if known.get(pair, -1) < offset:

@@ -1,6 +1,6 @@
 """Promotion: a replica becomes the leader, by an operator's command or an embedder's call; all partitions of an outbox.
 
-    its node lets go ─▶ lock ─▶ Candidacy: look and compare ─▶ number and grant on N - m + 1 members ─▶ compare again
+    its node lets go ─▶ lock ─▶ Election: look and compare ─▶ number and grant on N - m + 1 members ─▶ compare again
                      ─▶ fetch (catch_up) ─▶ begin
                         with accept_loss, if fewer answer: a forced grant, which says what was accepted; another
                         generation and another PID epoch begin with what lies here
@@ -22,15 +22,16 @@ from uuid import UUID
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogLocked, LogPoisoned
 from pushrep.node import LastContact, NodeSettings
-from pushrep.node.asking import tp_of
-from pushrep.node.candidacy import Candidacy
-from pushrep.node.promises import NO_MEMBER, PromiseKeeper, Promises, find_promises
+from pushrep.node.election import Election
+from pushrep.node.election_state import NO_MEMBER, ElectionState, ElectionStateStore, find_election_state
+from pushrep.node.member_clients import tp_of
+from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CantPromote
-from pushrep.outbox.letting_go import NEVER, borrowed
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.repairing import Repairs
 from pushrep.push.replica_client import ReplicaClient
@@ -57,7 +58,6 @@ from pushrep.replication.grants import (
     next_ballot,
     next_generation,
 )
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -141,13 +141,13 @@ def promote(  # noqa: PLR0913 - an operator's choices
     with what to do, CorruptNodeFile, LogPoisoned, OSError.
     """
     directory = Path(directory)
-    found = find_promises(directory, filesystem)
+    found = find_election_state(directory, filesystem)
     if found is None or found[1].grant is None:
         raise CantPromote(directory, "no outbox was ever led from or pushed to it: give <data>/<outbox id> of a node")
     outbox_id = found[0]
     leader_alive_ms = 0 if depose else leader_alive_ms
     with ExitStack() as stack:
-        told = stack.enter_context(borrowed(directory, outbox_id))
+        told = stack.enter_context(handed_over(directory, outbox_id))
         last_contact = last_contact or told
         taking = Retrying(
             retry=retry_if_exception_type(CantPromote),
@@ -155,15 +155,15 @@ def promote(  # noqa: PLR0913 - an operator's choices
             wait=wait_fixed(0.05),
             reraise=True,
         )
-        held = taking(_take, directory, filesystem, clock)
+        held = taking(_open_directory, directory, filesystem, clock)
         stack.callback(held.release)
         held.refuse_copy()
-        keeper = PromiseKeeper(directory, outbox_id, filesystem)
+        keeper = ElectionStateStore(directory, outbox_id, filesystem)
         keeper.set_logs_aside(held)
         stack.callback(_forget_member, keeper, keeper.kept)
         kept = _settle_member(keeper, directory, member)
         logs = _open_logs(stack, directory, kept, log_config, filesystem, clock)
-        candidacy = Candidacy(
+        candidacy = Election(
             keeper,
             logs,
             push or PushSettings(),
@@ -206,7 +206,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
 
 
 def _begun(
-    candidacy: Candidacy, done: "_Granted", directory: Path, last_contact_ms: int, repaired: _Repaired
+    candidacy: Election, done: "_Granted", directory: Path, last_contact_ms: int, repaired: _Repaired
 ) -> Promotion:
     grant = done.grant
     ends = tuple(_ends_of(candidacy))
@@ -240,14 +240,14 @@ def _repair(
         replica = Replica(one.index, Address.parse(one.address))
         try:
             with ReplicaClient(replica.address, push) as client:
-                repairs.look(replica, client, lambda: False)
+                repairs.repair(replica, client, lambda: False)
         except ReplicaUnreachable as error:
             _LOG.warning("%s can repair nothing here: %s", replica, error)
     left = scrub.status.findings
     return tuple(f"{one.log}/{one.segment} from offset {one.offset} on: {one.reason}" for one in left), is_read
 
 
-def _take(directory: Path, filesystem: Filesystem, clock: Clock) -> LogDirectory:
+def _open_directory(directory: Path, filesystem: Filesystem, clock: Clock) -> LogDirectory:
     try:
         held = LogDirectory.acquire(directory, filesystem, clock)
     except LogLocked as error:
@@ -258,7 +258,7 @@ def _take(directory: Path, filesystem: Filesystem, clock: Clock) -> LogDirectory
     return held
 
 
-def _settle_member(keeper: PromiseKeeper, directory: Path, member: int | None) -> Promises:
+def _settle_member(keeper: ElectionStateStore, directory: Path, member: int | None) -> ElectionState:
     kept = keeper.kept
     assert kept.grant is not None, "it was looked at before"
     if member is not None and member not in kept.grant.indexes:
@@ -273,7 +273,7 @@ def _settle_member(keeper: PromiseKeeper, directory: Path, member: int | None) -
     return keeper.kept
 
 
-def _forget_member(keeper: PromiseKeeper, before: Promises) -> None:
+def _forget_member(keeper: ElectionStateStore, before: ElectionState) -> None:
     """An index that was said, and that nothing was promised under, may be said otherwise the next time."""
     if keeper.kept == replace(before, member=keeper.kept.member):
         keeper.keep(before)
@@ -282,7 +282,7 @@ def _forget_member(keeper: PromiseKeeper, before: Promises) -> None:
 def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on
     stack: ExitStack,
     directory: Path,
-    kept: Promises,
+    kept: ElectionState,
     config: LogConfig | None,
     filesystem: Filesystem,
     clock: Clock,
@@ -369,7 +369,7 @@ class _ListChange(NamedTuple):
 _SAME_LIST = _ListChange()
 
 
-def _without(candidacy: Candidacy, lost: frozenset[int], new: Sequence[str]) -> _ListChange:
+def _without(candidacy: Election, lost: frozenset[int], new: Sequence[str]) -> _ListChange:
     kept, directory = candidacy.keeper.kept.grant, candidacy.keeper.directory
     assert kept is not None, "it was looked at before"
     if unknown := lost - kept.indexes:
@@ -383,7 +383,7 @@ def _without(candidacy: Candidacy, lost: frozenset[int], new: Sequence[str]) -> 
 
 
 def _with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
-    candidacy: Candidacy,
+    candidacy: Election,
     last_contact_ms: int,
     *,
     catch_up: bool,
@@ -397,7 +397,7 @@ def _with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     """
     kept = candidacy.keeper.kept.grant
     assert kept is not None, "it was looked at before"
-    found, own = candidacy.look(kept, timeout_s), candidacy.own()
+    found, own = candidacy.describe_members(kept, timeout_s), candidacy.own()
     for partition, log in own.logs.items():
         if log.why_unfit is not None:
             raise LogNotFit(partition, log.why_unfit)
@@ -464,26 +464,26 @@ def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[
 
 
 def _fetches(own: MemberAnswer, found: Mapping[int, MemberAnswer], *, catch_up: bool, is_anothers: bool) -> list[Fetch]:
-    """What has to be cut and fetched. is_anothers: another led since, so what was ungranted here is set aside."""
+    """What has to be cut and fetched. is_anothers: another led since, so what was unfenced here is set aside."""
     fetches = []
     for partition, log in own.logs.items():
         held = [(one.logs[partition], index) for index, one in found.items() if one.counts and partition in one.logs]
         theirs, index = max(held, key=lambda pair: pair[0].granted, default=(log, own.index))
-        kept = without_ungranted(log.log, log.ungranted)
+        kept = without_ungranted(log.log, log.unfenced)
         if theirs.granted <= log.granted:
-            if is_anothers and log.ungranted is not None:
+            if is_anothers and log.unfenced is not None:
                 fetches.append(Fetch(partition, own.index, kept.log_end_offset, log.granted))
             continue
         if not catch_up:
             raise NotAhead(partition=partition, own=log.granted, member=index, theirs=theirs.granted)
-        at = common_end(kept, without_ungranted(theirs.log, theirs.ungranted))
+        at = common_end(kept, without_ungranted(theirs.log, theirs.unfenced))
         if at < max(log.high_watermark, theirs.log.log_start_offset):
             raise LogNotFit(partition, f"it agrees with member {index} only up to {at}: promote that one")
         fetches.append(Fetch(partition, index, at, theirs.granted))
     return fetches
 
 
-def _ends_of(candidacy: Candidacy) -> Iterable[PartitionEnds]:
+def _ends_of(candidacy: Election) -> Iterable[PartitionEnds]:
     for number, log in sorted(candidacy.own().logs.items()):
         yield PartitionEnds(number, log.granted.epoch, log.high_watermark, log.log.log_end_offset)
 
@@ -503,5 +503,5 @@ def _loss(ends: Iterable[PartitionEnds], last_contact_ms: int, absent: Iterable[
 
 def outbox_id_of(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> UUID | None:
     """Which outbox the member in `directory` belongs to; None where there is none. Raises CorruptNodeFile."""
-    found = find_promises(directory, filesystem)
+    found = find_election_state(directory, filesystem)
     return None if found is None else found[0]

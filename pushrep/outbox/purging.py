@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.kafka.progress import ShippingProgress, read_progress
 from pushrep.log import LogConfig, LogLocked, SegmentLog, list_logs
@@ -17,7 +18,6 @@ from pushrep.log.directory_files import log_name
 from pushrep.log.keeping import NeededFrom
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 
 def purge_open(logs: Mapping[int, SegmentLog], arguments: Mapping[str, Any]) -> list[dict[str, Any]]:

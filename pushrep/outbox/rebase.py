@@ -21,12 +21,13 @@ from itertools import islice
 from pathlib import Path
 
 from filtering import METADATA_HEADER, StreamMetadata
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import RebaseRefused
 from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.progress import PartitionProgress, Rebase, ShippingProgress, Skip, read_progress, write_progress
 from pushrep.kafka.resume import RecordOrigin
-from pushrep.kafka.shipment import Shipment
+from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import ShippedLog
 from pushrep.kafka.topic import look_at_topic
 from pushrep.kafka.topic_contents import TopicContents, read_contents
@@ -38,7 +39,6 @@ from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.settings import Acks
 from pushrep.outbox.shipping import origin_of
 from pushrep.records import Record
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 _RECORDS_AT_ONCE = 500
 
@@ -108,7 +108,7 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
     facts = look_at_topic(destination, topic)
     origin = origin_of(identity, known.values())
     # Under another epoch, so that a log that went back is read from its start, and refused by nobody.
-    shipment = Shipment(logs, progress, identity.pid_epoch + 1, clock)
+    shipment = SinkState(logs, progress, identity.pid_epoch + 1, clock)
     contents = asyncio.run(read_contents(destination, facts, shipment, origin))
     plan, partitions = {}, {}
     for log in logs:

@@ -1,4 +1,4 @@
-"""Refusal before any lock: what stands in for the lanes of an outbox that was closed, or forked.
+"""Refusal before any lock: what stands in for the appenders of an outbox that was closed, or forked.
 
 In a forked child there are no writers, and any lock may have been held at the moment of the fork: so a child must be
 refused before it takes one, and without a price for the hot path.
@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-from pushrep.outbox.lane import Lane
+from pushrep.outbox.partition_appender import PartitionAppender
 
 
 class Disownable(Protocol):
@@ -20,14 +20,14 @@ class Disownable(Protocol):
         ...
 
 
-class RefusingLanes(dict[int, Lane]):
+class RefusingAppenders(dict[int, PartitionAppender]):
     """Every look-up raises what `refusal()` makes."""
 
     def __init__(self, refusal: Callable[[], Exception]) -> None:
         super().__init__()
         self._refusal = refusal
 
-    def __getitem__(self, partition: int) -> Lane:
+    def __getitem__(self, partition: int) -> PartitionAppender:
         raise self._refusal()
 
     def values(self) -> NoReturn:

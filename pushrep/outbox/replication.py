@@ -1,6 +1,6 @@
 """An outbox's replicas as a whole: who leads, by which grant, what is pushed, how far they are.
 
-    open    ─▶ Candidacy: look, take a number, grant, fetch ─▶ PID epoch ─▶ start: Leading, wait for enough in sync
+    open    ─▶ Election: look, take a number, grant, fetch ─▶ PID epoch ─▶ start: Leading, wait for enough in sync
                └ too few answer: with ALL no record is taken, with LOCAL they go under a number without a grant;
                  `watch` looks on in the background until it leads
     while open ─▶ a tick fails what waits for longer than delivery_timeout_ms
@@ -18,18 +18,19 @@ from functools import partial
 from time import monotonic
 from uuid import UUID
 
+from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.flusher import Tick
-from pushrep.node.asking import tp_of
-from pushrep.node.candidacy import Candidacy, Change, too_few
-from pushrep.node.promises import NO_MEMBER, PromiseKeeper
+from pushrep.node.election import Change, Election, too_few
+from pushrep.node.election_state import NO_MEMBER, ElectionStateStore
+from pushrep.node.member_clients import tp_of
 from pushrep.outbox.errors import NotEnoughReplicas, NotReplicatedInTime, OutboxClosed
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.lag import ReplicaLag, lag_of
-from pushrep.outbox.lane import Lane
-from pushrep.outbox.lane_replicas import LaneReplicas, holding_back, standing_still
+from pushrep.outbox.partition_appender import PartitionAppender
+from pushrep.outbox.partition_replicas import PartitionReplicas, holding_back, standing_still
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.settings import ReplicaSettings
 from pushrep.push.errors import MayStillBeDelivered, ReplicaUnreachable
@@ -42,7 +43,6 @@ from pushrep.replication.candidate import Purpose
 from pushrep.replication.errors import TooFewMembers
 from pushrep.replication.grants import Grant, Member, are_rivals, next_ballot
 from pushrep.replication.leader import PartitionLeader
-from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.outbox")
 _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits
@@ -70,16 +70,16 @@ class Replication:
         self._stores = {log.partition: store for log, store in logs}
         self._logs = {log.partition: log for log, _ in logs}
         self._push = settings.push or PushSettings()
-        self._keeper = PromiseKeeper(held.path, UUID(identity.outbox_id), held.filesystem)
+        self._keeper = ElectionStateStore(held.path, UUID(identity.outbox_id), held.filesystem)
         if self._keeper.kept.member == NO_MEMBER:
             self._keeper.keep(replace(self._keeper.kept, member=identity.member))
-        self._candidacy = Candidacy(
+        self._election = Election(
             self._keeper, self._logs, self._push, addresses=dict(identity.replicas), fetched=self._fetched, clock=clock
         )
         self._grant: Grant | None = None
         self._leading: Leading | None = None
         self._learners: dict[int, Replica] = {}
-        self.own_lanes: Sequence[Lane] = ()
+        self.own_appenders: Sequence[PartitionAppender] = ()
         self._changing = threading.Lock()
         self.step_lock = threading.Lock()
         """Held for a step of a change of members (member_changes.py): one that comes second sees what the first did."""
@@ -89,8 +89,8 @@ class Replication:
         self._shown = False  # a replica showed its directory since that was looked at
         self._threads: list[threading.Thread] = []
         self._tick: Tick | None = None
-        self.lanes: Mapping[int, LaneReplicas] = {
-            n: LaneReplicas(
+        self.appenders: Mapping[int, PartitionReplicas] = {
+            n: PartitionReplicas(
                 f"{log.topic}-{n}",
                 needs_all=settings.needs_all,
                 min_insync_replicas=identity.min_insync_replicas,
@@ -128,21 +128,21 @@ class Replication:
             self.open()  # every member knows it before a record of that PID is anywhere
         if self._grant is None:
             if not self.needs_all:
-                self._candidacy.begin_ungranted()
+                self._election.begin_unfenced()
             return
         self._lead(self._grant)
         self._wait_for_members(started, self._settings.open_timeout_s)
 
-    def watch(self, lanes: Sequence[Lane]) -> None:
+    def watch(self, appenders: Sequence[PartitionAppender]) -> None:
         """From now on fail what waits in them for longer than `delivery_timeout_ms`; lead, if it could not yet."""
-        self.own_lanes = lanes
+        self.own_appenders = appenders
         if self.needs_all:
             every_s = min(_TICK_MAX_S, self._settings.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
             self._tick = Tick(max(1, int(every_s * 1000)), self._expire_late)
         if self._grant is None:
             self._thread("pushrep-look", self._look_on)
         elif self._grant.is_led_alone:
-            self._thread("pushrep-settle", self._settle)
+            self._thread("pushrep-settle", self._end_solo_lead)
 
     def close(self) -> None:
         """End the sessions and the threads. A second call does nothing."""
@@ -194,7 +194,7 @@ class Replication:
     def lag_by_index(self) -> dict[int, ReplicaLag]:
         """By the member's index."""
         now_ms = self._clock.monotonic_ms()
-        return {one.index: lag_of(one.index, self.lanes, self._logs, now_ms) for one in self._replicas()}
+        return {one.index: lag_of(one.index, self.appenders, self._logs, now_ms) for one in self._replicas()}
 
     # -- changing members ------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Replication:
         grant = self.change_members(lambda newest, epoch: newest.without_address(epoch, index))
         replicas = tuple(one for one in self._identity.replicas if one[0] != index)
         self._identity = replace(self._identity, replicas=replicas)
-        self._candidacy.forget_address(index)
+        self._election.forget_address(index)
         return grant
 
     def shows_another_directory(self, index: int) -> bool:
@@ -253,12 +253,12 @@ class Replication:
         """
         with self._changing:
             grant = self._keeper.kept.grant or self._first()
-            looked = self._candidacy.look(grant, self._settings.open_timeout_s)
+            looked = self._election.describe_members(grant, self._settings.open_timeout_s)
             found = {index: answer for index, answer in looked.items() if answer.grant is not None}
             refusal = too_few(grant, self._identity.member, found) or self._why_not_leading()
             if refusal is not None:
                 raise refusal
-            with standing_still(self.lanes.values()), holding_back(self.lanes.values()):
+            with standing_still(self.appenders.values()), holding_back(self.appenders.values()):
                 granted, started = self._hand_over(change), monotonic()
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else only once that is settled
                     self._wait_for_members(started, self._settings.open_timeout_s if wait_s is None else wait_s)
@@ -273,7 +273,7 @@ class Replication:
             grant = self.grant
             if grant is None or self._why_not_leading() is not None:
                 return False
-            found = self._candidacy.look(grant, min(_ASK_S, self._settings.open_timeout_s))
+            found = self._election.describe_members(grant, min(_ASK_S, self._settings.open_timeout_s))
         shown = {index: one.grant for index, one in found.items() if one.grant is not None}
         if any(one.rank > grant.rank or are_rivals(one.generation, grant.generation) for one in shown.values()):
             return False
@@ -284,19 +284,19 @@ class Replication:
     def _why_not_leading(self) -> Exception | None:
         if self._stop.is_set():
             return OutboxClosed(self._keeper.directory)
-        for lane in self.lanes.values():
-            if lane.failure is not None or lane.led is None:
-                return lane.failure or NotEnoughReplicas(self._identity.topic, in_sync=1, needed=lane.needed)
-            if lane.led.resigned is not None:
-                return lane.led.resigned
+        for appender in self.appenders.values():
+            if appender.failure is not None or appender.led is None:
+                return appender.failure or NotEnoughReplicas(self._identity.topic, in_sync=1, needed=appender.needed)
+            if appender.led.resigned is not None:
+                return appender.led.resigned
         return None
 
     def _hand_over(self, change: Change) -> Grant:
         assert self._leading is not None, "it leads"
         waiting = self._leading.hand_over()
         self._leading = self._grant = None
-        for lane in self.lanes.values():
-            lane.led = None
+        for appender in self.appenders.values():
+            appender.led = None
         try:
             self._grant = self._run(change)
             leading = self._lead(self._grant)
@@ -305,7 +305,7 @@ class Replication:
                 for _, callback in of_partition:
                     callback(MayStillBeDelivered(f"the members could not be changed: {error}"))
             if not self.needs_all and isinstance(error, TooFewMembers):
-                self._candidacy.begin_ungranted()
+                self._election.begin_unfenced()
             self._thread("pushrep-look", self._look_on)
             raise
         for number, of_partition in waiting.items():
@@ -318,7 +318,7 @@ class Replication:
     def _run(self, change: Change, *, may_cut: bool = True) -> Grant:
         first = self._first() if self._keeper.kept.grant is None else None
         timeout_s = self._settings.open_timeout_s
-        return self._candidacy.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut)
+        return self._election.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut)
 
     def _first(self) -> Grant:
         """Of an outbox that nobody has led yet."""
@@ -345,7 +345,7 @@ class Replication:
         return replace(base.renewed(epoch, self._identity.member), members=members, pid_epoch=pid_epoch)
 
     def _lead(self, grant: Grant) -> Leading:
-        self._candidacy.begin(grant)
+        self._election.begin(grant)
         self._grant = grant
         leading = Leading(
             grant.outbox_id,
@@ -360,8 +360,8 @@ class Replication:
         self._leading = leading
         leading.on_directory = partial(self._see_directory, grant, leading)
         leading.start()
-        for number, lane in self.lanes.items():
-            lane.needed, lane.led = grant.min_insync_replicas, leading.partitions[number]
+        for number, appender in self.appenders.items():
+            appender.needed, appender.led = grant.min_insync_replicas, leading.partitions[number]
         if leading.directories:  # shown before it was led here: that was too early to see to it
             self._see_directory(grant, leading)
         return leading
@@ -440,14 +440,14 @@ class Replication:
                 with self._changing:
                     is_leading = self._lead_if_enough()
                 if is_leading:
-                    self._settle()
+                    self._end_solo_lead()
                     return
         except (OSError, PushrepError) as error:
             _LOG.error("can't lead, open the outbox again: %s", error)
-            for lane in self.lanes.values():
-                lane.failure = error
+            for appender in self.appenders.values():
+                appender.failure = error
 
-    def _settle(self) -> None:
+    def _end_solo_lead(self) -> None:
         """End the time in which this member leads alone, as soon as enough others hold everything."""
         while not self._stop.wait(_LOOK_AGAIN_S):
             try:
@@ -464,7 +464,7 @@ class Replication:
 
     def _lead_if_enough(self) -> bool:
         grant = self._keeper.kept.grant or self._first()
-        found = self._candidacy.look(grant, self._settings.open_timeout_s)
+        found = self._election.describe_members(grant, self._settings.open_timeout_s)
         is_led_by_another = any(
             one.grant is not None and one.grant.rank > grant.rank and one.grant.leader != grant.leader
             for one in found.values()
@@ -473,10 +473,10 @@ class Replication:
         if self._stop.is_set() or not is_enough:
             return False
         try:
-            with standing_still(self.lanes.values()):
+            with standing_still(self.appenders.values()):
                 granted = self._run(self._renewal, may_cut=False)
-                for lane in self.own_lanes:
-                    lane.go_on_at_log_end()
+                for appender in self.own_appenders:
+                    appender.go_on_at_log_end()
                 self._lead(granted)
         except (TooFewMembers, ReplicaUnreachable):
             return False
@@ -485,7 +485,7 @@ class Replication:
     def _wait_for_members(self, started_s: float, wait_s: float) -> None:
         """Until enough are in sync to take records with ALL, or another leads, or it took too long."""
         while self.needs_all and monotonic() - started_s < wait_s:
-            led = [lane.led for lane in self.lanes.values()]
+            led = [appender.led for appender in self.appenders.values()]
             if all(one is not None and (one.takes_all or one.resigned) for one in led) or self._stop.wait(_PAUSE_S):
                 return
 
@@ -499,8 +499,8 @@ class Replication:
         self._stores[partition].dispatch(batch)
 
     def _holds(self, of_leader: Callable[[PartitionLeader], bool]) -> bool:
-        for lane in self.lanes.values():
-            led = lane.led
+        for appender in self.appenders.values():
+            led = appender.led
             if led is None:
                 return False
             with led.lock:
@@ -511,8 +511,8 @@ class Replication:
     def _expire_late(self) -> None:
         timeout_ms = self._settings.delivery_timeout_ms
         since_ms = self._clock.monotonic_ms() - timeout_ms
-        for lane in self.own_lanes:
-            lane.expire(since_ms, NotReplicatedInTime(timeout_ms))
+        for appender in self.own_appenders:
+            appender.expire(since_ms, NotReplicatedInTime(timeout_ms))
 
     def _thread(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)

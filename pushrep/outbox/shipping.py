@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NoReturn
 
 from filtering.extras import needed_by
+from pushrep.env import Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
@@ -22,15 +23,14 @@ from pushrep.log import SegmentLog
 from pushrep.outbox.destinations import checked_skip, destination_of
 from pushrep.outbox.epoch import LATER_EPOCHS
 from pushrep.outbox.errors import OutboxInUse, SettingRefused
-from pushrep.outbox.granted_pins import GrantedLeadership, GrantedPins
+from pushrep.outbox.granted_partition_counts import GrantedLeadership, GrantedPartitionCounts
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.settings import OnDiverged
-from pushrep.seams import Clock, Filesystem
 
 if TYPE_CHECKING:
     from pushrep.kafka.resume import RecordOrigin
-    from pushrep.kafka.shipment import DestinationLag
-    from pushrep.kafka.shipper import Shipped, Shipper
+    from pushrep.kafka.sink import KafkaSink, SinkConfig
+    from pushrep.kafka.sink_state import DestinationLag
     from pushrep.outbox.replication import Replication
 
 
@@ -59,7 +59,7 @@ def check_destination(kafka: object) -> KafkaDestination | None:
 class Shipping:
     """The destinations of an open outbox; made by `start_shipping`."""
 
-    def __init__(self, to_ship: ToShip, shipper: "Shipper | None") -> None:
+    def __init__(self, to_ship: ToShip, shipper: "KafkaSink | None") -> None:
         self._to_ship, self.shipper = to_ship, shipper
         self._logs, self._clock = to_ship.logs, to_ship.clock
         self._dropping = threading.Lock()
@@ -146,9 +146,9 @@ def start_shipping(
     shipper = None
     if destination is not None:
         with needed_by("Outbox.open(kafka=...)"):
-            from pushrep.kafka.shipper import Shipper  # noqa: PLC0415 - Kafka's clients are an extra of their own
+            from pushrep.kafka.sink import KafkaSink  # noqa: PLC0415 - Kafka's clients are an extra of their own
 
-        shipper = Shipper(_shipped(to_ship), destination)
+        shipper = KafkaSink(_shipped(to_ship), destination)
     _hold(to_ship, shipper)
     if shipper is not None:
         resources.callback(shipper.close)
@@ -156,7 +156,7 @@ def start_shipping(
     return Shipping(to_ship, shipper)
 
 
-def _hold(to_ship: ToShip, shipper: "Shipper | None") -> None:
+def _hold(to_ship: ToShip, shipper: "KafkaSink | None") -> None:
     known = read_progress(to_ship.filesystem, to_ship.directory)
     for log in to_ship.logs:
         for topic, progress in known.items():
@@ -182,13 +182,13 @@ def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) ->
     return RecordOrigin(carrier=identity.carrier, pids=pids, pid_epoch=pid_epoch)
 
 
-def _shipped(to_ship: ToShip) -> "Shipped":
+def _shipped(to_ship: ToShip) -> "SinkConfig":
     from pushrep.kafka.fencing import AloneLeadership  # noqa: PLC0415
-    from pushrep.kafka.pins import OwnPins  # noqa: PLC0415
-    from pushrep.kafka.shipper import Shipped  # noqa: PLC0415
+    from pushrep.kafka.partition_counts import OwnPartitionCounts  # noqa: PLC0415
+    from pushrep.kafka.sink import SinkConfig  # noqa: PLC0415
 
     identity = to_ship.identity
-    return Shipped(
+    return SinkConfig(
         directory=to_ship.directory,
         outbox_id=identity.outbox_id,
         topic=identity.topic,
@@ -198,7 +198,9 @@ def _shipped(to_ship: ToShip) -> "Shipped":
         filesystem=to_ship.filesystem,
         clock=to_ship.clock,
         is_new=to_ship.is_new,
-        pins=OwnPins() if to_ship.replication is None else GrantedPins(to_ship.replication),
+        partition_counts=(
+            OwnPartitionCounts() if to_ship.replication is None else GrantedPartitionCounts(to_ship.replication)
+        ),
         copy_id=to_ship.copy_id,
         leadership=AloneLeadership() if to_ship.replication is None else GrantedLeadership(to_ship.replication),
     )

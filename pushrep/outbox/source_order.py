@@ -51,7 +51,7 @@ class SourceOrder:
         self._accepted: dict[Pair, int] = {}  # highest offset taken
         self._gaps: dict[Pair, tuple[int, str]] = {}  # first offset that failed and did not come again, and why
 
-    def take(self, metadata: StreamMetadata, count: int = 1) -> None:
+    def accept(self, metadata: StreamMetadata, count: int = 1) -> None:
         """Take `metadata` and the `count - 1` offsets after it; raises `RecordRefused` and takes nothing."""
         pair = (metadata.pid, metadata.partition)
         offset = metadata.offset
@@ -68,12 +68,12 @@ class SourceOrder:
         if self._gaps:
             self._gaps.pop(pair, None)
 
-    def take_all(self, metadata: Sequence[StreamMetadata]) -> None:
+    def accept_all(self, metadata: Sequence[StreamMetadata]) -> None:
         """Take every position in its order, or raise `RecordRefused` and take none."""
         accepted, gaps = dict(self._accepted), dict(self._gaps)
         try:
             for position in metadata:
-                self.take(position)
+                self.accept(position)
         except RecordRefused:
             self._accepted, self._gaps = accepted, gaps
             raise

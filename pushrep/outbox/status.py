@@ -243,20 +243,20 @@ def led_of(facts: Facts) -> dict[int, LedPartition]:
     """The partitions that are led, by number; none while nobody leads."""
     if facts.replication is None:
         return {}
-    return {n: lane.led for n, lane in facts.replication.lanes.items() if lane.led is not None}
+    return {n: appender.led for n, appender in facts.replication.appenders.items() if appender.led is not None}
 
 
 def leading_state(facts: Facts) -> tuple[LeadingState, str | None]:
     """The state, and why it is no better one."""
     if facts.replication is None:
         return LeadingState.ALONE, None
-    for lane in facts.replication.lanes.values():
-        if lane.failure is not None:
-            return LeadingState.FAILED, str(lane.failure)
-        if lane.led is None:
+    for appender in facts.replication.appenders.values():
+        if appender.failure is not None:
+            return LeadingState.FAILED, str(appender.failure)
+        if appender.led is None:
             return LeadingState.LOOKING, None
-        if lane.led.resigned is not None:
-            return LeadingState.RESIGNED, str(lane.led.resigned)
+        if appender.led.resigned is not None:
+            return LeadingState.RESIGNED, str(appender.led.resigned)
     return LeadingState.LEADING, None
 
 

@@ -1,7 +1,7 @@
-"""The outboxes' threads: writers, which seal and write, and the sealer, which ends lingering. They share them.
+"""Threads that all outboxes of a process share: writers, which seal and write, and a timer, which ends lingering.
 
-Both sleep while nothing happens, and neither is woken per record: a writer once per round of a lane, the sealer once
-per linger time while batches are being opened.
+Both sleep while nothing happens, and neither is woken per record: a writer once per round of an appender, the
+timer once per linger time while batches are being opened.
 """
 
 import threading
@@ -12,19 +12,19 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from pushrep.env import Clock, Filesystem, shared_by_process
 from pushrep.log import Durability
 from pushrep.log.disk_threads import SYNCS_AT_ONCE, disk_threads, release_disk_threads
 from pushrep.outbox.batch import Batch
-from pushrep.seams import Clock, Filesystem, shared_by_process
 
 if TYPE_CHECKING:
-    from pushrep.outbox.lane import Lane
+    from pushrep.outbox.partition_appender import PartitionAppender
 
 _BUFFERED_AT_ONCE = 4  # rounds without a sync are work for the processor: more threads only queue for the interpreter
 
 
-class Writers:
-    """Lets lanes write, in the order in which they became ready, in threads that all outboxes of a disk share."""
+class WriterThreads:
+    """Lets appenders write, in the order in which they became ready, in threads that all outboxes of a disk share."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, durability: Durability) -> None:
         count_max = SYNCS_AT_ONCE if durability is Durability.FLUSHED else _BUFFERED_AT_ONCE
@@ -34,19 +34,19 @@ class Writers:
         """Before anything is ready."""
         self._threads = self._acquire()
 
-    def ready(self, lane: "Lane") -> None:
+    def ready(self, appender: "PartitionAppender") -> None:
         """It has something to write."""
-        self._threads.submit(lane.write_round)
+        self._threads.submit(appender.write_round)
 
-    def stop(self, lanes: Iterable["Lane"], timeout_s: float) -> bool:
+    def stop(self, appenders: Iterable["PartitionAppender"], timeout_s: float) -> bool:
         """True once nobody writes any of these, which take nothing more; False if the disk holds one up for longer."""
         deadline_s = monotonic() + timeout_s
-        is_still = all(lane.stands_still(max(0.0, deadline_s - monotonic())) for lane in lanes)
+        is_still = all(appender.stands_still(max(0.0, deadline_s - monotonic())) for appender in appenders)
         release_disk_threads(self._threads)
         return is_still
 
 
-class Sealer:
+class LingerTimer:
     """Seals a batch `linger_ms` after it was begun, unless it was full before; for all outboxes that linger so long."""
 
     def __init__(self, linger_ms: int, clock: Clock) -> None:
@@ -74,17 +74,17 @@ class Sealer:
             while (wait_ms := due_ms - self._clock.monotonic_ms()) > 0 and not batch.decided:
                 if self._stop.wait(wait_ms / 1000):
                     return
-            batch.lane.want_seal(batch)
+            batch.appender.request_flush(batch)
 
 
-_SEALERS = shared_by_process(Sealer.end)
+_SEALERS = shared_by_process(LingerTimer.end)
 
 
-def sealer_for(linger_ms: int, clock: Clock) -> Sealer:
+def sealer_for(linger_ms: int, clock: Clock) -> LingerTimer:
     """The one of this process that lingers so long. Each needs a `release_sealer`."""
-    return _SEALERS.acquire((linger_ms, id(clock)), lambda: Sealer(linger_ms, clock), keep=clock)
+    return _SEALERS.acquire((linger_ms, id(clock)), lambda: LingerTimer(linger_ms, clock), keep=clock)
 
 
-def release_sealer(sealer: Sealer) -> None:
+def release_sealer(sealer: LingerTimer) -> None:
     """Give it back; its thread ends with the last outbox."""
     _SEALERS.release(sealer)

@@ -2,7 +2,7 @@
 
     client.py, server.py     the two ends of a connection: who asks numbers and matches, who answers does so once
     versions.py              which version of each call both speak
-    vocabulary.py            message <-> frame in every version; structs.py, hot_roads.py, hot_writers.py: how fast
+    vocabulary.py            message <-> frame in every version; structs.py, fast_path*.py: how fast
     calls.py                 which calls there are: key, request, answer, events
     push_messages.py, replay_messages.py, values.py     what they say: frozen dataclasses that refuse impossible values
     push_messages.py, replay_messages.py, values.py    what they say: frozen dataclasses that refuse impossible values

@@ -100,7 +100,7 @@ class ClientConnection:
         self._asked[correlation_id] = Asked(correlation_id, request, key, version)
         return correlation_id, parts
 
-    def tell(self, correlation_id: int, event: Struct) -> Parts:
+    def event_parts(self, correlation_id: int, event: Struct) -> Parts:
         """The parts of an event of ours (Credit) for the call `correlation_id`. Raises BadArgument if that is over."""
         key, _ = PLACE_OF[type(event)]
         if key not in EVENTS_OF_CLIENTS:
@@ -156,9 +156,9 @@ class ClientConnection:
                 why = f"api key {prefix.api_key} version {prefix.version}, asked was {asked.api_key} {asked.version}"
                 raise UnexpectedAnswer(correlation_id, why)
         body_bytes, finish = self._vocabulary.open(prefix, header)
-        return OpenedFrame(body_bytes, lambda body: self._take(finish(body)))
+        return OpenedFrame(body_bytes, lambda body: self._on_frame(finish(body)))
 
-    def _take(self, frame: Frame) -> CallAnswer | PeerEvent:
+    def _on_frame(self, frame: Frame) -> CallAnswer | PeerEvent:
         correlation_id, message = frame.correlation_id, frame.message
         if frame.kind is FrameKind.EVENT:
             if frame.api_key in LAST_EVENTS:

@@ -110,7 +110,7 @@ class Memory(Protocol):
     A mapping is given back once its reader is `done`; a view says by itself when nobody looks at it any more.
     """
 
-    def take(self) -> mmap | memoryview | None:
+    def acquire(self) -> mmap | memoryview | None:
         """None: there is none now, and whoever wants it makes its own."""
         ...
 
@@ -258,7 +258,7 @@ class FrameReader(Generic[T]):
         size = opened.body_bytes
         self._opened, self._body_size, self._body_filled = opened, size, 0
         self._is_bulky = size > _FIRST_BYTES
-        spare = self._spares.take() if self._spares is not None and _FIRST_BYTES < size <= SPARE_BYTES else None
+        spare = self._spares.acquire() if self._spares is not None and _FIRST_BYTES < size <= SPARE_BYTES else None
         self._body = spare if spare is not None else bytearray(min(size, _FIRST_BYTES))
 
     def _grown(self) -> bytearray | mmap | memoryview:

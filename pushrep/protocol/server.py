@@ -142,9 +142,9 @@ class ServerConnection:
         if prefix.api_key == ApiKey.API_VERSIONS and prefix.version > versions.newest and prefix.body_bytes == 0:
             return OpenedFrame(0, lambda _body: self._take_future_versions(prefix.correlation_id))
         body_bytes, finish = self._vocabulary.open(prefix, header)
-        return OpenedFrame(body_bytes, lambda body: self._take(finish(body)))
+        return OpenedFrame(body_bytes, lambda body: self._on_frame(finish(body)))
 
-    def _take(self, frame: Frame) -> Call | Told:
+    def _on_frame(self, frame: Frame) -> Call | Told:
         if frame.kind is FrameKind.EVENT:
             return Told(frame.correlation_id, frame.message)
         self._unanswered.add(frame.correlation_id)

@@ -19,7 +19,7 @@ class Spares:
     def __init__(self) -> None:
         self._kept: list[mmap.mmap] = []
 
-    def take(self) -> mmap.mmap:
+    def acquire(self) -> mmap.mmap:
         """One that nobody else has; what is in it is left from before."""
         try:
             return self._kept.pop()

@@ -4,7 +4,7 @@
     from_datum(datum, body)       body: a cursor over the bytes behind the header
 
 One converter a field, made once from the class's type hints. The two messages of the hot path have roads of their own
-(hot_roads.py), which the tests hold against these.
+(fast_path.py), which the tests hold against these.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class BodyCursor:
     def __init__(self, view: memoryview) -> None:
         self._view, self._at = view, 0
 
-    def take(self, size_bytes: int) -> Records:
+    def read(self, size_bytes: int) -> Records:
         """The next bytes, in one piece; no piece for none."""
         if size_bytes == 0:
             return ()
@@ -40,7 +40,7 @@ class BodyCursor:
         return (self._view[self._at - size_bytes : self._at],)
 
 
-class StructRoad(NamedTuple):
+class StructSerializer(NamedTuple):
     """How a class travels. `body_bytes(datum)`: what its records and those of its parts need, before they are there."""
 
     to_datum: Callable[[Any, Bodies], Any]
@@ -64,7 +64,7 @@ def partition_datum(tp: TopicIdPartition) -> Datum:
     return {"topic_id": tp.topic_id.bytes, "topic": tp.topic, "partition": tp.partition}
 
 
-_PARTITION_ROAD = StructRoad(
+_PARTITION_ROAD = StructSerializer(
     lambda tp, _bodies: partition_datum(tp),
     lambda datum, _body: partition_of(datum["topic_id"], datum["topic"], datum["partition"]),
     no_body,
@@ -72,12 +72,12 @@ _PARTITION_ROAD = StructRoad(
 
 
 @cache
-def road_of(struct: type[Any]) -> StructRoad:
+def serializer_of(struct: type[Any]) -> StructSerializer:
     """The road of a class, made of its fields."""
     if struct is TopicIdPartition:
         return _PARTITION_ROAD
     hints = get_type_hints(struct)
-    steps = [(field.name, _field_road(field.name, hints[field.name])) for field in fields(struct)]
+    steps = [(field.name, _field_serializer(field.name, hints[field.name])) for field in fields(struct)]
     steps_of_names = [(name, RECORDS_SIZE_FIELD if name == RECORDS_FIELD else name, road) for name, road in steps]
     sized = [(avro, road.body_bytes) for _, avro, road in steps_of_names if road.body_bytes is not no_body]
 
@@ -90,28 +90,28 @@ def road_of(struct: type[Any]) -> StructRoad:
     def body_bytes(datum: Datum) -> int:
         return sum(size(datum[avro]) for avro, size in sized)
 
-    return StructRoad(to_datum, from_datum, body_bytes if sized else no_body)
+    return StructSerializer(to_datum, from_datum, body_bytes if sized else no_body)
 
 
-def _field_road(name: str, hint: Any) -> StructRoad:
+def _field_serializer(name: str, hint: Any) -> StructSerializer:
     if name == RECORDS_FIELD:
-        return _RECORDS_ROAD
+        return _RECORDS_SERIALIZER
     if get_origin(hint) is tuple:
-        return _array_road(_field_road("", get_args(hint)[0]))
+        return _array_serializer(_field_serializer("", get_args(hint)[0]))
     if hint is UUID:
         return _UUID_ROAD
     if issubclass(hint, IntEnum):
-        return StructRoad(_int_to_datum, lambda number, _body: hint(number), no_body)
+        return StructSerializer(_int_to_datum, lambda number, _body: hint(number), no_body)
     if issubclass(hint, Struct | TopicIdPartition):
-        return road_of(hint)
+        return serializer_of(hint)
     return _PLAIN_ROAD
 
 
-def _array_road(item: StructRoad) -> StructRoad:
+def _array_serializer(item: StructSerializer) -> StructSerializer:
     def body_bytes(datum: Any) -> int:
         return sum(map(item.body_bytes, datum))
 
-    return StructRoad(
+    return StructSerializer(
         lambda values, bodies: [item.to_datum(value, bodies) for value in values],
         lambda datum, body: tuple(item.from_datum(entry, body) for entry in datum),
         no_body if item.body_bytes is no_body else body_bytes,
@@ -133,7 +133,7 @@ def _records_bytes(size_bytes: Any) -> int:
     return int(size_bytes)
 
 
-_RECORDS_ROAD = StructRoad(_records_to_datum, lambda size, body: body.take(size), _records_bytes)
+_RECORDS_SERIALIZER = StructSerializer(_records_to_datum, lambda size, body: body.read(size), _records_bytes)
 
 
 def _uuid_of(datum: Any, _body: BodyCursor) -> UUID:
@@ -141,5 +141,5 @@ def _uuid_of(datum: Any, _body: BodyCursor) -> UUID:
     return UUID(bytes=datum.encode("latin-1") if isinstance(datum, str) else datum)
 
 
-_UUID_ROAD = StructRoad(lambda value, _bodies: value.bytes, _uuid_of, no_body)
-_PLAIN_ROAD = StructRoad(lambda value, _bodies: value, lambda datum, _body: datum, no_body)
+_UUID_ROAD = StructSerializer(lambda value, _bodies: value.bytes, _uuid_of, no_body)
+_PLAIN_ROAD = StructSerializer(lambda value, _bodies: value, lambda datum, _body: datum, no_body)

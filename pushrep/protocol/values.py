@@ -40,7 +40,7 @@ Long: TypeAlias = Annotated[int, Within(-LONG_MAX - 1, LONG_MAX)]
 
 
 class HasDescriptor(Protocol):
-    """An open file of the operating system, as `pushrep.seams.File` is."""
+    """An open file of the operating system, as `pushrep.env.File` is."""
 
     def fileno(self) -> int: ...
 

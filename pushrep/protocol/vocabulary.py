@@ -16,9 +16,9 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from pushrep.errors import BadArgument
 from pushrep.protocol.calls import CALL_OF_EVENT, CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.errors import MalformedMessage, NotInVersion, SchemaMismatch, UnknownCall
+from pushrep.protocol.fast_path import HOT_ROADS
+from pushrep.protocol.fast_path_writers import HOT_WRITERS, HeaderWriter
 from pushrep.protocol.frames import FrameKind, OpenedFrame, Prefix, frame_head
-from pushrep.protocol.hot_roads import HOT_ROADS
-from pushrep.protocol.hot_writers import HOT_WRITERS, HeaderWriter
 from pushrep.protocol.schema_files import (
     Schema,
     Versions,
@@ -27,7 +27,7 @@ from pushrep.protocol.schema_files import (
     read_schemas,
     released_schemas,
 )
-from pushrep.protocol.structs import Bodies, BodyCursor, StructRoad, road_of
+from pushrep.protocol.structs import Bodies, BodyCursor, StructSerializer, serializer_of
 from pushrep.protocol.values import Part, Struct, size_of
 
 _BODY_BYTES_MAX = 1 << 30  # with the largest header it is still a size
@@ -65,7 +65,7 @@ class Spoken(NamedTuple):
     struct: type[Struct]
     writer: Schema
     reader: Schema | None
-    road: StructRoad
+    serializer: StructSerializer
     losses: tuple[Loss, ...]
     write: HeaderWriter | None = None
 
@@ -90,7 +90,7 @@ class Vocabulary:
                 raise SchemaMismatch(f"no schema of {struct.__name__}")
             check_schemas(struct, versions)
             newest = max(versions)
-            road = HOT_ROADS[struct] if struct in HOT_ROADS else _table_road(struct)
+            road = HOT_ROADS[struct] if struct in HOT_ROADS else _table_serializer(struct)
             reader = parse_schema(versions[newest])
             for version, schema in versions.items():
                 is_newest = version == newest
@@ -137,7 +137,7 @@ class Vocabulary:
         source = BytesIO(header)
         try:
             datum: Any = schemaless_reader(source, spoken.writer, spoken.reader)
-            body_bytes = spoken.road.body_bytes(datum)
+            body_bytes = spoken.serializer.body_bytes(datum)
         except Exception as error:  # a foreign decoder on hostile bytes: whatever it raises, they are bad
             raise MalformedMessage(spoken.struct.__name__, f"{type(error).__name__}: {str(error)[:200]}") from error
         if source.tell() != len(header):
@@ -160,7 +160,7 @@ class Vocabulary:
 def _written(spoken: Spoken, version: int, message: Struct, bodies: Bodies) -> bytes:
     """A header by fastavro."""
     bodies.clear()
-    datum = spoken.road.to_datum(message, bodies)
+    datum = spoken.serializer.to_datum(message, bodies)
     if spoken.losses:
         _refuse_loss(spoken, version, datum)
     target = BytesIO()
@@ -171,14 +171,14 @@ def _written(spoken: Spoken, version: int, message: Struct, bodies: Bodies) -> b
     return target.getvalue()
 
 
-def _table_road(struct: Any) -> StructRoad:
-    return road_of(struct)
+def _table_serializer(struct: Any) -> StructSerializer:
+    return serializer_of(struct)
 
 
 def _finisher(prefix: Prefix, spoken: Spoken, datum: Any) -> Callable[[memoryview], Frame]:
     def finish(body: memoryview) -> Frame:
         try:
-            message = spoken.road.from_datum(datum, BodyCursor(body))
+            message = spoken.serializer.from_datum(datum, BodyCursor(body))
         except BadArgument as error:
             raise MalformedMessage(spoken.struct.__name__, str(error)) from error
         return Frame(spoken.api_key, prefix.version, spoken.kind, prefix.correlation_id, message)

@@ -8,7 +8,7 @@
     the connection goes ─▶ in flight is given up, in order ─▶ connect anew with backoff ─▶ sent again from the buffer
 
 Who sends has the turn, so that the order of building is the order on the wire. The worker waits for the turn; `push`
-never does. What `push`, `heed`, `wake`, `wake_later` and `close` do not is done in the worker's thread.
+never does. All but `push`, `notify`, `wake`, `wake_later` and `close` runs in the worker's thread.
 """
 
 import heapq
@@ -22,6 +22,8 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
+from pushrep.env import Clock, Network, Thread
+from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
 from pushrep.protocol.calls import HOLES_SINCE, ApiKey
@@ -37,14 +39,12 @@ from pushrep.protocol.push_messages import (
 )
 from pushrep.push.connecting import OpenConnection, connect, patiently, pause_s
 from pushrep.push.in_flight import FileRequests, OnItsWay
-from pushrep.push.pusher import Pusher, Sent, Wish
+from pushrep.push.pusher import PendingWork, Pusher, Sent
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
 from pushrep.push.wire import outcome_of, result_from_wire
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replication.messages import AppendRecordsResult
-from pushrep.seams import Clock, Network, Thread
-from pushrep.seams.network import READABLE, WRITABLE
 
 _LOG = logging.getLogger("pushrep.push")
 BEAT_MS = 1_000
@@ -91,7 +91,7 @@ class Channel:
     ) -> None:
         """opened: a connection that nobody else speaks on any more; without one it makes its own."""
         self.replica, self.is_closing = replica, False
-        self._beats, self._is_beating, self._has_said_farewell = beats, False, False
+        self._beats, self._is_beating, self._has_sent_end = beats, False, False
         self._beat_ms: int | None = None  # when the next one is due
         self._settings, self._worker, self._clock = settings, worker, clock
         self._ready: deque[Pusher] = deque()
@@ -132,7 +132,7 @@ class Channel:
         if self._until_ms is not None and (not is_connected or now_ms >= self._until_ms):
             return True
         may_beat = self._opened is not None or self._beat_ms is not None
-        return self.is_idle and not (self._beats is not None and may_beat and not self._has_said_farewell)
+        return self.is_idle and not (self._beats is not None and may_beat and not self._has_sent_end)
 
     @property
     def is_idle(self) -> bool:
@@ -160,12 +160,12 @@ class Channel:
                 return
         self.wake(pusher)
 
-    def heed(self, pusher: Pusher) -> None:
+    def notify(self, pusher: Pusher) -> None:
         """Something happened to it that may call for a request. Thread-safe."""
-        wish = pusher.wish()
-        if wish is Wish.REQUEST:
+        wish = pusher.pending_work()
+        if wish is PendingWork.REQUEST:
             self.wake(pusher)
-        elif wish is Wish.WATERMARK:
+        elif wish is PendingWork.WATERMARK:
             self._wake_for_watermark(pusher)
 
     def wake_later(self, pusher: Pusher) -> None:
@@ -352,10 +352,10 @@ class Channel:
         The last one goes out behind all that is to be said, answered or not, so that nobody takes a leader for alive
         that has closed, however slow its replica is.
         """
-        if self._beats is None or self._beat_ms is None or self._outgoing or self._has_said_farewell:
+        if self._beats is None or self._beat_ms is None or self._outgoing or self._has_sent_end:
             return
         if self.is_closing and not self._ready:
-            self._has_said_farewell = True
+            self._has_sent_end = True
             self._send_beat(replace(self._beats.request, is_last=True), now_ms)
         elif now_ms >= self._beat_ms and not self._is_beating:
             self._send_beat(self._beats.request, now_ms)
@@ -415,7 +415,7 @@ class Channel:
     def _wait_for_company(self, pusher: Pusher, now_ms: int) -> bool:
         """A watermark alone waits a moment for records to ride with: else each acknowledgement would make a request."""
         linger_ms = self._settings.watermark_linger_ms
-        if not linger_ms or pusher.wish() is not Wish.WATERMARK:
+        if not linger_ms or pusher.pending_work() is not PendingWork.WATERMARK:
             return False
         if pusher.watermark_since_ms is None:
             pusher.watermark_since_ms = now_ms
@@ -484,7 +484,7 @@ class Channel:
             self._file_requests.answered(request.file_bytes)
         for sent, result in zip(request.parts, results, strict=True):
             sent.pusher.on_result(sent, result)
-            self.heed(sent.pusher)
+            self.notify(sent.pusher)
 
     def _lose(self, error: BaseException | None) -> None:
         """The connection is gone: what was in flight goes out again on the next one."""
@@ -502,4 +502,4 @@ class Channel:
         self._file_requests.lost(max((request.file_bytes for request in given_up.values()), default=0))
         for pusher in dict.fromkeys(sent.pusher for request in given_up.values() for sent in request.parts):
             pusher.on_disconnect()
-            self.heed(pusher)
+            self.notify(pusher)

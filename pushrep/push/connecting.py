@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set
 from tenacity import wait_random_exponential as random_exponential
 
+from pushrep.env import Event
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.client import CallAnswer, ClientConnection, first_request
 from pushrep.protocol.errors import NoCommonVersion, ProtocolError
@@ -20,7 +21,6 @@ from pushrep.protocol.values import Struct
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address, AnySocket, send_all, tune
-from pushrep.seams import Event
 
 T = TypeVar("T")
 _NAME = "pushrep"

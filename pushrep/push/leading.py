@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from uuid import UUID
 
+from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
 from pushrep.log import Durability, SegmentLog
 from pushrep.log.flusher import Tick
 from pushrep.protocol import push_messages as wire
@@ -38,7 +39,6 @@ from pushrep.replication.epochs import LogEnds
 from pushrep.replication.grants import Grant
 from pushrep.replication.leader import REPLICA_LAG_MAX_MS, PartitionLeader
 from pushrep.replication.sessions import BEGINS_ANEW
-from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.push")
@@ -84,7 +84,7 @@ class Leading:
         beat = wire.BeatRequest(
             outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch, generation=grant.generation
         )
-        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._hear_of))
+        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._notify_grant))
         self._clock, self._lag_ms = clock, replica_lag_max_ms
         threads = self.manager.settings.network.threads
         self._stop = threads.event()
@@ -209,16 +209,16 @@ class Leading:
         for led in self.partitions.values():
             led.close()
 
-    def hear_of(self, grants: Iterable[wire.Grant]) -> None:
+    def notify_grant(self, grants: Iterable[wire.Grant]) -> None:
         """A member showed these; one that is newer than ours, or was forced beside it, ends our lead."""
         for grant in grants:
-            self._hear_of(grant.generation, grant.epoch, grant.leader)
+            self._notify_grant(grant.generation, grant.epoch, grant.leader)
 
-    def _hear_of(self, generation: int, epoch: int, leader: int) -> None:
+    def _notify_grant(self, generation: int, epoch: int, leader: int) -> None:
         for led in self.partitions.values():
             led.on_grant_shown(generation, epoch, leader)
 
-    def hear_directory(self, replica: int, directory_id: UUID | None, *, is_unfilled: bool) -> None:
+    def notify_directory(self, replica: int, directory_id: UUID | None, *, is_unfilled: bool) -> None:
         """A replica that keeps our grant showed its directory: with another one than the grant's it is filled, and
         counts for nothing.
         """
@@ -352,7 +352,7 @@ class _Driver:
                 self._repair()
                 continue
             try:
-                patiently(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._tell)  # type: ignore[misc]
+                patiently(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._report)  # type: ignore[misc]
             except PushError:  # stopped
                 return
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
@@ -368,7 +368,7 @@ class _Driver:
             with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
                 self._client = client
                 gave_up = lambda: bool(self._wanted) or self._stop.is_set()  # noqa: E731 - one question
-                self.damage = self._leading.repairs.look(self.replica, client, gave_up)
+                self.damage = self._leading.repairs.repair(self.replica, client, gave_up)
         except ReplicaUnreachable as error:
             _LOG.debug("%s: nothing is repaired: %s", self.replica, error)  # its sessions say so, if it stays away
         except Exception:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
@@ -392,14 +392,14 @@ class _Driver:
                 answer = client.ask(request, DescribeLogResponse)
                 if answer.error_code is not ErrorCode.NONE or not answer.logs:
                     raise self._refused(answer)
-                self._leading.hear_of(answer.grants)
+                self._leading.notify_grant(answer.grants)
                 if self._stop.is_set():
                     return
                 code = ErrorCode.KAFKA_STORAGE_ERROR
                 self.refused = f"{code.name}: {answer.error_message}" if answer.error_message else ""
                 left = left[len(answer.logs) :]  # it describes as many as fit into a frame
                 for description in answer.logs:
-                    self._take(answer.replica_epoch, description, client if not left else None)
+                    self._on_description(answer.replica_epoch, description, client if not left else None)
             self.trouble = None
 
     def _offer(self, client: ReplicaClient) -> None:
@@ -407,7 +407,7 @@ class _Driver:
         grant = self._leading.grant
         request = wire.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, member=self.replica.index)
         answer = client.ask(request, wire.GrantResponse)
-        self._leading.hear_of(answer.grants)
+        self._leading.notify_grant(answer.grants)
         if answer.error_code in _NOBODY_THERE:
             raise self._refused(answer)
         if answer.member != self.replica.index and answer.member in grant.indexes:
@@ -420,7 +420,7 @@ class _Driver:
             _LOG.warning("%s refuses our grant: %s", self.replica, why)
             return
         directory_id = client.directory_in(answer)
-        self._leading.hear_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)
+        self._leading.notify_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)
 
     def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
         """Under the name and with the words of who refuses."""
@@ -428,7 +428,7 @@ class _Driver:
         told = f" ({answer.error_message})" if answer.error_message else ""
         return ReplicaUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{told}")
 
-    def _take(self, replica_epoch: int, description: LogDescription, client: ReplicaClient | None) -> None:
+    def _on_description(self, replica_epoch: int, description: LogDescription, client: ReplicaClient | None) -> None:
         why = description.error_code.meaning
         if description.error_code is ErrorCode.NONE:
             try:
@@ -440,7 +440,7 @@ class _Driver:
         _LOG.warning("%s: %s: %s", description.tp, self.replica, why)
         self.begin_anew(description.tp, is_first_success=False)
 
-    def _tell(self, error: BaseException) -> None:
+    def _report(self, error: BaseException) -> None:
         why = str(error)
         is_news, self.trouble = why != self.trouble, why
         _LOG.log(logging.WARNING if is_news else logging.INFO, "%s: %s", self.replica, why)

@@ -199,7 +199,7 @@ class LedPartition:
             if failure is None and not is_reached:
                 heapq.heappush(self._waiting, (end_offset, next(self._tickets), callback))
                 return
-        self._tell(callback, None if is_reached else failure)
+        self._call_back(callback, None if is_reached else failure)
 
     def close(self) -> None:
         """Nobody waits any more: what is not replicated may still be."""
@@ -226,9 +226,9 @@ class LedPartition:
                 done += [(callback, failure) for _, _, callback in sorted(self._waiting)]
                 self._waiting.clear()
         for callback, error in done:
-            self._tell(callback, error)
+            self._call_back(callback, error)
 
-    def _tell(self, callback: OnReplicated, error: BaseException | None) -> None:
+    def _call_back(self, callback: OnReplicated, error: BaseException | None) -> None:
         """A fault of one who waited is logged: others wait behind it, and the answer that it came with is not over."""
         try:
             callback(error)

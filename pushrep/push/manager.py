@@ -16,6 +16,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
+from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.push.channel import Beats, Channel
 from pushrep.push.errors import IllegalState
 from pushrep.push.memory import MemoryTracker
@@ -28,7 +29,6 @@ from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replication.outcome import Outcome
 from pushrep.replication.sessions import BEGINS_ANEW
-from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.push")
@@ -47,7 +47,7 @@ class _State(Enum):
     STOPPED = auto()
 
 
-class _Lane(NamedTuple):
+class _ReplicaPush(NamedTuple):
     pusher: Pusher
     channel: Channel
 
@@ -80,7 +80,7 @@ class PushManager:
         self._channels: dict[tuple[Replica, int], Channel] = {}
         self._users: Counter[tuple[Replica, int]] = Counter()
         self._closing: list[Channel] = []
-        self._lanes: dict[TopicIdPartition, dict[int, _Lane]] = {}
+        self._pushes: dict[TopicIdPartition, dict[int, _ReplicaPush]] = {}
 
     def startup(self) -> bool:
         """Begin to push. True for the one call that did."""
@@ -97,10 +97,10 @@ class PushManager:
         """End every session, drop what is buffered, stop the threads. True for the one call that stopped it."""
         with self._lock:
             was, self._state = self._state, _State.STOPPED
-            lanes = [(tp, index) for tp, of_tp in self._lanes.items() for index in of_tp]
+            pushes = [(tp, index) for tp, of_tp in self._pushes.items() for index in of_tp]
         if was is _State.STOPPED:
             return False
-        for tp, index in lanes:
+        for tp, index in pushes:
             self._stop(tp, index, PushSessionEndReason.SHUTDOWN)
         until_ms = self._clock.monotonic_ms() + self.settings.shutdown_timeout_ms
         with self._lock:
@@ -133,7 +133,7 @@ class PushManager:
         self._check("start_push")
         index = session.replica.index
         with self._lock:
-            live = self._lanes.get(tp, {}).get(index)
+            live = self._pushes.get(tp, {}).get(index)
             if live is not None and live.pusher.session.ended is None and session.id <= live.pusher.session.id:
                 return _done(value=False)
         if live is not None:
@@ -143,7 +143,7 @@ class PushManager:
         pusher = Pusher(session, self.memory)
         with self._lock:
             channel = self._channel_of(tp, session.replica, client)
-            self._lanes.setdefault(tp, {})[index] = _Lane(pusher, channel)
+            self._pushes.setdefault(tp, {})[index] = _ReplicaPush(pusher, channel)
         channel.wake(pusher)
         return session.started
 
@@ -167,20 +167,20 @@ class PushManager:
     ) -> None:
         """Records were appended at `append_offset`: in memory, or already in the log's file. Waits for nothing."""
         self._check("on_leader_append")
-        lanes = self._lanes.get(tp)
-        if not lanes:
+        pushes = self._pushes.get(tp)
+        if not pushes:
             return
-        found = [lane for index in replica_ids if (lane := lanes.get(index)) is not None]
+        found = [push for index in replica_ids if (push := pushes.get(index)) is not None]
         if not found:
             return
         if not isinstance(records, FileRecords):
             parts = tuple(batch.data for batch in records)
             entry = self.memory.hold(append_offset, records[-1].header.next_offset, parts, len(found))
             if entry is not None:
-                for lane in found:
-                    lane.pusher.offer(entry)
-        for lane in found:
-            lane.channel.push(lane.pusher)
+                for push in found:
+                    push.pusher.offer(entry)
+        for push in found:
+            push.channel.push(push.pusher)
 
     def on_high_watermark_update(self, tp: TopicIdPartition, replica_ids: Iterable[int], high_watermark: int) -> None:
         """The high watermark rose; replicas hear of it even if no record follows. What is no rise is ignored.
@@ -218,46 +218,46 @@ class PushManager:
 
     def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
         """There is something to be sent to a replica, or to be sent again after a pause. Unknown: nothing."""
-        lane = self._lanes.get(tp, {}).get(replica_id)
-        if lane is None:
+        push = self._pushes.get(tp, {}).get(replica_id)
+        if push is None:
             return
         if backoff:
-            lane.channel.wake_later(lane.pusher)
+            push.channel.wake_later(push.pusher)
         else:
-            lane.channel.heed(lane.pusher)
+            push.channel.notify(push.pusher)
 
     def on_session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
         """A session ended by the replica's word: nothing is kept for it any more."""
         self.session_ends[reason] += 1
-        lane = self._lanes.get(session.partition.tp, {}).get(session.replica.index)
-        if lane is not None and lane.pusher.session is session:
+        push = self._pushes.get(session.partition.tp, {}).get(session.replica.index)
+        if push is not None and push.pusher.session is session:
             self._stop(session.partition.tp, session.replica.index, reason)
 
     def _wake_if(self, tp: TopicIdPartition, replica_ids: Iterable[int], is_news: "Callable[[Pusher], bool]") -> None:
-        lanes = self._lanes.get(tp, {})
+        pushes = self._pushes.get(tp, {})
         for index in replica_ids:
-            lane = lanes.get(index)
-            if lane is not None and is_news(lane.pusher):
-                lane.channel.heed(lane.pusher)
+            push = pushes.get(index)
+            if push is not None and is_news(push.pusher):
+                push.channel.notify(push.pusher)
 
     def _stop(self, tp: TopicIdPartition, index: int, reason: PushSessionEndReason) -> "Future[bool] | None":
         with self._lock:
-            lane = self._lanes.get(tp, {}).pop(index, None)
-            if lane is None:
+            push = self._pushes.get(tp, {}).pop(index, None)
+            if push is None:
                 return None
-            if not self._lanes[tp]:
-                del self._lanes[tp]
-        if lane.pusher.end(reason):
-            lane.channel.wake(lane.pusher)
-        key = (lane.channel.replica, self._line_of(tp))
+            if not self._pushes[tp]:
+                del self._pushes[tp]
+        if push.pusher.end(reason):
+            push.channel.wake(push.pusher)
+        key = (push.channel.replica, self._line_of(tp))
         with self._lock:
             self._users[key] -= 1
             is_last = not self._users[key] and reason not in BEGINS_ANEW  # else the next session comes soon
-            if is_last and self._channels.get(key) is lane.channel:
+            if is_last and self._channels.get(key) is push.channel:
                 del self._channels[key]
-                self._closing = [one for one in self._closing if not one.is_hung_up] + [lane.channel]
-                lane.channel.close()
-        return lane.pusher.farewell_sent
+                self._closing = [one for one in self._closing if not one.is_hung_up] + [push.channel]
+                push.channel.close()
+        return push.pusher.end_sent
 
     def _channel_of(self, tp: TopicIdPartition, replica: Replica, client: ReplicaClient | None) -> Channel:
         line = self._line_of(tp)

@@ -41,7 +41,7 @@ class Sent(NamedTuple):
     sequence: int
 
 
-class Wish(Enum):
+class PendingWork(Enum):
     """What a pusher would say now."""
 
     NOTHING = auto()
@@ -65,8 +65,8 @@ class Pusher:
     """One partition replica with a session. `is_ready`: in its channel's queue; `is_timed`: among its timers."""
 
     __slots__ = (
-        "_farewell",
-        "_farewell_sent",
+        "_end_request",
+        "_end_sent",
         "_lock",
         "_memory",
         "_queue",
@@ -96,8 +96,8 @@ class Pusher:
         self._queue = self._taken = _NOTHING
         self._slices: LogSlices | None = None  # while the log is read
         self._shipped = (-1, -1)  # HWM and LSO as the last request had them
-        self._farewell: AppendRecords | None = None
-        self._farewell_sent: Future[bool] | None = None
+        self._end_request: AppendRecords | None = None
+        self._end_sent: Future[bool] | None = None
         self._lock = threading.Lock()  # of the queue: held for a few operations, never over I/O
 
     @property
@@ -120,30 +120,30 @@ class Pusher:
 
     def has_something(self) -> bool:
         """Whether a request would say something new."""
-        return self.wish() is not Wish.NOTHING
+        return self.pending_work() is not PendingWork.NOTHING
 
-    def wish(self) -> Wish:
+    def pending_work(self) -> PendingWork:
         """What a request would say."""
-        if self._farewell is not None:
-            return Wish.REQUEST
+        if self._end_request is not None:
+            return PendingWork.REQUEST
         leader = self.session.partition.leader
         progress = leader.sessions[self.session.replica.index]
         if progress.id != self.session.id or not progress.is_live:
-            return Wish.NOTHING
+            return PendingWork.NOTHING
         if progress.state in _ONE_AT_A_TIME:
-            return Wish.NOTHING if progress.in_flight else Wish.REQUEST
+            return PendingWork.NOTHING if progress.in_flight else PendingWork.REQUEST
         if progress.next_offset < leader.log.log_end_offset:
-            return Wish.REQUEST
+            return PendingWork.REQUEST
         is_told = (leader.high_watermark, leader.log.log_start_offset) == self._shipped
-        return Wish.NOTHING if is_told else Wish.WATERMARK
+        return PendingWork.NOTHING if is_told else PendingWork.WATERMARK
 
     def next_part(self, bytes_max: int, *, file_bytes_max: int = 0) -> tuple[AppendRecordsPartition, Sent, int] | None:
         """A part of a request of about so many bytes, and its size; None if there is nothing to say.
 
         `file_bytes_max`: of records that only the log's file has; 0: None, too, if it would have to be read.
         """
-        if self._farewell is not None:
-            farewell, self._farewell = self._farewell, None
+        if self._end_request is not None:
+            farewell, self._end_request = self._end_request, None
             return request_to_wire(self.tp, farewell, ()), Sent(self, self.session, -1), 0
         partition, index = self.session.partition, self.session.replica.index
         leader = partition.leader
@@ -183,7 +183,7 @@ class Pusher:
     def on_result(self, sent: Sent, result: AppendRecordsResult) -> None:
         """The replica answered."""
         if sent.sequence < 0:
-            self._resolve_farewell(told=True)
+            self._resolve_end(told=True)
             return
         session = sent.session
         session.partition.on_answer(session, sent.sequence, result)
@@ -197,31 +197,31 @@ class Pusher:
     def on_disconnect(self) -> None:
         """The connection is gone; what was in flight is in the queue or in the log still."""
         self._shipped = (-1, -1)
-        self._resolve_farewell(told=False)
+        self._resolve_end(told=False)
         self.session.partition.on_disconnect(self.session)
 
     @property
-    def farewell_sent(self) -> "Future[bool]":
+    def end_sent(self) -> "Future[bool]":
         """Of a session that was ended: done when the replica was told that it is over, or there is nobody to tell."""
-        assert self._farewell_sent is not None, "the session was ended"
-        return self._farewell_sent
+        assert self._end_sent is not None, "the session was ended"
+        return self._end_sent
 
     def end(self, reason: PushSessionEndReason) -> bool:
         """End the session from this side; whether the replica is to be told in a request of its own."""
         partition, index = self.session.partition, self.session.replica.index
-        self._farewell_sent = Future()
+        self._end_sent = Future()
         if reason.replica_is_told:
             with partition.lock:
                 progress = partition.leader.sessions.get(index)
                 if progress is not None and progress.id == self.session.id and progress.is_live:
                     _, request = partition.leader.request(index, progress.next_offset, progress.next_offset)
-                    self._farewell = request._replace(end_session_reason=int(reason))
+                    self._end_request = request._replace(end_session_reason=int(reason))
         partition.end_session(self.session, reason)
         self.session.on_push_session_ended(reason)
         self.drop_buffered()
-        if self._farewell is None:
-            self._resolve_farewell(told=False)
-        return self._farewell is not None
+        if self._end_request is None:
+            self._resolve_end(told=False)
+        return self._end_request is not None
 
     def drop_buffered(self) -> None:
         """Nothing is kept for this replica any more."""
@@ -232,10 +232,10 @@ class Pusher:
         for entry in entries:
             self._memory.release(entry)
 
-    def _resolve_farewell(self, *, told: bool) -> None:
-        self._farewell = None
-        if self._farewell_sent is not None and not self._farewell_sent.done():
-            self._farewell_sent.set_result(told)
+    def _resolve_end(self, *, told: bool) -> None:
+        self._end_request = None
+        if self._end_sent is not None and not self._end_sent.done():
+            self._end_sent.set_result(told)
 
     def _release_below(self, offset: int) -> None:
         while True:

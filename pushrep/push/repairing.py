@@ -55,7 +55,7 @@ class Repairs:
         self.own_trouble: dict[TopicIdPartition, str] = {}
         """Why segments of our own are damaged still, by the member that was asked last."""
 
-    def look(self, replica: Replica, client: ReplicaClient, gave_up: Callable[[], bool]) -> str | None:
+    def repair(self, replica: Replica, client: ReplicaClient, gave_up: Callable[[], bool]) -> str | None:
         """Repair what this replica found, then what was found here; why something of the replica's is damaged still.
 
         Raises ReplicaUnreachable.

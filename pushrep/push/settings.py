@@ -3,9 +3,9 @@
 import ssl
 from dataclasses import dataclass
 
+from pushrep.env import REAL_NETWORK, Network
 from pushrep.errors import BadArgument
 from pushrep.push.sockets import Address
-from pushrep.seams import REAL_NETWORK, Network
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import NamedTuple, TypeAlias, TypeGuard
 
+from pushrep.env import Socket
 from pushrep.errors import BadArgument
 from pushrep.protocol.values import FileSlice, Part
-from pushrep.seams import Socket
 
 AnySocket: TypeAlias = Socket | ssl.SSLSocket
 Piece: TypeAlias = memoryview | FileSlice

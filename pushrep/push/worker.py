@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable
 from operator import attrgetter
 
+from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Network, shared_by_process
 from pushrep.push.channel import Channel, Waker
 from pushrep.push.settings import PushSettings
-from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK, Clock, Network, shared_by_process
 
 _LOG = logging.getLogger("pushrep.push")
 

@@ -11,12 +11,12 @@ from pushrep.records.batch_run import BatchRun
 from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX
 from pushrep.records.columns import RecordColumns
 from pushrep.records.encoder import encode_batch
+from pushrep.records.encoder_choice import HeaderColumn, Headers, Keys
 from pushrep.records.errors import CorruptRecordBatch, RecordTooLarge, UnsupportedCodec
 from pushrep.records.header import HEADER_BYTES, HEADER_OVERHEAD_BYTES_MAX, RECORD_OVERHEAD_BYTES_MAX, BatchHeader
 from pushrep.records.header_columns import HeaderColumns
 from pushrep.records.model import Codec, Record, TimestampType
 from pushrep.records.record_rows import RecordCursor, RecordRows
-from pushrep.records.roads import HeaderColumn, Headers, Keys
 
 __all__ = [
     "DECOMPRESSED_BYTES_MAX",

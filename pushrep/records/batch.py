@@ -1,17 +1,17 @@
 """A whole record batch: its bytes, its header, and the ways to look inside."""
 
 from pushrep.records import header as layout
-from pushrep.records.alike import read_alike
 from pushrep.records.checksum import crc32c
 from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX, decompress
 from pushrep.records.columns import RecordColumns, decode_columns
 from pushrep.records.decoder import scan, scanned_rows
 from pushrep.records.errors import CorruptRecordBatch
-from pushrep.records.few_rows import read_few
 from pushrep.records.header import BatchHeader
 from pushrep.records.model import Buffer, Record
 from pushrep.records.record_rows import RecordRows
 from pushrep.records.rows import rows
+from pushrep.records.small_batch import read_small_batch
+from pushrep.records.uniform import read_uniform
 
 _COLUMNS_WORTHWHILE = 160  # records; below, the hundred numpy calls cost more than decoding one by one
 
@@ -62,11 +62,11 @@ class RecordBatch:
     def rows(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordRows:
         """The same, each record put together only when it is asked for; all are read before. Raises as `records`."""
         header, payload = self.header, self.payload(decompressed_bytes_max=decompressed_bytes_max)
-        if (alike := read_alike(header, payload)) is not None:
+        if (alike := read_uniform(header, payload)) is not None:
             return alike
         if header.record_count < _COLUMNS_WORTHWHILE:
             data = payload.tobytes()
-            few = read_few(header, data)
+            few = read_small_batch(header, data)
             return few if few is not None else scanned_rows(scan(header, data), data, header.timestamp_type)
         return rows(decode_columns(header, payload), header.timestamp_type)
 

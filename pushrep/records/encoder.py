@@ -17,6 +17,8 @@ from pushrep.errors import BadArgument
 from pushrep.records.batch import RecordBatch
 from pushrep.records.checksum import crc32c, crc32c_of_bytes
 from pushrep.records.codecs import compress
+from pushrep.records.concatenating import NO_HEADERS, NULL
+from pushrep.records.encoder_choice import HeaderColumn, Headers, Keys, Timestamps, encode_records
 from pushrep.records.errors import RecordTooLarge
 from pushrep.records.header import (
     CRC_COVERS_FROM,
@@ -27,9 +29,7 @@ from pushrep.records.header import (
     pack_covered,
     write_crc,
 )
-from pushrep.records.joined import NO_HEADERS, NULL
 from pushrep.records.model import Codec
-from pushrep.records.roads import HeaderColumn, Headers, Keys, Timestamps, encode_records
 from pushrep.records.varint import VARINTS
 from pushrep.records.varint_arrays import Ints
 

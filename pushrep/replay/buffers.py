@@ -21,9 +21,9 @@ class Buffers:
         self._kept: list[tuple[bytearray, int]] = []
         self._lock = threading.Lock()
 
-    def take(self) -> memoryview:
+    def acquire(self) -> memoryview:
         """All of one that nobody looks into; what is in it is left from before. Never waits."""
-        kept = self.take_kept()
+        kept = self.acquire_kept()
         if kept is not None:
             return kept
         buffer, begin = made = self._made()
@@ -32,7 +32,7 @@ class Buffers:
             self._lock.release()
         return self._view(buffer, begin)
 
-    def take_kept(self) -> memoryview | None:
+    def acquire_kept(self) -> memoryview | None:
         """The same, but None if somebody looks into each of as many as are kept: for who has another way."""
         if not self._lock.acquire(blocking=False):
             return None
@@ -65,9 +65,9 @@ class KeptBuffers:
     def __init__(self, size_bytes: int) -> None:
         self._buffers = Buffers(size_bytes)
 
-    def take(self) -> memoryview | None:
+    def acquire(self) -> memoryview | None:
         """See `Buffers.take_kept`."""
-        return self._buffers.take_kept()
+        return self._buffers.acquire_kept()
 
     def give_back(self, _buffer: object, /) -> None:
         """It came back when its last view was dropped."""

@@ -22,9 +22,9 @@ from uuid import UUID
 
 import google_crc32c
 
+from pushrep.env import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
 from pushrep.protocol.replay_messages import RecordingState
 from pushrep.replay.errors import CorruptCatalogue, UnknownRecording
-from pushrep.seams import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
 from pushrep.topic_id_partition import TopicIdPartition
 
 CATALOGUE_NAME = ".pushrep_recordings"
@@ -169,7 +169,7 @@ class Catalogue:
             raise
         self._facts.size_bytes += len(data)
         for fact in facts:
-            self._facts.take(fact)
+            self._facts.apply(fact)
 
     def _rewrite(self) -> None:
         """The same facts in as few lines as they need, in place of the file."""
@@ -207,7 +207,7 @@ class _Facts:
         entry = self.entries.get(self._by_log.get(tp, -1))
         return entry if entry is not None and entry.state is not RecordingState.DELETED else None
 
-    def take(self, fact: dict[str, Any]) -> None:
+    def apply(self, fact: dict[str, Any]) -> None:
         """Raises KeyError, TypeError, ValueError for what is no fact."""
         self.lines += 1
         if "format" in fact:
@@ -237,7 +237,7 @@ def _load(path: Path, filesystem: Filesystem) -> _Facts | None:
         fact = _parsed(line) if number < len(lines) else None
         if fact is not None and (number == 1) == ("format" in fact):
             try:
-                facts.take(fact)
+                facts.apply(fact)
             except (KeyError, TypeError, ValueError) as error:
                 raise CorruptCatalogue(path, number, f"it is no fact of a catalogue: {error}") from error
             facts.size_bytes += len(line) + 1

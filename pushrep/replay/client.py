@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.protocol.error_codes import ErrorCode
@@ -22,7 +23,6 @@ from pushrep.replay.remote_client import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay
 from pushrep.replay.subscribing import SubscribableStore, subscribe
 from pushrep.replay.wire import NodeAccess, parse_address
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 
 if TYPE_CHECKING:
     from pushrep.startpoints import LogConsumer, StartpointStore

@@ -66,7 +66,7 @@ class Totals:
         if session.end_reason is not None:
             self._ended[session.end_reason] += 1
 
-    def told(self, many: ReplaySessions, now_ms: int) -> ReplayCounters:
+    def snapshot(self, many: ReplaySessions, now_ms: int) -> ReplayCounters:
         """Everything, now. In any thread: a session that ends meanwhile may be counted twice for a moment."""
         sessions = tuple(_counted(session, now_ms) for session in many)
         return ReplayCounters(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
+from pushrep.env import Clock
 from pushrep.log import Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.log.errors import CorruptBatch
 from pushrep.protocol.error_codes import ErrorCode
@@ -29,7 +30,6 @@ from pushrep.replay.states import ReplayState
 from pushrep.replay.tail import Tail
 from pushrep.replay.waiting import Listening
 from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Window, size_of_batch
-from pushrep.seams import Clock
 
 _FACTS_MS = 100
 """So long the log's offsets are believed while there is something to read; at the tip they are read every time."""
@@ -106,7 +106,7 @@ class LocalSession:
         """Take the lease and look at what stands at the position. Raises ReplayRefused."""
         position = self.session.position
         try:
-            self._lease = self.source.lease(position, self._told)
+            self._lease = self.source.lease(position, self._on_lease_broken)
             event: e.Event = self.source.opened_at(position, self._facts)
         except LeaseBroken as error:
             event = e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
@@ -114,11 +114,11 @@ class LocalSession:
             failure = self.source.failure(error, position, self.source.facts(with_liveness=False))
             code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
             event = e.OpenFailed(code, str(error))
-        for effect in self.tell(event):
+        for effect in self.handle(event):
             if isinstance(effect, e.Refuse):
                 raise ReplayRefused(effect.code, effect.why)
 
-    def tell(self, event: e.Event) -> list[e.Effect]:
+    def handle(self, event: e.Event) -> list[e.Effect]:
         """Hand an event to the session and do what needs no reading; the effects, for whoever reads."""
         with self._around.lock:
             effects = self._many.handle(self.session, event, self._around.clock.monotonic_ms())
@@ -156,7 +156,7 @@ class LocalSession:
 
     def stop(self) -> None:
         """End it."""
-        self.tell(e.Stop())
+        self.handle(e.Stop())
 
     def close(self) -> None:
         """Let go of the log, unless it is the caller's."""
@@ -171,46 +171,46 @@ class LocalSession:
     def step(self) -> ReplayedBlock | None:
         """One turn: a block, or None if there is nothing to give now. Never waits."""
         if self._broken is not None:
-            self._look()  # a log that was closed breaks its leases, too, but is read on from outside
+            self._refresh_offsets()  # a log that was closed breaks its leases, too, but is read on from outside
             if self.source.has_leases:
-                self.tell(e.LeaseLost(self._broken))
+                self.handle(e.LeaseLost(self._broken))
             self._lease = self._broken = None
         effects: list[e.Effect] = []
         if self._around.clock.monotonic_ms() - self._facts_ms < _FACTS_MS:
             effects = self._turn()
         wanted = _read_wanted(effects)
         if wanted is None and not self.is_over:
-            self._look()
+            self._refresh_offsets()
             wanted = _read_wanted(self._turn()) if not self.is_over else None
         return self._block(wanted) if wanted is not None else None
 
     def _turn(self) -> list[e.Effect]:
         counter = self._around.counter(self.session.plan.bound)
-        return self.tell(e.Turn(self._facts, counter))
+        return self.handle(e.Turn(self._facts, counter))
 
-    def _look(self) -> None:
+    def _refresh_offsets(self) -> None:
         """Read the log's offsets again."""
         now_ms = self._around.clock.monotonic_ms()
         asks = self.session.wants_liveness and now_ms - self._asked_ms >= _LIVENESS_MS
         try:
             self._facts = self.source.facts(with_liveness=asks)
         except _READ_ERRORS as error:
-            self.tell(self._failure(error))
+            self.handle(self._failure(error))
         self._facts_ms, self._asked_ms = now_ms, now_ms if asks else self._asked_ms
 
     def _block(self, wanted: e.ReadBlock) -> ReplayedBlock | None:
         read = self._read(wanted)
         if not isinstance(read, e.BlockRead):
             if read is not None:
-                self.tell(read)
+                self.handle(read)
             return None
-        send = next((effect for effect in self.tell(read) if isinstance(effect, e.SendBlock)), None)
+        send = next((effect for effect in self.handle(read) if isinstance(effect, e.SendBlock)), None)
         if send is None:
             self._pending = self._pending if self.session.position == wanted.position else []
             return None
         batches, self._pending = self._pending[: send.spans], self._pending[send.spans :]
         self._last = batches[-1].header
-        self.tell(e.BlockSent())
+        self.handle(e.BlockSent())
         # The kernel may report several writes at once: no further event comes when the later one is published.
         self._listening.found(needs_write=self._needs_write and not self._tail.has_more)
         return ReplayedBlock(batches, send.start, send.end)
@@ -317,7 +317,7 @@ class LocalSession:
     def _is_still_there(self, position: int) -> bool:
         """Whether the log holds `position`, or ends there, after all."""
         self._walk, self._pending = None, []
-        self._look()
+        self._refresh_offsets()
         return not self.is_over and self._facts.start <= position <= self._facts.written
 
     def _failure(self, error: Exception) -> e.Event:
@@ -326,7 +326,7 @@ class LocalSession:
             self._facts = self.source.facts(with_liveness=False)
         return self.source.failure(error, self.session.position, self._facts)
 
-    def _told(self, reason: str) -> None:
+    def _on_lease_broken(self, reason: str) -> None:
         self._broken = reason
 
     def _renew(self, offset: int) -> None:

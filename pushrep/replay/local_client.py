@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import log_name, real_log_path
@@ -21,7 +22,6 @@ from pushrep.replay.plan import needs_liveness
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, open_source
 from pushrep.replay.states import ReplayState
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.topic_id_partition import TopicIdPartition
 
 _BLOCK_BYTES = 4 << 20
@@ -124,14 +124,14 @@ class LocalReplays:
         if local is None:
             why = "no such replay, or its time to attach is over, or it has a subscriber"
             raise ReplayRefused(ErrorCode.UNKNOWN_REPLAY, why)
-        local.tell(e.SubscriberAttached(CREDIT_BYTES))
+        local.handle(e.SubscriberAttached(CREDIT_BYTES))
         return local
 
     def stop(self, session_id: int) -> None:
         """End a session; unknown ids, and those that are over, are fine."""
         local = self._locals.get(session_id)
         if local is not None:
-            local.tell(e.Stop())
+            local.handle(e.Stop())
         self._sweep()
 
     def stop_all(self, recording: int | str) -> int:
@@ -140,7 +140,7 @@ class LocalReplays:
         path = None if name is None else real_log_path(self.directory / name)
         ended = [local for local in list(self._locals.values()) if local.source.path == path and not local.is_over]
         for local in ended:
-            local.tell(e.Stop())
+            local.handle(e.Stop())
         self._sweep()
         return len(ended)
 
@@ -174,7 +174,7 @@ class LocalReplays:
         with self._around.lock:
             for session_id, local in list(self._locals.items()):
                 if local.session.state is ReplayState.INIT:
-                    local.tell(e.Turn(_NO_FACTS))
+                    local.handle(e.Turn(_NO_FACTS))
                 if local.is_over:
                     del self._locals[session_id]
                     self._waiting.discard(session_id)

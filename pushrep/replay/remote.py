@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from pushrep.env import Clock
+from pushrep.env.network import HostPort
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.replay_messages import ReplayEndReason
@@ -29,8 +31,6 @@ from pushrep.replay.limits import Span
 from pushrep.replay.model import TO_END, ReplayRequest
 from pushrep.replay.waiting import ReplayWaiter
 from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire, started
-from pushrep.seams import Clock
-from pushrep.seams.network import HostPort
 
 _BATCH_BYTES_MAX = (1 << 31) - 1
 _RUN_MIN = 32
@@ -230,7 +230,7 @@ class RemoteSession:
             if self._goodbye_said() or self.end is not None:
                 return None
             if not self._blocks:
-                self._take_what_came()
+                self._read_received()
             if self._blocks:
                 block = self._blocks.popleft()
                 self._given = block.end
@@ -245,9 +245,9 @@ class RemoteSession:
         """Take what was sent already, so that the node does not wait; no credit is given."""
         with self._using:
             if not self._goodbye_said() and self.end is None:
-                self._take_what_came()
+                self._read_received()
 
-    def _take_what_came(self) -> None:
+    def _read_received(self) -> None:
         if self._pending_end is not None:
             return
         if self._attached is None:
@@ -257,7 +257,7 @@ class RemoteSession:
             return
         try:
             for found in attached.connection.receive():
-                self._take(found.message)
+                self._on_message(found.message)
                 if self._attached is not attached:
                     return
         except NodeUnreachable as error:
@@ -266,23 +266,23 @@ class RemoteSession:
             if self._clock.monotonic_ms() - self._heard_ms > self._settings.silence_max_ms:
                 self._lost("it has not said a word")
 
-    def _take(self, message: Struct) -> None:
+    def _on_message(self, message: Struct) -> None:
         self._heard_ms = self._clock.monotonic_ms()
         if isinstance(message, wire.ReplayData):
             self._failures = 0
             self._tip = message.tip_offset
             self._begins_at(message.start_offset)
             if message.records:
-                self._take_block(message)
+                self._on_block(message)
         elif isinstance(message, wire.ReplayEnd):
-            self._take_end(message)
+            self._on_end(message)
 
     def _begins_at(self, offset: int) -> None:
         """Where a session begins that is known by its id alone is told with the first that comes of it."""
         if self._request is None and not self._received:
             self._given = self._received = self._expected = offset
 
-    def _take_block(self, data: wire.ReplayData) -> None:
+    def _on_block(self, data: wire.ReplayData) -> None:
         view = data.records[0]
         assert isinstance(view, memoryview), "a decoded message's records are a view"
         try:
@@ -320,7 +320,7 @@ class RemoteSession:
             why_not = f"it is said to begin at {data.start_offset}"
         return why_not
 
-    def _take_end(self, end: wire.ReplayEnd) -> None:
+    def _on_end(self, end: wire.ReplayEnd) -> None:
         is_short = self._is_short and end.reason is ReplayEndReason.LIMIT_REACHED
         if (end.error_code in _COMES_AGAIN or is_short) and self._may_come_again():
             self._lost(end.error_message)
@@ -351,7 +351,7 @@ class RemoteSession:
         self._owed_bytes = 0
         try:
             if self._pending_end is None:
-                self._attached.connection.tell(self._attached.correlation_id, credit)
+                self._attached.connection.send_event(self._attached.correlation_id, credit)
         except NodeUnreachable as error:
             self._lost(error.why)
 

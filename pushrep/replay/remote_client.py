@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pushrep.env import Clock
+from pushrep.env.network import HostPort
 from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
@@ -15,8 +17,6 @@ from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
 from pushrep.replay.model import RecordingInfo, ReplayRequest
 from pushrep.replay.remote import RemoteSession
 from pushrep.replay.wire import NodeAccess, NodeConnection, accepted, request_to_wire, started
-from pushrep.seams import Clock
-from pushrep.seams.network import HostPort
 
 S = TypeVar("S", bound=Struct)
 _MAY_BE_REPEATED = (wire.DescribeRecordingsRequest, wire.StopReplayRequest, wire.StartReplayRequest)

@@ -109,7 +109,7 @@ class Replay:
         """The records that are there now, of one block at most; empty if none are. Never waits. Raises as iterating."""
         with self._one_at_a_time():
             if not self._is_paused and not self._batches:
-                self._take(self._feed.step())
+                self._enqueue(self._feed.step())
         found = list(self._left())
         while self._batches and not self._is_paused:
             self._next_records()
@@ -153,15 +153,15 @@ class Replay:
         """For ReplayBatches: the next one, waiting for it; None when the replay is over."""
         if not self._batches and not self._load():
             return None
-        return self._given()
+        return self._dequeue()
 
     async def next_batch_async(self) -> ReplayedBatch | None:
         """For ReplayBatches."""
         if not self._batches and not await self._load_async():
             return None
-        return self._given()
+        return self._dequeue()
 
-    def _given(self) -> ReplayedBatch:
+    def _dequeue(self) -> ReplayedBatch:
         batch = self._batches.popleft()
         self._stand_at(min(batch.end, batch.batch.header.next_offset))
         return batch
@@ -203,10 +203,10 @@ class Replay:
         if self._is_paused and not self._feed.is_over:
             self._feed.rest()
             return False
-        self._take(self._feed.step())
+        self._enqueue(self._feed.step())
         return bool(self._batches)
 
-    def _take(self, block: ReplayedBlock | None) -> None:
+    def _enqueue(self, block: ReplayedBlock | None) -> None:
         if block is not None and not self._feed.is_over:
             self._batches.extend(map(ReplayedBatch, block.batches, repeat(block.start), repeat(block.end)))
             self._block_end = block.end

@@ -83,7 +83,7 @@ class ReplaySessions:
         session = self._sessions.get(session_id)
         return [] if session is None else [(session, self.handle(session, Stop(), now_ms))]
 
-    def tell_all(self, recording: int | str, event: Event, now_ms: int) -> list[tuple[ReplaySession, Effects]]:
+    def notify_all(self, recording: int | str, event: Event, now_ms: int) -> list[tuple[ReplaySession, Effects]]:
         """An event for every session of a recording: Stop, Deleted, Truncated, LeaseBroken."""
         chosen = [session for session in self if session.plan.recording == recording]
         return [(session, self.handle(session, event, now_ms)) for session in chosen]

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pushrep.env import File, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
@@ -25,7 +26,6 @@ from pushrep.protocol.values import FileSlice
 from pushrep.records import RecordBatch
 from pushrep.records.header import OFFSET_MAX
 from pushrep.replay.limits import Span
-from pushrep.seams import File, Filesystem
 
 _FIRST_BYTES = 4096  # the header of a large batch, or some small batches whole: what follows live comes in one read
 _FILES_MAX = 64
@@ -175,7 +175,7 @@ class SliceReader:
                     raise
                 self._next = None  # what stands before it goes out first
                 return found
-            what, is_all = self._take(wanted, found, file, what)
+            what, is_all = self._collect(wanted, found, file, what)
             expected = found[-1].span.next_offset if found else position
             following = None if is_all else self._following(what, expected)
             if following is not None and following != expected and not ends_clean(file, what):
@@ -189,7 +189,7 @@ class SliceReader:
                 return found
             what = self._range(following, leader_epoch=what.leader_epoch)
 
-    def _take(self, wanted: _Wanted, found: list[FoundBatch], file: File, what: ScanRange) -> tuple[ScanRange, bool]:
+    def _collect(self, wanted: _Wanted, found: list[FoundBatch], file: File, what: ScanRange) -> tuple[ScanRange, bool]:
         """Add what is wanted from where `what` begins in its segment; where to go on, and whether that is all."""
         position, limit, max_bytes, want_offsets, written = wanted
         segment, at, due, last_epoch = what.base_offset, what.position, what.first_offset, what.leader_epoch

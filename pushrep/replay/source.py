@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 from uuid import UUID
 
+from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log import CorruptBatch, Lease, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.inspection import lock_holder
@@ -21,7 +22,6 @@ from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
 from pushrep.replay.model import LogSnapshot
-from pushrep.seams import REAL_FILESYSTEM, Filesystem
 
 Log: TypeAlias = SegmentLog | LogReader
 

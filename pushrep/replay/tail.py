@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pushrep.env import Filesystem
 from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.seal_check import hold_against_seal
@@ -20,7 +21,6 @@ from pushrep.log.segment_files import segment_path
 from pushrep.log.walk import ScanRange
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
-from pushrep.seams import Filesystem
 
 _READ_BYTES = 16 << 10
 

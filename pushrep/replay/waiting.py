@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from pushrep.seams import READABLE, REAL_NETWORK, Filesystem, Network, Poller, Watch
+from pushrep.env import READABLE, REAL_NETWORK, Filesystem, Network, Poller, Watch
 
 
 class ReplayWaiter:
@@ -38,7 +38,7 @@ class ReplayWaiter:
             if self._poller is None:
                 self._poller = self._network.poller()
             if sock is not self._polled:
-                self._let_go()
+                self._release()
                 if sock is not None:
                     self._poller.register(sock, READABLE, self)
                     self._polled = sock
@@ -79,11 +79,11 @@ class ReplayWaiter:
         self.wake()
         with self._waits, self._wakes:
             if self._poller is not None:
-                self._let_go()
+                self._release()
                 self._poller.close()
                 self._poller = None
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._polled is not None and self._poller is not None:
             with suppress(KeyError, ValueError):  # it was closed meanwhile
                 self._poller.unregister(self._polled)
@@ -123,13 +123,13 @@ class Listening:
         else:
             with suppress(ValueError, OSError):  # closed in this moment: the next look finds that it is over
                 self._waiting.wait(self._watch, pause_s)
-        self._note()
+        self._on_change()
 
     async def wait_async(self, timeout_s: float, *, needs_write: bool = False) -> None:
         """The same in an event loop."""
         pause_s = max(_SOON_S, self._pause_s(needs_write=needs_write))
         await self._waiting.wait_async(self._watch, min(pause_s, timeout_s))
-        self._note()
+        self._on_change()
 
     def wake(self) -> None:
         """End the wait, or the next one."""
@@ -160,7 +160,7 @@ class Listening:
             return _HARDLY_S
         return min(_SELDOM_S, _SOON_S * (1 << min(self._looks - _AT_ONCE - _SOON, 10)))  # doubling
 
-    def _note(self) -> None:
+    def _on_change(self) -> None:
         watch = self._watch
         if watch is not None and watch.heard():
             self._looks = 0

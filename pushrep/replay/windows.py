@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pushrep.env import File, Filesystem
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.segment_files import segment_path
 from pushrep.log.walk import count_in_place
@@ -24,7 +25,6 @@ from pushrep.records.checksum import crc32c_in_place
 from pushrep.records.header import CRC_COVERS_FROM, LENGTH_ENDS_AT
 from pushrep.replay.buffers import Buffers
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
-from pushrep.seams import File, Filesystem
 
 WINDOW_BYTES = 768 << 10
 """With the rest of its last batch it stays in a processor's own cache until it is checked."""
@@ -90,7 +90,7 @@ class BatchWindows:
 
     def _read(self, file: File, position: int) -> _Read:
         """What stands from `position` on. Raises OSError."""
-        view = self._buffers.take()
+        view = self._buffers.acquire()
         size = preadv(file.fileno(), [view[:WINDOW_BYTES]], position)
         length = length_of_first(view[:LENGTH_ENDS_AT])  # type: ignore[arg-type]  # it reads any buffer
         if length * _TOGETHER_MIN < size:

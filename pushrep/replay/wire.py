@@ -12,6 +12,8 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, TypeVar
 
+from pushrep.env import REAL_NETWORK, Network
+from pushrep.env.network import HostPort
 from pushrep.errors import BadArgument
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.client import CallAnswer, ClientConnection, PeerEvent, first_request
@@ -24,8 +26,6 @@ from pushrep.replay.buffers import KeptBuffers
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
 from pushrep.replay.plan import RATE_MAX
-from pushrep.seams import REAL_NETWORK, Network
-from pushrep.seams.network import HostPort
 
 S = TypeVar("S", bound=Struct)
 _PORT_MAX = 65_535
@@ -114,11 +114,11 @@ class NodeConnection:
             raise NodeUnreachable(address_text(self.address), f"it answered with {type(found).__name__}")
         return correlation_id, found
 
-    def tell(self, correlation_id: int, event: Struct) -> None:
+    def send_event(self, correlation_id: int, event: Struct) -> None:
         """Send an event of ours."""
         try:
             self.socket.settimeout(self._settings.request_timeout_ms / 1000)
-            self._send(self.protocol.tell(correlation_id, event))
+            self._send(self.protocol.event_parts(correlation_id, event))
         except (OSError, ProtocolError) as error:
             raise self._gone(error) from error
         finally:

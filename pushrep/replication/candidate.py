@@ -32,7 +32,7 @@ from pushrep.replication.effects import SetAside, StoreGrant, TakeEpoch
 from pushrep.replication.epochs import (
     EpochEnd,
     LogEnds,
-    Ungranted,
+    Unfenced,
     common_end,
     granted_end,
     without_ungranted,
@@ -96,14 +96,14 @@ class PartitionLog:
     log: LogEnds
     high_watermark: int
     is_damaged: bool = False
-    ungranted: Ungranted | None = None
+    unfenced: Unfenced | None = None
     held_to: EpochEnd | None = None
     """What it held before it was damaged or lost records, where its own member knows that."""
 
     @property
     def granted(self) -> EpochEnd:
         """(newest granted epoch in the log, its end)."""
-        return granted_end(self.log, self.ungranted)
+        return granted_end(self.log, self.unfenced)
 
     @property
     def why_unfit(self) -> str | None:
@@ -167,7 +167,7 @@ class Fetch(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """Durably: every log here is flushed, then the grant's epoch begins at its end, and nothing is ungranted any more.
+    """Durably: every log here is flushed, then the grant's epoch begins at its end, and nothing is unfenced any more.
 
     Then a PartitionLeader for each log.
     """
@@ -187,7 +187,7 @@ CandidateEffect: TypeAlias = Look | TakeEpoch | StoreGrant | SendGrant | Fetch |
 class Candidate:
     """One attempt to lead an outbox. Not thread-safe. A refused one is thrown away; the next begins anew.
 
-    own: what this member says of itself, its ungranted numbers counted in `highest_epoch`.
+    own: what this member says of itself, its unfenced numbers counted in `highest_epoch`.
     first: the grant of an outbox that has none yet, under any number.
     change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
     leader_alive_ms: another leader that was in contact so lately may be alive, and is left alone; 0: it is deposed.
@@ -447,18 +447,18 @@ class Candidate:
                 if (index in counting or (index == self.index and holds_others)) and partition in answer.logs
             ]
             ahead, member = max(held, key=lambda pair: (pair[0], pair[1] == self.index))
-            granted = without_ungranted(own.log, own.ungranted)
+            granted = without_ungranted(own.log, own.unfenced)
             if own.why_unfit is not None and (own.held_to is None or ahead < own.held_to):
                 return self._not_held(partition, own)
             if ahead == own.granted:
-                if own.ungranted is not None and self._was_led_by_another:
+                if own.unfenced is not None and self._was_led_by_another:
                     fetches.append(Fetch(partition, self.index, granted.log_end_offset, ahead))
                 continue
             if self.purpose is Purpose.PROMOTE:
                 is_fenced = self.grant is not None
                 return NotAhead(partition=partition, own=own.granted, member=member, theirs=ahead, is_fenced=is_fenced)
             theirs = self._answers[member].logs[partition]
-            cut_at = common_end(granted, without_ungranted(theirs.log, theirs.ungranted))
+            cut_at = common_end(granted, without_ungranted(theirs.log, theirs.unfenced))
             anew = None
             if granted.log_start_offset < theirs.log.log_start_offset >= cut_at:
                 cut_at = theirs.log.log_start_offset

@@ -73,10 +73,10 @@ def common_end(ours: LogEnds, theirs: LogEnds) -> int:
     return offset
 
 
-class Ungranted(NamedTuple):
+class Unfenced(NamedTuple):
     """Appended with acks=LOCAL while too few members answered: kept beside the grant, for nothing of it counts yet.
 
-    granted: the log's newest granted epoch and its end, from before the first ungranted number was taken. It has to be
+    granted: the log's newest granted epoch and its end, from before the first unfenced number was taken. It has to be
     kept, because an epoch that holds no record gives its place in the list to the next one that starts there.
     """
 
@@ -84,30 +84,30 @@ class Ungranted(NamedTuple):
     granted: EpochEnd
 
 
-def granted_end(log: LogEnds, ungranted: Ungranted | None) -> EpochEnd:
+def granted_end(log: LogEnds, unfenced: Unfenced | None) -> EpochEnd:
     """(newest granted epoch in the log, its end): what candidates compare. The greatest holds what m members held."""
-    if ungranted is None:
+    if unfenced is None:
         return EpochEnd(log.leader_epochs.latest_epoch, log.log_end_offset)
-    if log.log_end_offset >= ungranted.granted.end_offset:
-        return ungranted.granted
+    if log.log_end_offset >= unfenced.granted.end_offset:
+        return unfenced.granted
     return EpochEnd(
-        log.end_at_or_below(ungranted.granted.epoch).epoch, log.log_end_offset
+        log.end_at_or_below(unfenced.granted.epoch).epoch, log.log_end_offset
     )  # a power cut took some of it
 
 
-def marked_ungranted(log: LogEnds, ungranted: Ungranted | None) -> Ungranted:
+def marked_ungranted(log: LogEnds, unfenced: Unfenced | None) -> Unfenced:
     """What has to be on disk before a number without a grant begins at the log's end."""
-    if ungranted is not None and ungranted.start_offset <= log.log_end_offset:
-        return ungranted
-    return Ungranted(log.log_end_offset, granted_end(log, ungranted))
+    if unfenced is not None and unfenced.start_offset <= log.log_end_offset:
+        return unfenced
+    return Unfenced(log.log_end_offset, granted_end(log, unfenced))
 
 
-def without_ungranted(log: LogEnds, ungranted: Ungranted | None) -> LogEnds:
-    """The log as it is once its ungranted end was set aside; its newest granted epoch stands in the list again."""
-    if ungranted is None:
+def without_ungranted(log: LogEnds, unfenced: Unfenced | None) -> LogEnds:
+    """The log as it is once its unfenced end was set aside; its newest granted epoch stands in the list again."""
+    if unfenced is None:
         return log
-    kept = log.cut(ungranted.start_offset)
-    epochs, (epoch, end_offset) = kept.leader_epochs.cut_from(ungranted.start_offset), ungranted.granted
+    kept = log.cut(unfenced.start_offset)
+    epochs, (epoch, end_offset) = kept.leader_epochs.cut_from(unfenced.start_offset), unfenced.granted
     if epoch > epochs.latest_epoch and kept.log_end_offset >= end_offset:
         epochs = epochs.assigned(epoch, end_offset)
     return kept._replace(leader_epochs=epochs)

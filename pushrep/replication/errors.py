@@ -25,8 +25,8 @@ class OlderGeneration(NotLeader):
     def __init__(self, leader: int, epoch: int, *, generation: int, newest: int) -> None:
         super().__init__(leader, epoch)
         why = (
-            f"this directory is of generation {told(generation)}, member {leader} leads in {told(newest)} since a loss "
-            "was accepted: it can go back in as a replica, which sets aside what it holds and is given everything"
+            f"this directory is of generation {label(generation)}, member {leader} leads in {label(newest)} since a "
+            "loss was accepted: it can go back in as a replica, which sets aside what it holds and is given everything"
         )
         self.args = (why,)
         self.generation, self.newest = generation, newest
@@ -38,15 +38,15 @@ class RivalGenerations(NotLeader):
     def __init__(self, leader: int, epoch: int, *, generation: int, rival: int) -> None:
         super().__init__(leader, epoch)
         why = (
-            f"a loss was accepted twice: here in generation {told(generation)}, by member {leader}, epoch {epoch}, in "
-            f"{told(rival)}. Both are offline. Decide which one goes on, and run there: pushrep promote DIRECTORY "
+            f"a loss was accepted twice: here in generation {label(generation)}, by member {leader}, epoch {epoch}, in "
+            f"{label(rival)}. Both are offline. Decide which one goes on, and run there: pushrep promote DIRECTORY "
             "--accept-loss; what the other one holds is set aside then"
         )
         self.args = (why,)
         self.generation, self.rival = generation, rival
 
 
-def told(generation: int) -> str:
+def label(generation: int) -> str:
     """A generation as people read it: its number, and what tells it from another of that number."""
     return f"{generation >> 32}.{generation & 0xFFFFFFFF:08x}" if generation else "0"
 

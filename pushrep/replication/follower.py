@@ -39,7 +39,7 @@ from pushrep.replication.effects import (
     TakeEpoch,
     Truncate,
 )
-from pushrep.replication.epochs import LogEnds, Ungranted, without_ungranted
+from pushrep.replication.epochs import LogEnds, Unfenced, without_ungranted
 from pushrep.replication.findings import FOLLOWER_RULES, Cut, Finding, Found, find
 from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, are_rivals, owner_of
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
@@ -53,8 +53,8 @@ BatchAt: TypeAlias = Callable[[int], bytes | memoryview | None]
 class ReplicaState:
     """Everything about one log that the rules look at.
 
-    leader_epoch: the newest one taken, ungranted ones of its own not counted. replica_epoch: of this run of the node.
-    ungranted: what this member appended without a grant when it was the leader, if anything.
+    leader_epoch: the newest one taken, unfenced ones of its own not counted. replica_epoch: of this run of the node.
+    unfenced: what this member appended without a grant when it was the leader, if anything.
     is_offline: the log waits for an operator.
     """
 
@@ -65,7 +65,7 @@ class ReplicaState:
     replica_epoch: int
     grant: Grant | None = None
     session: ReplicaSession = NO_SESSION
-    ungranted: Ungranted | None = None
+    unfenced: Unfenced | None = None
     is_offline: bool = False
 
     @property
@@ -146,8 +146,8 @@ def follow(state: ReplicaState | None, request: AppendRecords, batch_at: BatchAt
         return (*effects, Answer(_result(state, error)))
     if (request.leader_epoch, request.session_id) > state.session[:2]:
         effects.append(OpenSession(ReplicaSession(request.leader_epoch, request.session_id)))
-    log = without_ungranted(state.log, state.ungranted)
-    if state.ungranted is not None:  # its next grant is for another: only then does anybody push to it
+    log = without_ungranted(state.log, state.unfenced)
+    if state.unfenced is not None:  # its next grant is for another: only then does anybody push to it
         effects.append(SetUngrantedAside(log))
     found = find(log, state.high_watermark, request, batch_at)
     return (*effects, *_by_the_table(state, log, request, found))
@@ -189,7 +189,7 @@ def _accept(state: ReplicaState, log: LogEnds, request: AppendRecords, found: Fo
     """Truncate, append, begin the epoch, flush, HWM, LSO, answer: in this order."""
     effects: list[FollowerEffect] = []
     high_watermark, log_start = state.high_watermark, log.log_start_offset
-    flushed = min(state.flushed_offset, log.log_end_offset)  # lower if something ungranted went
+    flushed = min(state.flushed_offset, log.log_end_offset)  # lower if something unfenced went
     if cut is Cut.ALL:
         aside = SetAside(request.append_offset, request.epoch_at_append_offset)
         effects.append(aside)

@@ -24,9 +24,9 @@ from pushrep.startpoints.errors import (
     StoreClosed,
     StoreUnavailable,
 )
+from pushrep.startpoints.event_log import EventLog, ReaderState
 from pushrep.startpoints.events import Applied, Cancelled, Consumed, Expired, Fact, Failed, Written
 from pushrep.startpoints.group import GroupStartpoints
-from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import Kind, OutOfRange, Reader, Startpoint, Target
 from pushrep.startpoints.partition_log import LocalLog, PartitionLog, facts_of
 from pushrep.startpoints.places import StorePlace, store_at
@@ -47,12 +47,12 @@ __all__ = [
     "Consumed",
     "CorruptStore",
     "DefaultUnusable",
+    "EventLog",
     "Expired",
     "Fact",
     "Failed",
     "GroupStartpoints",
     "Kind",
-    "Ledger",
     "LocalLog",
     "LogConsumer",
     "LogFacts",
@@ -67,8 +67,8 @@ __all__ = [
     "PartitionLost",
     "PartitionRecords",
     "Reader",
+    "ReaderState",
     "Resolved",
-    "Standing",
     "Start",
     "Startpoint",
     "StartpointFailed",

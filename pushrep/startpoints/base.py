@@ -13,12 +13,12 @@ from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from pushrep.seams import Clock
-from pushrep.startpoints.changing import Change, FactLog, LedgerFollower
+from pushrep.env import Clock
+from pushrep.startpoints.changing import Change, EventLogFollower, FactLog
 from pushrep.startpoints.checkpoints import Checkpoint
 from pushrep.startpoints.errors import Overtaken, StoreBusy, StoreClosed
+from pushrep.startpoints.event_log import EventLog, ReaderState
 from pushrep.startpoints.events import Fact
-from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import Reader
 
 _PAUSE_MAX_S = 0.5
@@ -52,20 +52,20 @@ class BaseStore:
         self._clock = clock
         self._journal, self._checkpoints = facts, checkpoints
         # One is looked at beside changes, by any thread; the other by whoever holds the store's lock.
-        self._reads, self._reads_lock = LedgerFollower(facts), threading.Lock()
-        self._changes = LedgerFollower(facts)
+        self._reads, self._reads_lock = EventLogFollower(facts), threading.Lock()
+        self._changes = EventLogFollower(facts)
         self._closed = False
 
-    def ledger(self) -> Ledger:
+    def event_log(self) -> EventLog:
         """All that was ever written and what became of it, as of now; takes no lock. What is due may not be marked."""
         self._check()
-        return LedgerFollower(self._journal).current()
+        return EventLogFollower(self._journal).current()
 
-    def standing(self, sequence: int, reader: Reader) -> Standing | None:
+    def reader_state(self, sequence: int, reader: Reader) -> ReaderState | None:
         """How startpoint `sequence` stands for this reader; None if there is none for it. Takes no lock."""
         self._check()
         with self._reads_lock:
-            return self._reads.current().standing(sequence, reader)
+            return self._reads.current().reader_state(sequence, reader)
 
     def history(self) -> list[Fact]:
         """Every fact in order; takes no lock."""

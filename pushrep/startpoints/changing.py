@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from pushrep.errors import BadArgument
 from pushrep.startpoints.errors import CorruptStore
+from pushrep.startpoints.event_log import EventLog, ReaderState
 from pushrep.startpoints.events import Applied, Expired, Fact, Failed
-from pushrep.startpoints.ledger import Ledger, Standing
 from pushrep.startpoints.model import REASON_CHARACTERS_MAX, Kind, Reader
 from pushrep.startpoints.resolve import LogFacts, Unresolved, resolve
 from pushrep.startpoints.states import State
@@ -97,48 +97,48 @@ class FactLog(Protocol):
         ...
 
 
-class LedgerFollower:
+class EventLogFollower:
     """The ledger of a journal; each look adds only what is new. For one thread at a time."""
 
     def __init__(self, journal: FactLog) -> None:
         self._journal = journal
         self._facts: list[Fact] = []
-        self._count, self._ledger = 0, Ledger()
+        self._count, self._event_log = 0, EventLog()
 
-    def current(self) -> Ledger:
+    def current(self) -> EventLog:
         """The ledger as of now. Raises CorruptStore."""
         view = self._journal.view()
         if view.facts is not self._facts:  # read anew: what was known is not how the file begins
-            self._facts, self._count, self._ledger = view.facts, 0, Ledger()
+            self._facts, self._count, self._event_log = view.facts, 0, EventLog()
         try:
             for fact in view.facts[self._count : view.length]:
-                self._ledger.add(fact)
+                self._event_log.add(fact)
         except ValueError as error:
             self._facts = []
             raise CorruptStore(self._journal.place, f"{error}; restore it from a copy") from error
         self._count = view.length
-        return self._ledger
+        return self._event_log
 
 
 class Change:
     """One transaction as the store uses it: it begins with marking what has expired."""
 
-    def __init__(self, transaction: Adding, follower: LedgerFollower, now_ms: int) -> None:
+    def __init__(self, transaction: Adding, follower: EventLogFollower, now_ms: int) -> None:
         self._transaction, self._follower = transaction, follower
-        self.ledger = follower.current()
-        self.swept = self.ledger.due(now_ms)
+        self.event_log = follower.current()
+        self.swept = self.event_log.due(now_ms)
         self.append(*(Expired(sequence=sequence, at_ms=now_ms) for sequence in self.swept))
 
     @property
     def next_sequence(self) -> int:
         """Of a startpoint in the next `append`; more of them count on."""
-        return self._transaction.next_sequence(self.ledger.next_sequence)
+        return self._transaction.next_sequence(self.event_log.next_sequence)
 
     def append(self, *facts: Fact) -> None:
         """Stored, all of them, when this returns. Raises NotWritten."""
         if facts:
             self._transaction.append(facts)
-            self.ledger = self._follower.current()
+            self.event_log = self._follower.current()
 
 
 class ApplyAnswer(NamedTuple):
@@ -149,7 +149,7 @@ class ApplyAnswer(NamedTuple):
 
 
 def answer_of(  # noqa: PLR0913 - all that decides
-    found: Standing,
+    found: ReaderState,
     reader: Reader,
     log: LogFacts,
     *,

@@ -19,7 +19,7 @@ from typing import Any
 
 import google_crc32c
 
-from pushrep.seams import Filesystem, read_whole, write_atomic
+from pushrep.env import Filesystem, read_whole, write_atomic
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreUnavailable
 from pushrep.startpoints.model import Reader
 

@@ -194,7 +194,7 @@ class LogConsumer:
             self._seen_bytes = size_bytes  # as it was before the look: what came meanwhile is looked at next time
             return
         with suppress(NotNow):
-            size_bytes = looking.look()
+            size_bytes = looking.poll_size()
             if size_bytes == self._seen_bytes and looking.away is None:
                 return
             for partition, one in list(self._assigned.items()):

@@ -17,8 +17,8 @@ import logging
 from contextlib import suppress
 
 from filtering.consumers.startpoints import Answer, PartitionFacts, RefusedStartpoint, StartTarget
+from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.errors import BadArgument
-from pushrep.seams import SYSTEM_CLOCK, Clock
 from pushrep.startpoints.checkpoints import Claim
 from pushrep.startpoints.errors import PartitionLost, StartpointFailed
 from pushrep.startpoints.looking import Looking, NotNow
@@ -51,12 +51,12 @@ class GroupStartpoints:
         self._claims: dict[Reader, Claim] = {}
         self._version, self._size_bytes = 0, -1
         self._is_open = False  # something is to be asked again, though nothing new was written
-        self._unsaid: set[tuple[Reader, int]] = set()  # committed, and `consumed` could not be stored
+        self._unacknowledged: set[tuple[Reader, int]] = set()  # committed, and `consumed` could not be stored
 
     def version(self) -> int:
         """A number that changes with every change of the store. One that can't be reached holds no running consumer."""
         with suppress(NotNow):
-            size_bytes = self._looking.look() if self._version else self._store.size_bytes()
+            size_bytes = self._looking.poll_size() if self._version else self._store.size_bytes()
             if self._is_open or size_bytes != self._size_bytes:
                 self._version, self._size_bytes, self._is_open = self._version + 1, size_bytes, False
         return self._version
@@ -64,9 +64,9 @@ class GroupStartpoints:
     def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Answer:
         """Take the partition over; apply the newest startpoint above the committed one, once. None: there is none."""
         reader = Reader(consumer, facts.topic, facts.partition)
-        self._unsaid -= self._unsaid_of(reader)
+        self._unacknowledged -= self._unacknowledged_of(reader)
         claim = self._claims[reader] = self._store.claim(*_names(reader))
-        committed = self._store.standing(committed_sequence, reader)
+        committed = self._store.reader_state(committed_sequence, reader)
         if committed is not None and committed.state is State.APPLIED:
             self._store.consume(claim, committed_sequence, committed=committed_sequence)
         return self._newer(claim, facts, committed_sequence)
@@ -91,35 +91,35 @@ class GroupStartpoints:
         What can't be said now is said at a later look, or by the next holder, who finds the sequence in the commit.
         """
         reader = Reader(consumer, topic, partition)
-        self._unsaid.add((reader, sequence))
+        self._unacknowledged.add((reader, sequence))
         try:
             with suppress(NotNow):
-                self._looking.ask(lambda: self._say(reader))
+                self._looking.ask(lambda: self._acknowledge(reader))
         except PartitionLost as lost:
             _LOG.info("%s; that startpoint %d is used up is said later", lost, sequence)
-        self._is_open |= bool(self._unsaid)
+        self._is_open |= bool(self._unacknowledged)
 
-    def _say(self, reader: Reader) -> None:
+    def _acknowledge(self, reader: Reader) -> None:
         """Say what is committed and not said yet, if anything."""
-        for one in sorted(self._unsaid_of(reader)):
+        for one in sorted(self._unacknowledged_of(reader)):
             self._store.consume(self._claims[reader], one[1], committed=one[1])
-            self._unsaid.remove(one)
+            self._unacknowledged.remove(one)
 
-    def _unsaid_of(self, reader: Reader) -> set[tuple[Reader, int]]:
-        return {one for one in self._unsaid if one[0] == reader}
+    def _unacknowledged_of(self, reader: Reader) -> set[tuple[Reader, int]]:
+        return {one for one in self._unacknowledged if one[0] == reader}
 
     def _followed(self, reader: Reader, facts: PartitionFacts, sequence: int) -> Answer:
         """What is new for a partition that runs. Raises PartitionLost if it is another member's."""
         try:
-            return self._told(reader, facts, sequence)
+            return self._answer(reader, facts, sequence)
         except PartitionLost:
             if not facts.is_held(facts.topic, facts.partition):
                 raise
         self._claims[reader] = self._store.claim(*_names(reader))
-        return self._told(reader, facts, sequence)
+        return self._answer(reader, facts, sequence)
 
-    def _told(self, reader: Reader, facts: PartitionFacts, sequence: int) -> Answer:
-        self._say(reader)
+    def _answer(self, reader: Reader, facts: PartitionFacts, sequence: int) -> Answer:
+        self._acknowledge(reader)
         return self._newer(self._claims[reader], facts, sequence)
 
     def _newer(self, claim: Claim, facts: PartitionFacts, sequence: int) -> Answer:
@@ -135,7 +135,7 @@ class GroupStartpoints:
             return RefusedStartpoint(failed.sequence, failed)
         if applied is None:
             return None
-        standing = self._store.standing(applied.sequence, reader)
+        standing = self._store.reader_state(applied.sequence, reader)
         assert standing is not None, "applied is only what was written"
         return StartTarget(applied.offset, applied.sequence, standing.written.startpoint.reset_marks)
 

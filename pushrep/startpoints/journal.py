@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from pushrep.seams import File, Filesystem, LockHeld, write_atomic
+from pushrep.env import File, Filesystem, LockHeld, write_atomic
 from pushrep.startpoints.changing import TimeBudget, View
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
 from pushrep.startpoints.events import Fact, from_json, to_json

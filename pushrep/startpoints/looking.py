@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from pushrep.seams import SYSTEM_CLOCK, Clock
+from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.startpoints.base import BaseStore
 from pushrep.startpoints.errors import NotWritten, StoreBusy, StoreUnavailable
 
@@ -40,7 +40,7 @@ class Looking:
         self.away: Exception | None = None
         """Why a question was not answered, until a whole turn is: who tells may not take, and a look is a little."""
 
-    def look(self) -> int:
+    def poll_size(self) -> int:
         """The store's `size_bytes`, within 3 s: a turn begins. Raises NotNow."""
         if self.away is not None and self._asked and not self._failed:
             _LOG.info("%s answers again", self._store.place)
@@ -69,10 +69,10 @@ class Looking:
             with self._store.within(within_s):
                 return question()
         except AWAY as error:
-            self._note(error)
+            self._on_failure(error)
             raise NotNow from error
 
-    def _note(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         if self.away is None:
             self._since_ms = self._clock.monotonic_ms()
             _LOG.warning("%s; reading goes on, and new startpoints wait until it answers", error)

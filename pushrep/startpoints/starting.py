@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from pushrep.startpoints.checkpoints import Checkpoint
 from pushrep.startpoints.errors import CheckpointUnusable, DefaultUnusable
+from pushrep.startpoints.event_log import ReaderState
 from pushrep.startpoints.events import Applied
-from pushrep.startpoints.ledger import Standing
 from pushrep.startpoints.model import Startpoint
 from pushrep.startpoints.resolve import LogFacts, Unresolved, resolve
 
@@ -52,7 +52,7 @@ def from_startpoint(applied: Applied, startpoint: Startpoint) -> Start:
 
 
 def without_startpoint(  # noqa: PLR0913 - all that decides
-    checkpoint: Checkpoint, last: Standing | None, log: LogFacts, default: Startpoint, *, reset: bool, now_ms: int
+    checkpoint: Checkpoint, last: ReaderState | None, log: LogFacts, default: Startpoint, *, reset: bool, now_ms: int
 ) -> Start:
     """The start of a reader for which none is pending; `last` is the startpoint that its checkpoint descends from.
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.startpoints.base import BaseStore, changes
 from pushrep.startpoints.changing import Change, answer_of, author_name, check_text
 from pushrep.startpoints.checkpoints import Checkpoint, CheckpointFiles, Claim
@@ -30,9 +30,9 @@ from pushrep.startpoints.errors import (
     StartpointFailed,
     StoreUnavailable,
 )
+from pushrep.startpoints.event_log import ReaderState
 from pushrep.startpoints.events import Applied, Cancelled, Consumed, Fact, Failed, Written
 from pushrep.startpoints.journal import LOCK_WAIT_S, Journal
-from pushrep.startpoints.ledger import Standing
 from pushrep.startpoints.model import Kind, Reader, Startpoint, Target
 from pushrep.startpoints.partition_log import PartitionLog
 from pushrep.startpoints.resolve import LogFacts
@@ -118,10 +118,10 @@ class StartpointStore(BaseStore):
         check_text("reason", reason)
         who = author_name(author)
         with self._transaction() as change:
-            if change.ledger.written(sequence) is None:
+            if change.event_log.written(sequence) is None:
                 raise NoSuchStartpoint(sequence)
-            if not change.ledger.can(sequence, StartpointEvent.CANCEL):
-                raise NotCancellable(sequence, change.ledger.state(sequence))
+            if not change.event_log.can(sequence, StartpointEvent.CANCEL):
+                raise NotCancellable(sequence, change.event_log.state(sequence))
             at_ms = self._clock.wall_ms()
             change.append(Cancelled(sequence=sequence, at_ms=at_ms, author=who, reason=reason))
 
@@ -162,7 +162,7 @@ class StartpointStore(BaseStore):
             facts: list[Fact] = []
             for reader in readers:
                 committed = self._checkpoints.load(reader).sequence
-                found = change.ledger.pending(reader, committed)
+                found = change.event_log.pending(reader, committed)
                 if found is None or found.state is not State.PENDING or found.written.target.task is not None:
                     continue
                 sequence = change.next_sequence + len(facts)
@@ -187,7 +187,7 @@ class StartpointStore(BaseStore):
     @changes
     def read(  # noqa: PLR0913 - a reader and what to do with what it finds
         self, consumer: str, topic: str, partition: int, *, task: str = "", remove: bool = False, only: int = 0
-    ) -> Standing | None:
+    ) -> ReaderState | None:
         """What is pending for this reader (or failed, which stops it), None if nothing is.
 
         `remove` is for jobs without checkpoints here: this call also consumes the startpoint, if `only` is 0 or its
@@ -205,7 +205,7 @@ class StartpointStore(BaseStore):
             self.sweep()  # an older one, whose time is not over, may stand behind it
             return self.read(consumer, topic, partition, task=task)
         with self._transaction() as change:
-            found = change.ledger.pending(reader, self._checkpoints.load(reader).sequence)
+            found = change.event_log.pending(reader, self._checkpoints.load(reader).sequence)
             if found is not None and found.state is not State.FAILED and only in (0, found.sequence):
                 change.append(Consumed(sequence=found.sequence, reader=reader, at_ms=self._clock.wall_ms()))
             return found
@@ -243,10 +243,10 @@ class StartpointStore(BaseStore):
             checkpoint = self._owned(claim)
             applied = self._apply(change, checkpoint, log, position)
             if applied is not None:
-                written = change.ledger.written(applied.sequence)
+                written = change.event_log.written(applied.sequence)
                 assert written is not None, "applied is only what was written"
                 return from_startpoint(applied, written.startpoint)
-            last = change.ledger.standing(checkpoint.sequence, claim.reader)
+            last = change.event_log.reader_state(checkpoint.sequence, claim.reader)
             if last is not None and last.state is State.APPLIED:
                 # Committed, and killed before it could say so.
                 change.append(Consumed(sequence=last.sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
@@ -285,7 +285,7 @@ class StartpointStore(BaseStore):
             if sequence < checkpoint.sequence:
                 raise BadArgument("sequence", f"{sequence} is below {checkpoint.sequence}, which was committed already")
             if sequence > checkpoint.sequence:
-                standing = self._changes.current().standing(sequence, claim.reader)
+                standing = self._changes.current().reader_state(sequence, claim.reader)
                 if standing is None or standing.applied is None:
                     raise NotApplied(claim.reader, sequence)
                 if offset <= standing.applied.offset:
@@ -302,7 +302,7 @@ class StartpointStore(BaseStore):
         """
         with self._transaction() as change:
             checkpoint = self._owned(claim)
-            standing = change.ledger.standing(sequence, claim.reader)
+            standing = change.event_log.reader_state(sequence, claim.reader)
             if standing is None or standing.applied is None:
                 raise NotApplied(claim.reader, sequence)
             if max(committed, checkpoint.sequence) < sequence:
@@ -330,7 +330,7 @@ class StartpointStore(BaseStore):
         refused: Mapping[Kind, str] | None = None,
     ) -> Applied | None:
         reader = checkpoint.reader
-        found = change.ledger.pending(reader, max(committed, checkpoint.sequence))
+        found = change.event_log.pending(reader, max(committed, checkpoint.sequence))
         if found is None:
             return None
         stands_at = position if position is not None else checkpoint.offset
@@ -355,8 +355,8 @@ class StartpointStore(BaseStore):
         with self._transaction() as change:
             chosen = [
                 written.sequence
-                for written in change.ledger.all_written()
-                if wanted(written) and change.ledger.can(written.sequence, StartpointEvent.CANCEL)
+                for written in change.event_log.all_written()
+                if wanted(written) and change.event_log.can(written.sequence, StartpointEvent.CANCEL)
             ]
             now_ms = self._clock.wall_ms()
             change.append(*(Cancelled(sequence=n, at_ms=now_ms, author=who, reason=reason) for n in chosen))

@@ -42,7 +42,7 @@ class Inode:
         write.apply(self.cache)
         self.unsynced.append(write)
 
-    def take(self, write: Write, *, hole: bool) -> None:
+    def write_tracking_holes(self, write: Write, *, hole: bool) -> None:
         """`write`, and what it does to the holes; `hole`: a growth that takes no room."""
         filled, before = self.filled_by(write), len(self.cache)
         self.write(write)

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from pushrep.seams import Filesystem, LockHeld, read_whole, write_atomic
-from pushrep.seams.filesystem import HOLE_BYTES_MAX
+from pushrep.env import Filesystem, LockHeld, read_whole, write_atomic
+from pushrep.env.filesystem import HOLE_BYTES_MAX
 
 
 class Intruder(Protocol):

@@ -5,8 +5,8 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 
-from pushrep.seams import Network, Socket
-from pushrep.seams.network import READABLE, WRITABLE, HostPort
+from pushrep.env import Network, Socket
+from pushrep.env.network import READABLE, WRITABLE, HostPort
 
 _WAIT_S = 30.0
 _SOON_S = 0.01

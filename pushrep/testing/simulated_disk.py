@@ -30,8 +30,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
-from pushrep.seams import DiskUsage, File, FileWitness, LockHeld
-from pushrep.seams.filesystem import (
+from pushrep.env import DiskUsage, File, FileWitness, LockHeld
+from pushrep.env.filesystem import (
     HOLE_BYTES_MAX,
     IS_DIRECTORY,
     IS_LINK,
@@ -324,7 +324,7 @@ class SimulatedDisk:
             self._step()
         except PowerLost:
             if self._random.random() < 0.5:
-                inode.take(write, hole=hole)
+                inode.write_tracking_holes(write, hole=hole)
             raise
         if self.read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -343,7 +343,7 @@ class SimulatedDisk:
             raise OSError(self.full_errno, os.strerror(self.full_errno))
         if room is not None and max(growth, 0) + inode.filled_by(write) > room:
             raise OSError(self.full_errno, os.strerror(self.full_errno))
-        inode.take(write, hole=hole)
+        inode.write_tracking_holes(write, hole=hole)
 
     def _room_bytes(self) -> int | None:
         return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self._used_bytes())

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from pushrep.seams import Listener, Network, Poller, Ready, Socket, Threads
-from pushrep.seams.network import READABLE, WRITABLE, HostPort
+from pushrep.env import Listener, Network, Poller, Ready, Socket, Threads
+from pushrep.env.network import READABLE, WRITABLE, HostPort
 from pushrep.testing.simulated_clock import SimulatedClock
 from pushrep.testing.simulated_threads import Scheduler, ThreadGroup
 

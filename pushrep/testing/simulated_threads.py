@@ -15,7 +15,7 @@ from types import TracebackType
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from pushrep.seams import Condition, Event, Thread
+from pushrep.env import Condition, Event, Thread
 from pushrep.testing.simulated_clock import SimulatedClock
 from pushrep.testing.simulated_disk import PowerLost
 

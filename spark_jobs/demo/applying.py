@@ -86,7 +86,7 @@ class Applying:
         self._hear()
         if (code := self.child.exit_code()) is not None:
             raise ProgramFailed(self._program, code, self.child.errors)
-        self._look(now_s)
+        self._poll_checkpoint(now_s)
         if not self._killed and self._is_doomed(now_s):
             self._kill(now_s)
         elif final_ends is not None and self._inside is None and self.ends == dict(enumerate(final_ends)):
@@ -104,7 +104,7 @@ class Applying:
                 known = None if told["kept"] is None else told["kept"] + told["unkeyed"]
                 self.batches[told["batch"]] = AppliedBatch(told["rows"], known)
 
-    def _look(self, now_s: float) -> None:
+    def _poll_checkpoint(self, now_s: float) -> None:
         if (batch := committed_batch(self._checkpoint)) is not None and batch != self._committed:
             self.ends = dict(end_offsets(self._checkpoint, batch)) or self.ends
             self._committed = batch

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
 from filtering.extras import install_command
-from pushrep.seams import REAL_FILESYSTEM, LockHeld
+from pushrep.env import REAL_FILESYSTEM, LockHeld
 from spark_jobs.errors import SparkJobError
 
 MARKER: Final = ".pushrep-demo"

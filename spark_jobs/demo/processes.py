@@ -88,7 +88,7 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def bury_orphans() -> None:
+def reap_orphans() -> None:
     """Wait for adopted orphans that are dead. For the end: a Child that nobody waited for would be taken for one."""
     for process in list(processes()):
         if not process.alive and process.parent == os.getpid():
@@ -113,7 +113,7 @@ class Child:
         """Start `command` in `directory`; its standard error is appended to the file `errors`."""
         with errors.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
-                [sys.executable, "-P", "-m", "spark_jobs.demo.tether", str(os.getpid()), *command],
+                [sys.executable, "-P", "-m", "spark_jobs.demo.parent_death", str(os.getpid()), *command],
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

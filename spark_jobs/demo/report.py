@@ -39,7 +39,7 @@ def _marks(history: History, moments_ms: list[int | None]) -> list[Mark]:
     ]
 
 
-def told(kill: Kill) -> str:
+def outcome(kill: Kill) -> str:
     """What came of it."""
     if kill.program == PRODUCER:
         return f"resumed {kill.again:,} records behind the end of the log: they entered twice"
@@ -68,7 +68,7 @@ def render(history: History, found: Findings, summary: Summary) -> str:
             ("missing", summary.missing, KILL if summary.missing else KEPT),
             ("twice", summary.twice, KILL if summary.twice else KEPT),
         ),
-        kills=[kill_row(kill, told(kill)) for kill in history.kills],
+        kills=[kill_row(kill, outcome(kill)) for kill in history.kills],
         rows=summary.rows(),
         footer=FOOTER,
         seed=summary.seed,

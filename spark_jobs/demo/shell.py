@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pushrep.errors import PushrepError
-from spark_jobs.demo.crew import undisturbed
+from spark_jobs.demo.children import undisturbed
 from spark_jobs.demo.output import Output, claim, unpack_flights
 from spark_jobs.demo.plan import new_seed
 from spark_jobs.demo.processes import adopt_orphans

@@ -14,7 +14,7 @@ from typing import Final
 
 from spark_jobs.demo.appending import Appending
 from spark_jobs.demo.applying import AppliedBatch, Applying, count_dropped
-from spark_jobs.demo.crew import TICK_S, Alarm, Crew
+from spark_jobs.demo.children import TICK_S, ChildProcesses, Watchdog
 from spark_jobs.demo.findings import Findings
 from spark_jobs.demo.history import History, Sample
 from spark_jobs.demo.live import Bar, Live, behind
@@ -30,7 +30,7 @@ class Supervisor:
 
     def __init__(self, programs: Programs, plan: ChaosPlan, live: Live) -> None:
         self._programs, self._plan, self._live = programs, plan, live
-        self._crew = Crew()
+        self._crew = ChildProcesses()
         self.history = History()
         self.dropped = 0
         """Records that the replay filter said it dropped; known after `run`."""
@@ -64,7 +64,7 @@ class Supervisor:
             self._live.say,
         )
         self._live.say("producer and stream have started")
-        alarm = Alarm(self._programs.output.root, 0.0)
+        alarm = Watchdog(self._programs.output.root, 0.0)
         while not (appending.done and applying.done):
             now_s = self._crew.now_s()
             appending.step(now_s)

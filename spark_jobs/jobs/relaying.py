@@ -110,7 +110,7 @@ class RelayOptions(JobOptions):
 def relay(options: RelayOptions, reporter: Reporter, *, debug: bool = False) -> None:
     """Run the query until it has read all (available-now), a signal comes, or it fails: then what failed is raised."""
     before_spark(options)
-    look(options)  # without topics no Spark is started
+    inspect(options)  # without topics no Spark is started
     with session_of("relay", options, debug=debug) as spark:
         relay_in(spark, options, reporter)
 
@@ -133,7 +133,7 @@ class RelayedBatches:
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - a handler's form
         options = self._options
-        sources, facts = look(options)
+        sources, facts = inspect(options)
         now = _pin_of(options, sources, facts)
         check_same(now, self._pin)
         if facts.partitions < self._pin.partition_count:
@@ -154,7 +154,7 @@ class RelayedBatches:
         """The checkpoint was rolled back: what is sent again under its own place is a replay, which readers drop."""
 
 
-def look(options: RelayOptions) -> tuple[Mapping[tuple[str, int], str], DestinationTopic]:
+def inspect(options: RelayOptions) -> tuple[Mapping[tuple[str, int], str], DestinationTopic]:
     """The incarnation behind each source partition, and the destination. Raises BadJobOption for a topic not there."""
     with _topic_named("--to-topic", options.to_topic):
         facts = topic_facts(options.client(), options.to_topic)
@@ -191,7 +191,7 @@ def pinned(spark: SparkSession, options: RelayOptions) -> RelayPin:
     place = options.checkpoint.rstrip("/") + "-relay"
     with named("--checkpoint", options.checkpoint):
         store = PinStore(HadoopDirectory(spark, place), HadoopDirectory(spark, options.checkpoint))
-        return store.settle(_pin_of(options, *look(options)), options.partition_count)
+        return store.agree(_pin_of(options, *inspect(options)), options.partition_count)
 
 
 def _pin_of(options: RelayOptions, sources: Mapping[tuple[str, int], str], facts: DestinationTopic) -> RelayPin:

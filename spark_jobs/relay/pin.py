@@ -54,7 +54,7 @@ class PinStore:
     def __init__(self, directory: HadoopDirectory, checkpoint: HadoopDirectory) -> None:
         self._directory, self._checkpoint = directory, checkpoint
 
-    def settle(self, wanted: RelayPin, partition_count: int | None) -> RelayPin:
+    def agree(self, wanted: RelayPin, partition_count: int | None) -> RelayPin:
         """What counts from now on; `wanted` has the destination's present number of partitions.
 
         `partition_count` is what was asked for by name, None for what is pinned. The first use, and a raised epoch,

@@ -21,14 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from pushrep.seams import SYSTEM_CLOCK, Clock
+from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.startpoints import (
     STORE_NAME,
     Applied,
     BootstrapGate,
     Claim,
     LogFacts,
-    Standing,
+    ReaderState,
     StartpointStore,
     State,
     StorePlace,
@@ -69,7 +69,7 @@ class StreamStartpoints:
         """
         found: dict[int, StreamPosition] = {}
         try:
-            self._look(before, extents, found)
+            self._find_startpoints(before, extents, found)
         except NotNow:
             return found  # what was applied before is stored: it is taken now, or found again
         except AWAY as error:
@@ -86,11 +86,11 @@ class StreamStartpoints:
         """For people: that the store does not answer, and why; None while it does."""
         return None if self._looking is None else self._looking.words()
 
-    def _look(
+    def _find_startpoints(
         self, before: StreamOffset | None, extents: Mapping[int, Extent], found: dict[int, StreamPosition]
     ) -> None:
         positions = before.positions if before is not None else {}
-        size_bytes = self._store.size_bytes() if self._looking is None else self._looking.look()
+        size_bytes = self._store.size_bytes() if self._looking is None else self._looking.poll_size()
         if self.away() is not None:
             self._seen = None  # so that more than a look is asked
         for partition in sorted(extents.keys() - self._claims.keys()):
@@ -179,11 +179,11 @@ class StreamStartpoints:
         is_due = self._followed_ms is None or now_ms - self._followed_ms >= FOLLOW_MS
         for partition, position in positions.items():
             if partition in self._claims and (is_due or partition in self._unconsumed):
-                self._asked(partial(self._tell, partition, position))
+                self._asked(partial(self._report_applied, partition, position))
         if is_due:
             self._followed_ms = now_ms
 
-    def _tell(self, partition: int, position: StreamPosition) -> None:
+    def _report_applied(self, partition: int, position: StreamPosition) -> None:
         claim = self._claims[partition]
         standing = self._standing(claim, position.epoch)
         is_open = standing is not None and standing.state is State.APPLIED
@@ -196,10 +196,10 @@ class StreamStartpoints:
         elif position.epoch >= self._unconsumed.get(partition, 0):
             self._unconsumed.pop(partition, None)
 
-    def _standing(self, claim: Claim, epoch: int) -> Standing | None:
+    def _standing(self, claim: Claim, epoch: int) -> ReaderState | None:
         if epoch == 0:
             return None
-        standing = self._store.standing(epoch, claim.reader)
+        standing = self._store.reader_state(epoch, claim.reader)
         if standing is None:
             why = f"{self._store.place} has no such startpoint; set option startpoints to the store of before"
             raise StreamOffsetUnusable(f"epoch={epoch}", why)

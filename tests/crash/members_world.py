@@ -20,13 +20,13 @@ from select import select
 from typing import NamedTuple
 
 from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
+from pushrep.env import RealFilesystem
 from pushrep.log import SegmentLog
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import DeliveryFailed, OutboxDiffers
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
-from pushrep.seams import RealFilesystem
 
 WAIT_S = 120
 WATCHED = frozenset(

@@ -15,10 +15,10 @@ from contextlib import suppress
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.outbox import read_identity
 from pushrep.outbox.adoption import adopt
-from pushrep.seams import REAL_FILESYSTEM
 from tests.crash.test_outbox_replicas_kill import Process, missing, record_bytes
 from tests.ports import reserve
 

@@ -82,7 +82,7 @@ def test_a_closed_one_says_nothing(tmp_path):
 def test_a_disk_that_does_not_answer_ends_the_wait_at_its_limit(tmp_path):
     stuck = """
 import threading
-from pushrep.seams import RealFilesystem
+from pushrep.env import RealFilesystem
 class Stuck(RealFilesystem):
     def open(self, path, **how):
         file = super().open(path, **how)

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.outbox import read_identity
-from pushrep.seams import REAL_FILESYSTEM
 from tests.ports import reserve
 
 WAIT_S = 120

@@ -19,12 +19,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from filtering import StreamMetadata
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.outbox import NoFreeSlot, Outbox, SettingRefused, slot_directories
 from pushrep.outbox.metrics import SlotsCollector
-from pushrep.seams import REAL_FILESYSTEM
 from tests.unit.gated_disk import until
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pushrep import ReplayClient
+from pushrep.env import RealFilesystem
 from pushrep.log import SegmentLog
-from pushrep.seams import RealFilesystem
 from pushrep.startpoints import Applied, Consumed, LogConsumer, Startpoint, StartpointStore, Written
 
 CALLS_MAX = 400

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox import read_identity
-from pushrep.seams import REAL_FILESYSTEM
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web_api.py"
 PUSHREP = ("-m", "pushrep.cli.main")

@@ -14,7 +14,6 @@ DOUBLE_STILL = {
     "EpochEnd",
     "Finding",
     "Grant",
-    "Keeping",
     "Kind",
     "Lead",
     "LogFacts",

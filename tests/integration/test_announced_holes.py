@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import AppendFailed, Durability, SegmentLog
 from pushrep.log.directory_files import Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.replicated_log import ReplicatedLog
@@ -28,7 +29,6 @@ from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import encode_batch
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayFailed, ReplayRequest
 from pushrep.replication.grants import Grant, Member
-from pushrep.seams import REAL_FILESYSTEM, RealFilesystem
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.readers.batch_bytes import parse_batches

@@ -7,8 +7,8 @@ import pytest
 
 from pushrep import SegmentLog
 from pushrep.cli.main import run
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox import read_identity
-from pushrep.seams import REAL_FILESYSTEM
 
 
 @pytest.fixture

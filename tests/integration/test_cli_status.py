@@ -9,10 +9,10 @@ import pytest
 from pushrep import Acks, Outbox, ReplayClient, ReplayRequest
 from pushrep.cli.main import run
 from pushrep.cli.status import look_at
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
-from pushrep.outbox.letting_go import LetGoDoor
+from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay import FOLLOW
-from pushrep.seams import REAL_FILESYSTEM
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -39,7 +39,7 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd):
     world.node(1)
     world.node(2)
     near = world.nodes[1]
-    with open_outbox(world, 1, 2, partitions=2, acks=Acks.ALL, min_insync_replicas=3) as outbox, LetGoDoor(near):
+    with open_outbox(world, 1, 2, partitions=2, acks=Acks.ALL, min_insync_replicas=3) as outbox, HandoverSocket(near):
         outbox.append_many(1, [b"a", b"b"]).result(WAIT_S)
         wait_for_all(outbox)
         with (

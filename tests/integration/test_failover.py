@@ -10,8 +10,9 @@ from uuid import UUID
 import pytest
 
 from pushrep import Acks, Durability, Outbox
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.node.promises import PromiseKeeper, find_promises
+from pushrep.node.election_state import ElectionStateStore, find_election_state
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
 from pushrep.outbox.adoption import adopt
 from pushrep.outbox.errors import CantAdopt, CantPromote
@@ -23,7 +24,6 @@ from pushrep.push.wire import grant_to_wire
 from pushrep.records import encode_batch
 from pushrep.replication.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import next_ballot, owner_of
-from pushrep.seams import REAL_FILESYSTEM
 
 WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
@@ -51,7 +51,7 @@ def caught_up(outbox, *replicas):
 
 
 def promised(directory):
-    return find_promises(directory, REAL_FILESYSTEM)[1]
+    return find_election_state(directory, REAL_FILESYSTEM)[1]
 
 
 def record_bytes(directory):
@@ -85,7 +85,7 @@ class Members:
 
     @contextmanager
     def let_go(self, index):
-        with self.world.nodes[index].let_go(UUID(self.outbox_id)) as last_contact:
+        with self.world.nodes[index].hand_over(UUID(self.outbox_id)) as last_contact:
             yield self.directory(index), last_contact
 
     def promote(self, index, **choices):
@@ -298,7 +298,7 @@ def test_who_promotes_waits_for_a_process_that_is_just_ending(members, monkeypat
     with members.lead() as outbox:
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
     with members.let_go(1) as (directory, _):
-        holder = "from pushrep.log.directory_lock import take_lock; from pushrep.seams import REAL_FILESYSTEM as r; \
+        holder = "from pushrep.log.directory_lock import take_lock; from pushrep.env import REAL_FILESYSTEM as r; \
 import sys, time, pathlib; kept = take_lock(pathlib.Path(sys.argv[1]), r); print('held', flush=True); time.sleep(0.3)"
         with subprocess.Popen([sys.executable, "-c", holder, str(directory)], stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"held\n"
@@ -360,7 +360,7 @@ def test_what_cant_be_promoted_or_adopted_says_what_to_do(members, tmp_path):
         with pytest.raises(NotLeader):
             open_outbox(members.directory(1), [members.address(2)])
     with members.let_go(1) as (directory, _):
-        keeper = PromiseKeeper(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
+        keeper = ElectionStateStore(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
         keeper.keep(replace(keeper.kept, member=-1))
         with pytest.raises(CantPromote, match=r"say which it is of 0 \(no address\), 1 \("):
             promote(directory, push=QUICK, timeout_s=WAIT_S)
@@ -475,7 +475,7 @@ def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_befo
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
     kept = members.world.nodes[2]._store.outbox(UUID(members.outbox_id))
     replica = kept._replicas["orders", 0]
-    grant = kept.promises.grant.renewed(next_ballot(1, kept.promises.grant.epoch), leader=1)
+    grant = kept.election_state.grant.renewed(next_ballot(1, kept.election_state.grant.epoch), leader=1)
     request = GrantRequest(grant=grant_to_wire(grant), sender=1, partitions=(replica.tp,))
     shown = []
 
@@ -486,7 +486,7 @@ def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_befo
     offering = threading.Thread(target=offer)
     with replica._lock:  # as `follow` holds it
         offering.start()
-        wait_until(lambda: kept.promises.grant == grant, "the grant is stored")
+        wait_until(lambda: kept.election_state.grant == grant, "the grant is stored")
         threading.Event().wait(0.2)  # as long as an answer too early would need; a right one does not come
         batch = encode_batch([b"judged before"], timestamps_ms=1)
         batch.stamp(1, replica.log.leader_epochs.latest_epoch)

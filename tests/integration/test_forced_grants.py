@@ -8,8 +8,9 @@ import pytest
 
 from pushrep import Durability, SegmentLog
 from pushrep.cli.main import run
-from pushrep.node.asking import Asking
-from pushrep.node.promises import find_promises
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.node.election_state import find_election_state
+from pushrep.node.member_clients import MemberClients
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.adoption import adopt
 from pushrep.outbox.promotion import promote
@@ -18,7 +19,6 @@ from pushrep.protocol.server import ServerConnection
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.replication.errors import NotAhead, NotLeader, RivalGenerations
 from pushrep.replication.grants import are_rivals
-from pushrep.seams import REAL_FILESYSTEM
 from tests.integration.older_peers import of_version
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -38,8 +38,8 @@ def cut_off(patch):
         raise ReplicaUnreachable("somebody", "the line is cut")
 
     with patch.context() as cut:
-        cut.setattr(Asking, "look", ask)
-        cut.setattr(Asking, "offer", ask)
+        cut.setattr(MemberClients, "describe", ask)
+        cut.setattr(MemberClients, "offer", ask)
         yield
 
 
@@ -70,7 +70,7 @@ class Lost:
         return self.world.root / f"node-{index}" / str(self.outbox_id)
 
     def promises(self, directory):
-        return find_promises(directory, REAL_FILESYSTEM)[1]
+        return find_election_state(directory, REAL_FILESYSTEM)[1]
 
     def force(self, directory=None, **choices):
         """While nobody else can be reached."""
@@ -141,7 +141,7 @@ def test_the_lost_come_back_and_are_filled_with_what_went_on(lost, comes):
         assert lost.promises(aside).grant.leader == 0
         assert not lost.promises(lost.directory(index)).is_unfilled
     lost.world.nodes[1].stop()  # each of them may lead what went on
-    with lost.world.nodes[2].let_go(lost.outbox_id):
+    with lost.world.nodes[2].hand_over(lost.outbox_id):
         again = promote(lost.directory(2), catch_up=True, push=QUICK, timeout_s=WAIT_S, depose=True)
     assert again.partitions[0].log_end_offset == len(KEPT + NEW)
     assert again.grant.generation == done.grant.generation

@@ -13,10 +13,11 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
+from pushrep.env import RealFilesystem
 from pushrep.log.errors import DirectoryIsCopy
 from pushrep.node import NodeSettings
 from pushrep.outbox import CantChangeMembers, DeliveryFailed
-from pushrep.outbox.letting_go import LetGoDoor
+from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.moving import moved
 from pushrep.outbox.promotion import promote
@@ -25,7 +26,6 @@ from pushrep.protocol.client import ClientConnection
 from pushrep.protocol.server import ServerConnection
 from pushrep.push.sockets import Address
 from pushrep.replication.errors import LeaderMayBeAlive, MemberTwice, NotLeader, TooFewMembers
-from pushrep.seams import RealFilesystem
 from tests.integration.older_peers import of_version, without_beats
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -93,7 +93,7 @@ class Three:
         self.world.node(2)
 
     def promote(self, index, **choices):
-        with self.world.nodes[index].let_go(self.outbox_id):
+        with self.world.nodes[index].hand_over(self.outbox_id):
             return promote(self.directory(index), push=QUICK, timeout_s=WAIT_S, **choices)
 
 
@@ -110,7 +110,7 @@ def test_a_wiped_disk_under_its_old_address_votes_for_nobody(three):
     assert (refused.value.answered, refused.value.needed) == (1, 2)
     with three.lead() as outbox:
         wait_for_all(outbox)
-        wait_until(lambda: not kept(three.world, 2).promises.is_unfilled, "it was given everything")
+        wait_until(lambda: not kept(three.world, 2).election_state.is_unfilled, "it was given everything")
     assert three.promote(2).partitions[0].log_end_offset == len(three.values)
     assert values(three.directory(2)) == three.values
 
@@ -130,7 +130,7 @@ def test_a_disk_that_is_lost_under_a_running_leader_is_filled_again(world):
         world.node(2)
         outbox.append(0, b"b").result(WAIT_S)
         wait_for_all(outbox)
-        wait_until(lambda: not kept(world, 2).promises.is_unfilled, "it counts again")
+        wait_until(lambda: not kept(world, 2).election_state.is_unfilled, "it counts again")
         found = kept(world, 2).directory
     assert values(found) == [b"a", b"b"]
 
@@ -147,13 +147,13 @@ def test_a_wiped_disk_counts_for_nothing_before_every_partition_is_filled(world)
         outbox.append(0, b"a").result(WAIT_S)
         wait_for_all(outbox)
         found = kept(world, 1)
-        wait_until(lambda: not found.promises.is_unfilled, "a new member of an empty outbox is filled at once")
+        wait_until(lambda: not found.election_state.is_unfilled, "a new member of an empty outbox is filled at once")
         tp = next(iter(found.partitions()))
-        found._keeper.keep(replace(found.promises, is_unfilled=True))
+        found._keeper.keep(replace(found.election_state, is_unfilled=True))
         found._filled.clear()
         found.note_filled(tp)
         found.note_filled(tp)
-        assert found.promises.is_unfilled, "one of two"
+        assert found.election_state.is_unfilled, "one of two"
 
 
 def test_replicas_that_are_first_given_to_an_outbox_with_records_count_from_its_first_grant_on(world):
@@ -164,8 +164,8 @@ def test_replicas_that_are_first_given_to_an_outbox_with_records_count_from_its_
         world.node(index)
     open_outbox(world, 1, 2, open_timeout_s=WAIT_S).close()
     for index in (1, 2):
-        assert kept(world, index).promises.grant is not None
-        assert not kept(world, index).promises.is_unfilled
+        assert kept(world, index).election_state.grant is not None
+        assert not kept(world, index).election_state.is_unfilled
     with open_outbox(world, 1, 2) as outbox:
         assert outbox.append(0, b"more").result(WAIT_S) == 50
         wait_for_all(outbox)
@@ -212,7 +212,7 @@ def test_a_new_disk_acknowledges_nothing_before_enough_others_know_of_it(world):
 
         wait_until(is_filled, "it holds everything")
         found = kept(world, 2)
-        wait_until(lambda: not found.promises.is_unfilled, "its node says the same")
+        wait_until(lambda: not found.election_state.is_unfilled, "its node says the same")
         assert values(found.directory) == [b"a", b"b"]
         assert not waiting.done()
         world.node(1)
@@ -375,7 +375,7 @@ def test_a_new_disk_under_its_old_address_becomes_a_new_member(world, pushrep, m
         world.nodes[1].stop()
         assert outbox.append(0, b"c").result(WAIT_S) == 2, "it counts for ALL"
         found = kept(world, 2)
-        assert (found.promises.member, found.promises.is_unfilled) == (3, False)
+        assert (found.election_state.member, found.election_state.is_unfilled) == (3, False)
         world.node(1)
         wait_for_all(outbox)
     monkeypatch.undo()
@@ -433,8 +433,8 @@ def test_old_and_new_speak_with_each_other(world, older, monkeypatch):
     with open_outbox(world, 1, 2) as outbox:
         outbox.append(0, b"b").result(WAIT_S)
         wait_for_all(outbox)
-    assert [kept(world, index).promises.member for index in (1, 2)] == [1, 2]
-    with world.nodes[1].let_go(outbox_id):
+    assert [kept(world, index).election_state.member for index in (1, 2)] == [1, 2]
+    with world.nodes[1].hand_over(outbox_id):
         done = promote(world.root / "node-1" / str(outbox_id), push=QUICK, timeout_s=WAIT_S)
     assert done.partitions[0].log_end_offset == 2
 
@@ -573,12 +573,12 @@ def test_there_is_a_way_back_from_every_loss(world, pushrep, lost):
         assert (len(status.members), status.min_insync_replicas) == (1 + len(new), 2)
         assert outbox.pid != pid, "what the lost ones gave out may be given out again"
     for index in coming:
-        found, member = kept(world, index).directory, kept(world, index).promises.member
+        found, member = kept(world, index).directory, kept(world, index).election_state.member
         assert values(found) == [b"a", b"b"]
         # The service has just ended. Where its last beat was lost, the refusal says "try again some seconds later".
         again = retry_if_exception_type(LeaderMayBeAlive)
         for attempt in Retrying(retry=again, wait=wait_fixed(0.1), stop=stop_after_delay(WAIT_S), reraise=True):
-            with attempt, world.nodes[index].let_go(outbox_id) as last_contact:
+            with attempt, world.nodes[index].hand_over(outbox_id) as last_contact:
                 done = promote(found, catch_up=True, push=QUICK, timeout_s=WAIT_S, last_contact=last_contact)
         assert done.grant.leader == member
 
@@ -632,7 +632,7 @@ def test_a_change_that_fails_prints_the_list_and_the_command_that_leads_out_work
 def test_a_refused_promote_leaves_the_leader_leading(three, pushrep):
     """A replica is promoted under a healthy leader, by the command: whatever else is said, only `--depose` takes it."""
     three.start()
-    with three.lead() as outbox, LetGoDoor(three.world.nodes[1]):
+    with three.lead() as outbox, HandoverSocket(three.world.nodes[1]):
         wait_for_all(outbox)
         three.world.nodes[2].stop()
         epoch = outbox.facts.replication.grant.epoch
@@ -666,7 +666,7 @@ def test_an_idle_leader_is_heard_once_a_second_and_says_when_it_ends(three):
 
         wait_until(is_heard, "beats came while nothing was pushed")
     assert kept(three.world, 1).contact_age_ms is None
-    with three.world.nodes[1].let_go(three.outbox_id) as last_contact:
+    with three.world.nodes[1].hand_over(three.outbox_id) as last_contact:
         done = promote(three.directory(1), push=QUICK, timeout_s=WAIT_S, last_contact=last_contact)
     assert done.grant.leader == 1
 

@@ -6,6 +6,7 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Acks, Durability
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.outbox import (
     BufferFull,
@@ -19,7 +20,6 @@ from pushrep.outbox import (
 )
 from pushrep.replication.errors import NotLeader
 from pushrep.replication.grants import owner_of
-from pushrep.seams import REAL_FILESYSTEM
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 

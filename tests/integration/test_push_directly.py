@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.epochs import LogEnds
 from pushrep.replication.messages import batches_of
-from pushrep.seams import REAL_NETWORK, SYSTEM_CLOCK
 from tests.integration.conftest import QUICK, WAIT_S, succeed
 
 
@@ -89,7 +89,7 @@ def test_h2_a_watermark_waits_for_records_only_where_they_came_soon_behind_the_o
     """Alone at once where that waited in vain; the next one waits again if records do come."""
     replica, hour_ms = scripted(), 3_600_000
     service = led_by(world, [replica], watermark_linger_ms=hour_ms)
-    pusher = service.leading.manager._lanes[service.leading.partitions[0].tp][1].pusher
+    pusher = service.leading.manager._pushes[service.leading.partitions[0].tp][1].pusher
     service.append(b"second")
     service.wait_for_all()
     assert [part.high_watermark for part in replica.requests][-1] == 1, "2 waits for records"

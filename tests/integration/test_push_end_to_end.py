@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.env import REAL_NETWORK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.protocol.frames import FrameLimits
 from pushrep.push.errors import MayStillBeDelivered
@@ -12,7 +13,6 @@ from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader
 from pushrep.replication.errors import NotLeader
 from pushrep.replication.outcome import Outcome
-from pushrep.seams import REAL_NETWORK
 from tests.integration.conftest import QUICK
 
 

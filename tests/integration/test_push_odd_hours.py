@@ -10,11 +10,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from pushrep import Acks, Outbox
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, SegmentLog
 from pushrep.node import answers
-from pushrep.node.asking import tp_of
-from pushrep.node.promises import PromiseKeeper, find_promises
+from pushrep.node.election_state import ElectionStateStore, find_election_state
+from pushrep.node.member_clients import tp_of
 from pushrep.node.store import Refusal
 from pushrep.outbox.member_changes import add_member, remove_member
 from pushrep.outbox.metrics import OutboxCollector
@@ -34,7 +35,6 @@ from pushrep.push.settings import Replica
 from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
 from pushrep.replication.errors import MemberTwice, TooFewMembers
-from pushrep.seams import REAL_FILESYSTEM
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.conftest import SMALL, Service
 from tests.integration.older_peers import of_version
@@ -102,7 +102,7 @@ def test_a_node_that_was_removed_and_added_again_counts_for_leading_under_its_ne
     with open_outbox(world, 1, 2) as outbox:
         assert outbox.facts.replication.grant.indexes == {0, 2, 3}
         fill(outbox, 1)
-    kept = find_promises(world.root / "node-1" / outbox.identity.outbox_id, REAL_FILESYSTEM)[1]
+    kept = find_election_state(world.root / "node-1" / outbox.identity.outbox_id, REAL_FILESYSTEM)[1]
     assert kept.member == 3
 
 
@@ -120,7 +120,7 @@ def test_a_wrong_index_that_led_to_nothing_can_be_said_right(world, monkeypatch)
     ) as outbox:  # fmt: skip
         fill(outbox, 1)
         outbox_id = UUID(outbox.identity.outbox_id)
-    with world.nodes[1].let_go(outbox_id):
+    with world.nodes[1].hand_over(outbox_id):
         directory = world.root / "node-1" / str(outbox_id)
         with pytest.raises(TooFewMembers):
             promote(directory, member=2, push=QUICK, timeout_s=WAIT_S)
@@ -163,14 +163,14 @@ def test_a_grant_that_was_let_in_before_a_promotion_does_not_overwrite_what_that
         grant = outbox.facts.replication.grant
     node = world.nodes[1]
     (kept,) = node._store.kept()
-    with kept.at_home(), node.let_go(grant.outbox_id):
-        promoting = PromiseKeeper(kept.directory, grant.outbox_id, REAL_FILESYSTEM)
+    with kept.at_home(), node.hand_over(grant.outbox_id):
+        promoting = ElectionStateStore(kept.directory, grant.outbox_id, REAL_FILESYSTEM)
         promoted = grant.renewed(grant.epoch + 513, 1)
         promoting.keep(replace(promoting.kept, grant=promoted))
         with pytest.raises(Refusal, match="let go"):
             kept.offer_grant(grant.renewed(grant.epoch + 256, 0), 0, str(node.address))
-        assert find_promises(kept.directory, REAL_FILESYSTEM)[1].grant == promoted
-    assert kept.promises.grant == promoted
+        assert find_election_state(kept.directory, REAL_FILESYSTEM)[1].grant == promoted
+    assert kept.election_state.grant == promoted
 
 
 def test_a_promotion_that_leaves_promises_that_cannot_be_read_stops_that_outbox_until_they_can(world, caplog):
@@ -178,11 +178,11 @@ def test_a_promotion_that_leaves_promises_that_cannot_be_read_stops_that_outbox_
     world.node(1)
     with open_outbox(world, 1) as outbox:
         fill(outbox, 1)
-        log = outbox.facts.replication.lanes[0].led.tp
+        log = outbox.facts.replication.appenders[0].led.tp
     (kept,) = world.nodes[1]._store.kept()
     path = kept.directory / "promises.json"
     sound = path.read_bytes()
-    with world.nodes[1].let_go(kept.outbox_id):
+    with world.nodes[1].hand_over(kept.outbox_id):
         path.write_bytes(sound[:-20])
     assert str(path) in caplog.text
     asked = DescribeLogRequest(outbox_id=kept.outbox_id, member=0, create=True, partitions=(log,))
@@ -198,7 +198,7 @@ def test_who_begins_to_wait_while_the_leader_closes_is_called_back_once(world):
     """A receipt resolves once: `close` came between the look whether it is closed and the waiting."""
     world.node(1)
     with open_outbox(world, 1) as outbox:
-        led, said = outbox.facts.replication.lanes[0].led, []
+        led, said = outbox.facts.replication.appenders[0].led, []
         lock = led._waiting_lock
 
         class ClosesFirst:
@@ -311,7 +311,7 @@ def test_one_who_waited_and_fails_takes_nobody_with_him(world):
 def test_in_a_fork_every_use_is_refused_before_it_takes_a_lock(world, use):
     """In a forked child every use raises ForkedProcess: also while the parent holds a partition's lock."""
     world.node(1)
-    with open_outbox(world, 1) as outbox, outbox.facts.replication.lanes[0].led.lock:
+    with open_outbox(world, 1) as outbox, outbox.facts.replication.appenders[0].led.lock:
         child = os.fork()
         if child == 0:
             signal.alarm(WAIT_S)

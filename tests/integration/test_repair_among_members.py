@@ -281,9 +281,9 @@ def test_o8_a_repair_that_is_given_up_for_now_is_no_error(world, caplog):
     with ReplicaClient(world.nodes[1].address) as client:
         for given_up_at in range(6):  # as when the outbox closes, or a session has to begin first
             asked = iter([False] * given_up_at)
-            repairs.look(service.replicas[0], client, lambda asked=asked: next(asked, True))
+            repairs.repair(service.replicas[0], client, lambda asked=asked: next(asked, True))
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
-        assert repairs.look(service.replicas[0], client, lambda: False) is None
+        assert repairs.repair(service.replicas[0], client, lambda: False) is None
     assert bytes_of(ours) == bytes_of(log) == whole
 
 
@@ -342,7 +342,7 @@ import os, signal, sys
 from contextlib import closing
 from uuid import UUID
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.seams import RealFilesystem
+from pushrep.env import RealFilesystem
 
 class Dying(RealFilesystem):
     left = None

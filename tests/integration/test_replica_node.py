@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from pushrep.cli.main import cli
+from pushrep.env.filesystem import RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.node import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
@@ -47,7 +48,6 @@ from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.model import ReplayRequest
 from pushrep.replication.grants import Grant, Member
-from pushrep.seams.filesystem import RealFilesystem
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.conftest import WAIT_S
 from tests.unit.gated_disk import MeetingDisk

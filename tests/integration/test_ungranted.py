@@ -59,14 +59,14 @@ def test_local_appends_without_a_grant_are_marked_and_become_granted_by_the_next
         assert owner_of(number) == 0
         kept = promised(members.world.root / "outbox")
         assert (kept.grant.epoch, kept.number) == (epoch, number)
-        assert (kept.ungranted["orders-0"].start_offset, kept.ungranted["orders-0"].granted) == (3, (epoch, 3))
+        assert (kept.unfenced["orders-0"].start_offset, kept.unfenced["orders-0"].granted) == (3, (epoch, 3))
         assert kept.newest_epoch == epoch, "it fences nobody"
     with members.lead(**LOCAL) as outbox:  # a second time: the mark stays where the first one was
         assert outbox.append(0, b"alone again").result(WAIT_S) == 4
-        assert promised(members.world.root / "outbox").ungranted["orders-0"].granted == (epoch, 3)
+        assert promised(members.world.root / "outbox").unfenced["orders-0"].granted == (epoch, 3)
     start_nodes(members)
     with members.lead() as outbox:
-        assert promised(members.world.root / "outbox").ungranted == {}
+        assert promised(members.world.root / "outbox").unfenced == {}
         assert outbox.append(0, b"together").result(WAIT_S) == 5
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
     members.world.close()
@@ -85,7 +85,7 @@ def test_local_leads_beside_its_appends_as_soon_as_enough_answer(members):
             return outbox.lag()[str(members.address(1))].in_sync
 
         wait_until(is_pushed, "it leads")
-        assert promised(members.world.root / "outbox").ungranted == {}
+        assert promised(members.world.root / "outbox").unfenced == {}
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
     members.world.close()
     own = record_bytes(members.world.root / "outbox" / "orders-0")
@@ -108,7 +108,7 @@ def test_another_grant_that_came_first_cuts_it_aside(members, caplog):
     adopted = members.adopt_old_leader()
     with open_outbox(members.directory(1), [members.address(2), members.address(0)]) as promoted:
         wait_until(lambda: caught_up(promoted, members.address(0)), "it follows")
-    assert promised(adopted).ungranted == {}
+    assert promised(adopted).unfenced == {}
     members.world.close()
     assert values(adopted / "orders-0") == [b"0", b"1", b"2", b"led by 1"]
     (kept,) = (adopted / "orders-0").glob("*.cut")
@@ -163,7 +163,7 @@ def test_all_takes_nothing_until_enough_answer_and_gets_what_they_have_more(memb
         with pytest.raises(NotEnoughReplicas):
             outbox.append(0, b"alone")
         assert outbox.log(0).log_end_offset == 1
-        assert promised(members.world.root / "outbox").ungranted == {}
+        assert promised(members.world.root / "outbox").unfenced == {}
         start_nodes(members)
 
         def is_taken():
@@ -240,11 +240,11 @@ def test_a_change_that_finds_too_few_half_way_goes_on_without_a_grant_until_it_l
             outbox.facts.replication.change_members(change)
         assert outbox.append(0, b"alone").result(WAIT_S) == 1
         kept = promised(members.world.root / "outbox")
-        assert kept.ungranted["orders-0"].start_offset == 1
+        assert kept.unfenced["orders-0"].start_offset == 1
         assert outbox.log(0).leader_epochs.latest_epoch == kept.number > kept.grant.epoch
         start_nodes(members)
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "it leads again")
-        assert promised(members.world.root / "outbox").ungranted == {}
+        assert promised(members.world.root / "outbox").unfenced == {}
     members.world.close()
     own = record_bytes(members.world.root / "outbox" / "orders-0")
     assert [record_bytes(members.directory(index) / "orders-0") for index in (1, 2)] == [own, own]

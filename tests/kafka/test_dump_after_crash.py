@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import Codec
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 from tests.kafka.cluster import missing
 from tests.kafka.dump_tool import dump_segments
 

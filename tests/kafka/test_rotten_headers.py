@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from filtering import StreamMetadata
-from pushrep.kafka import KafkaDestination, ShippingStopped, recovery, session
+from pushrep.kafka import KafkaDestination, ShippingStopped, recovery, sink_session
 from pushrep.log import LogConfig
 from pushrep.outbox import Outbox
 from tests.integration.outboxes import wait_until
@@ -85,7 +85,7 @@ def test_a_batch_that_rotted_once_it_was_shipped_stops_its_own_partition_until_i
     broker, tmp_path, monkeypatch, is_newest
 ):
     """Whether that log still is the one that was shipped can't be told; nothing of any other was shipped before."""
-    for module in (recovery, session):
+    for module in (recovery, sink_session):
         monkeypatch.setattr(module, "STOPPED_RETRY_MS", 200)
     create_topic(broker.bootstrap_servers, topic := f"rotten-behind-{is_newest}", 2)
     large = b"not shipped yet" * 200

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from filtering import StreamMetadata
 from pushrep.cli.main import run
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka import (
     DestinationAhead,
     DestinationRefused,
@@ -35,7 +36,6 @@ from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
 from pushrep.outbox import Outbox, begin_pid_epoch, slot_directories
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.records import Codec, encode_batch
-from pushrep.seams import REAL_FILESYSTEM
 from tests.integration.outboxes import wait_until
 from tests.kafka.cluster import free_ports
 from tests.kafka.dump_tool import dump_segments

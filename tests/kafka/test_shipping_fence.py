@@ -24,11 +24,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.kafka import DestinationRefused, KafkaDestination, OutboxTakenOver, ShippingStopped
 from pushrep.kafka.answers import Code
 from pushrep.kafka.fencing import FenceDriver, transactional_id
 from pushrep.kafka.resume import RecordOrigin
-from pushrep.kafka.shipper import Shipped, Shipper
+from pushrep.kafka.sink import KafkaSink, SinkConfig
 from pushrep.log import Durability, LogConfig
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Acks, Outbox
@@ -37,7 +38,6 @@ from pushrep.outbox.moving import moved
 from pushrep.outbox.promotion import promote
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 from tests.integration.outboxes import wait_until
 from tests.kafka.broker_processes import run
 from tests.kafka.cluster import QUICK_START, KafkaCluster, free_ports, missing
@@ -90,7 +90,7 @@ def second_shipper(outbox, directory, cluster):
     """Another instance that ships the same logs, as a promoted member would."""
     identity = outbox.identity
     directory.mkdir()
-    shipped = Shipped(
+    shipped = SinkConfig(
         directory=directory,
         outbox_id=identity.outbox_id,
         topic=identity.topic,
@@ -100,7 +100,7 @@ def second_shipper(outbox, directory, cluster):
         filesystem=REAL_FILESYSTEM,
         clock=SYSTEM_CLOCK,
     )
-    shipper = Shipper(shipped, KafkaDestination(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=20))
+    shipper = KafkaSink(shipped, KafkaDestination(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=20))
     shipper.start(WAIT_S)
     try:
         yield shipper
@@ -160,7 +160,7 @@ def test_a_copy_stops_nobody_until_it_is_said_that_the_original_is_gone(broker, 
 LEADER = """
 import sys
 from pushrep import Acks, LogConfig, Outbox
-from pushrep.kafka import KafkaDestination, session
+from pushrep.kafka import KafkaDestination, sink_session
 from pushrep.push.settings import PushSettings
 
 directory, topic, servers, *replicas = sys.argv[1:]
@@ -173,11 +173,12 @@ with Outbox.open(directory, topic, 2, "test", replicas=replicas, acks=Acks.ALL, 
             receipt.result(60)
     append()
     outbox.wait_shipped(60)
-    send, session.Session._dispatch = session.Session._dispatch, lambda _: None  # what is to be sent waits
+    session = sink_session.SinkSession
+    send, session._dispatch = session._dispatch, lambda _: None  # what is to be sent waits
     append()
     print("stop me", flush=True)
     assert sys.stdin.readline() == "go on\\n"
-    session.Session._dispatch = send
+    session._dispatch = send
     try:
         outbox.wait_shipped(60)
         print("shipped", flush=True)
@@ -202,7 +203,7 @@ def test_a_leader_that_stood_still_while_another_was_promoted_gets_nothing_in(br
                 assert leader.stdout.readline() == "stop me\n"
                 leader.send_signal(signal.SIGSTOP)
                 [kept] = (tmp_path / "node-1").glob("*/promises.json")
-                with one.let_go(UUID(kept.parent.name)) as last_contact:
+                with one.hand_over(UUID(kept.parent.name)) as last_contact:
                     promote(kept.parent, push=QUICK, last_contact=last_contact, timeout_s=WAIT_S, depose=True)
                 with open_outbox(
                     kept.parent, broker, topic, replicas=[str(two.address)], acks=Acks.ALL, push=QUICK,
@@ -334,7 +335,7 @@ def test_renewed_in_time_the_fence_holds_beyond_both_expirations(forgetful, tmp_
         assert not is_forgotten(forgetful.bootstrap_servers, topic, fence_name(outbox))
         end = with_cluster(forgetful.bootstrap_servers, topic, lambda cluster: cluster.bounds(0)).end
         wait_renewed(outbox, 1)
-        known = outbox.facts.shipping.shipper._shipment.sources[0]
+        known = outbox.facts.shipping.shipper._state.sources[0]
         wait_until(lambda: known.destination_offset > end, "what is known of the topic moves on with its markers")
         assert send_under(forgetful.bootstrap_servers, topic, ALL, older, 40) == REFUSED
         append(outbox)
@@ -346,7 +347,7 @@ def test_renewed_in_time_the_fence_holds_beyond_both_expirations(forgetful, tmp_
 
 
 def fence_name(outbox):
-    topic_id = outbox.facts.shipping.shipper._shipment.progress.topic_id
+    topic_id = outbox.facts.shipping.shipper._state.progress.topic_id
     return transactional_id(outbox.identity.outbox_id, topic_id)
 
 

@@ -62,7 +62,7 @@ def test_a_member_that_lost_the_file_uses_as_many_partitions_as_before(broker, n
             outbox.append_many(partition, [b"one"] * 20)
         outbox.wait_shipped(WAIT_S)
         [(topic_id, n)] = kept_by(node)
-        assert (topic_id, n) == (outbox.facts.shipping.shipper._shipment.progress.topic_id, 2)
+        assert (topic_id, n) == (outbox.facts.shipping.shipper._state.progress.topic_id, 2)
         assert outbox.facts.replication.grant.destinations == ((topic_id, 2),)
     (tmp_path / "outbox" / "destinations.json").unlink()
     add_partitions(broker.bootstrap_servers, opened.topic, 4)
@@ -112,7 +112,7 @@ def test_a_clean_failover_ships_nothing_twice(broker, node, opened, tmp_path):
             outbox_id = outbox.identity.outbox_id
             outbox.append_many(1, [b"perhaps not shipped"] * 20).result(WAIT_S)
         directory = tmp_path / "node" / outbox_id
-        with node.let_go(UUID(outbox_id)) as last_contact:
+        with node.hand_over(UUID(outbox_id)) as last_contact:
             done = promote(directory, push=QUICK, last_contact=last_contact, timeout_s=WAIT_S)
         kafka = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
         with Outbox.open(

@@ -194,8 +194,8 @@ def test_rules_2_and_3_a_running_group_is_sent_back_once_without_a_rejoin(broker
         await one.commit()
         assert len(one.assigned) == 1, "no rejoin"
         reader = store.checkpoints()[0].reader
-        assert store.standing(first, reader).state is State.CONSUMED
-        assert store.standing(second, reader).state is State.APPLIED, "passed by before it was committed"
+        assert store.reader_state(first, reader).state is State.CONSUMED
+        assert store.reader_state(second, reader).state is State.APPLIED, "passed by before it was committed"
         return third
 
     third = told(reader, story)

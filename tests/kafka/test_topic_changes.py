@@ -7,13 +7,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from pushrep.cli.main import run
-from pushrep.kafka import DestinationRefused, KafkaDestination, TopicLostRecords, session, shipper
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.kafka import DestinationRefused, KafkaDestination, TopicLostRecords, sink, sink_session
 from pushrep.kafka.progress import read_progress
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Outbox
 from pushrep.records import BatchHeader
-from pushrep.seams import REAL_FILESYSTEM
 from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import alter_topic, consume, create_topic, wait_known
 
@@ -23,14 +23,14 @@ WAIT_S = 120
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
-    monkeypatch.setattr(session, "WATCH_S", 0.2)
-    monkeypatch.setattr(session, "STOPPED_RETRY_MS", 200)
-    monkeypatch.setattr(shipper, "_REFUSED_RETRY_S", 0.2)
+    monkeypatch.setattr(sink_session, "WATCH_S", 0.2)
+    monkeypatch.setattr(sink_session, "STOPPED_RETRY_MS", 200)
+    monkeypatch.setattr(sink, "_REFUSED_RETRY_S", 0.2)
 
 
 def test_it_is_looked_at_once_a_minute_at_least(monkeypatch):
     monkeypatch.undo()
-    assert session.WATCH_S < 60
+    assert sink_session.WATCH_S < 60
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_settings_that_would_lose_records_stop_a_running_service(broker, topic, 
 
 def refused(outbox):
     """Wait until shipping is refused, and raise why."""
-    shipment = outbox.facts.shipping.shipper._shipment
+    shipment = outbox.facts.shipping.shipper._state
     wait_until(lambda: shipment.refusal is not None, "the setting is seen")
     outbox.wait_shipped(0)
 
@@ -202,7 +202,7 @@ def test_what_a_topic_lost_is_not_hidden_by_what_others_wrote_since(
     broker, topic, opened, tmp_path, monkeypatch, is_open
 ):
     """identity T2: its end is no lower than it was, but where our newest record lay is another's."""
-    monkeypatch.setattr(session, "WATCH_S", 1000)  # what is sent next meets the broker first
+    monkeypatch.setattr(sink_session, "WATCH_S", 1000)  # what is sent next meets the broker first
     servers = broker.bootstrap_servers
     create_topic(servers, topic)
     with ExitStack() as stack:
@@ -244,7 +244,7 @@ def test_a_topic_made_again_between_look_and_ship_has_lost_nothing(broker, topic
         looks.append(facts.topic_id)
         return facts
 
-    monkeypatch.setattr(shipper, "look_at_topic", look_then_make_again)
+    monkeypatch.setattr(sink, "look_at_topic", look_then_make_again)
     with opened() as outbox:
         outbox.wait_shipped(WAIT_S)
         assert len(set(looks)) == 2

@@ -7,11 +7,11 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pushrep.env import write_atomic
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import Checkpoint, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
-from pushrep.seams import write_atomic
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")

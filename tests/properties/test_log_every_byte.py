@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import read_whole
 from pushrep.log import CorruptBatch, CorruptLog, LogConfig, SegmentLog
 from pushrep.log.config import BATCH_BYTES_LIMIT
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, write_checkpoint
@@ -22,7 +23,6 @@ from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader
-from pushrep.seams import read_whole
 from pushrep.testing import SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process
 

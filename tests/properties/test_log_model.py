@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from pushrep.env import read_whole, write_atomic
 from pushrep.log import AppendFailed, Durability, LeaseBroken, LogConfig, LogPoisoned, SegmentLog, StillNeeded
 from pushrep.log import directory as log_directory
-from pushrep.seams import read_whole, write_atomic
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")

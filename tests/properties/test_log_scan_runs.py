@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pushrep.env import read_whole
 from pushrep.log import LogConfig
 from pushrep.log.indexes import IndexCheck
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
@@ -25,7 +26,6 @@ from pushrep.records import BatchHeader, BatchRun, Codec, CorruptRecordBatch, Re
 from pushrep.records.batch_run import checked_run
 from pushrep.records.checksum import crc32c
 from pushrep.records.header import CRC_COVERS_FROM, write_crc
-from pushrep.seams import read_whole
 from pushrep.testing import SimulatedDisk
 
 BASE = 100

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import read_whole
 from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, read_checkpoint, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
-from pushrep.seams import read_whole
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
 NAME = "orders-0"

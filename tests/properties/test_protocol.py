@@ -14,7 +14,7 @@ from pushrep.protocol.calls import PLACE_OF
 from pushrep.protocol.frames import FrameLimits, FrameReader
 from pushrep.protocol.push_messages import AppendRecordsRequest, AppendRecordsResponse
 from pushrep.protocol.replay_messages import ReplayData
-from pushrep.protocol.structs import road_of
+from pushrep.protocol.structs import serializer_of
 from pushrep.protocol.values import Records, Within
 from pushrep.protocol.vocabulary import VOCABULARY
 from pushrep.topic_id_partition import TopicIdPartition
@@ -117,14 +117,14 @@ def test_the_network_may_write_into_the_frame_itself(messages, data):
 
 @given(message=MESSAGES)
 def test_the_road_by_hand_is_the_road_by_the_table(message):
-    road = road_of(type(message))
+    road = serializer_of(type(message))
     bodies = []
     datum = road.to_datum(message, bodies)
     spoken = VOCABULARY._spoken[(*PLACE_OF[type(message)], newest(message))]
     by_hand = []
-    assert spoken.road.to_datum(message, by_hand) == datum
+    assert spoken.serializer.to_datum(message, by_hand) == datum
     assert by_hand == bodies
-    assert spoken.road.body_bytes(datum) == road.body_bytes(datum)
+    assert spoken.serializer.body_bytes(datum) == road.body_bytes(datum)
 
 
 @given(message=messages_of(AppendRecordsRequest) | messages_of(AppendRecordsResponse) | messages_of(ReplayData))
@@ -132,7 +132,7 @@ def test_the_header_by_hand_is_fastavros(message):
     spoken = VOCABULARY._spoken[(*PLACE_OF[type(message)], newest(message))]
     bodies, by_hand = [], []
     target = BytesIO()
-    schemaless_writer(target, spoken.writer, road_of(type(message)).to_datum(message, bodies))
+    schemaless_writer(target, spoken.writer, serializer_of(type(message)).to_datum(message, bodies))
     header = spoken.write(message, by_hand)
     if header is None:
         assert message.grants, "only an answer with grants goes the long way"

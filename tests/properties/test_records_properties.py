@@ -14,9 +14,9 @@ from pushrep.records.checksum import crc32c
 from pushrep.records.columns import columns_by_arrays, columns_of_scan
 from pushrep.records.decoder import scan, scanned_rows
 from pushrep.records.encoder import encode_alone
-from pushrep.records.few_rows import read_few
 from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, write_crc, write_length
 from pushrep.records.rows import rows
+from pushrep.records.small_batch import read_small_batch
 
 # Sizes around every change of a varint's width, and few distinct ones, so that runs of equal records occur.
 SIZES = st.sampled_from(
@@ -120,7 +120,7 @@ def verdict(read, batch):
 
 
 def few(batch, bound=1 << 28):
-    found = read_few(batch.header, batch.payload(decompressed_bytes_max=bound).tobytes())
+    found = read_small_batch(batch.header, batch.payload(decompressed_bytes_max=bound).tobytes())
     return None if found is None else plain(found)
 
 

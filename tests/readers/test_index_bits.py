@@ -5,13 +5,13 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory_files import write_partition_metadata
 from pushrep.log.rebuilding import rebuild_indexes
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from pushrep.records import encode_batch
-from pushrep.seams import REAL_FILESYSTEM
 from tests.readers.small_logs import CONFIG, make_log
 from tests.readers.ways import WAYS, fault_of
 

@@ -17,7 +17,7 @@ from pushrep.kafka.source import ShippedPartition
 from pushrep.log import CorruptBatch, CorruptLog, LogDamaged, SegmentLog
 from pushrep.node import ReplicaNode
 from pushrep.node.answers import Answers
-from pushrep.node.asking import Asking
+from pushrep.node.member_clients import MemberClients
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.frames import FrameLimits, FrameReader
@@ -302,9 +302,9 @@ def fetching(log, directory):
         def read(_starts):
             path, error = directory / f"candidate-{next(numbers)}" / NAME, None
             with SegmentLog.open(path, CONFIG, log_id=LOG_ID, has_replicas=True) as own:
-                asking = Asking(UUID(log.path.parent.name), 0, {0: own}, PushSettings())
+                asking = MemberClients(UUID(log.path.parent.name), 0, {0: own}, PushSettings())
                 try:
-                    asking.look(1, node.address)
+                    asking.describe(1, node.address)
                     for batches, cleaned_offset in asking.fetch(node.address, own, 256, log.end):
                         own.append_as_is(batches, cleaned_offset=cleaned_offset)
                 except (PushrepError, OSError) as failure:
@@ -425,7 +425,7 @@ def shipping(log, _directory):
 
 def shipped(opened, start):
     source = ShippedPartition(opened, start, 0)
-    source.look()
+    source.poll()
     while (sent := source.next_piece(1 << 20)) is not None:
         assert (sent.start, sent.end) == (sent.batch.header.base_offset, sent.batch.header.next_offset)
         yield sent.batch
@@ -498,7 +498,7 @@ WAYS = (
     ),
     Way("directory replay by time", directory_replay_by_time, ()),
     Way("node replay", node_replay, ("pushrep.replay.remote.RemoteSession.step",), is_dear=True),
-    Way("fetching", fetching, ("pushrep.node.asking.Asking.fetch",), is_dear=True),
+    Way("fetching", fetching, ("pushrep.node.member_clients.MemberClients.fetch",), is_dear=True),
     Way("push", push, ()),
     Way(
         "shipping",

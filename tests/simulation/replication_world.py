@@ -28,7 +28,7 @@ from pushrep.replication import candidate as candidates
 from pushrep.replication import effects as do
 from pushrep.replication import follower, leader
 from pushrep.replication.candidate import Candidate, CandidateState, MemberAnswer, PartitionLog, Purpose
-from pushrep.replication.epochs import LogEnds, Ungranted, granted_end, marked_ungranted, without_ungranted
+from pushrep.replication.epochs import LogEnds, Unfenced, granted_end, marked_ungranted, without_ungranted
 from pushrep.replication.errors import NotAMember, NotLeader
 from pushrep.replication.follower import ReplicaState
 from pushrep.replication.grants import (
@@ -75,7 +75,7 @@ class Disk:
     grant: Grant | None = None
     taken: int = -1
     numbers: int = -1
-    ungranted: Ungranted | None = None
+    unfenced: Unfenced | None = None
     runs: int = 0
     directory_id: UUID | None = None
     generation: int = 0  # of the log; below the grant's while it is to be set aside
@@ -142,7 +142,7 @@ class Disk:
         self.flushed = min(self.flushed, self.end)
 
     def answer(self, index, contact_age_ms=None):
-        log = PartitionLog(log=self.ends, high_watermark=self.high_watermark, ungranted=self.ungranted)
+        log = PartitionLog(log=self.ends, high_watermark=self.high_watermark, unfenced=self.unfenced)
         return MemberAnswer(
             index=index,
             grant=self.grant,
@@ -607,8 +607,8 @@ class World:
 
     def begin_fetch(self, machine, fetch):
         disk = machine.disk
-        if disk.ungranted is not None:
-            self.set_aside_ungranted(disk, without_ungranted(disk.ends, disk.ungranted))
+        if disk.unfenced is not None:
+            self.set_aside_ungranted(disk, without_ungranted(disk.ends, disk.unfenced))
         if fetch.cut_at < disk.high_watermark:
             raise Violation(f"{machine.index} would cut at {fetch.cut_at}, below its watermark {disk.high_watermark}")
         if fetch.anew is not None:
@@ -656,7 +656,7 @@ class World:
             for one in grant.members
             if one.index not in grant.entering and one.directory_id == self.machines[one.index].disk.directory_id
         }
-        disk.ungranted = None
+        disk.unfenced = None
         machine.owner.leader = PartitionLeader(
             grant,
             disk.ends,
@@ -682,7 +682,7 @@ class World:
         """acks=LOCAL while too few answer: under the next own number, marked, never pushed."""
         disk = machine.disk
         epoch = next_ballot(machine.index, disk.highest_epoch)
-        disk.ungranted = marked_ungranted(disk.ends, disk.ungranted)
+        disk.unfenced = marked_ungranted(disk.ends, disk.unfenced)
         disk.numbers = epoch
         self.begin_epoch(disk, epoch, disk.end)
         for _ in range(self.random.randint(1, 3)):
@@ -909,7 +909,7 @@ class World:
             replica_epoch=disk.runs,
             grant=disk.grant,
             session=machine.session,
-            ungranted=disk.ungranted,
+            unfenced=disk.unfenced,
         )
 
     def on_look(self, machine, message):
@@ -972,7 +972,7 @@ class World:
             if is_first and disk.directory_id not in {one.directory_id for one in grant.members}:
                 self.durable(machine, is_unfilled=True)
             return
-        self.durable(machine, grant=grant, taken=grant.epoch, ungranted=None, is_unfilled=True)
+        self.durable(machine, grant=grant, taken=grant.epoch, unfenced=None, is_unfilled=True)
         machine.session = do.NO_SESSION
         self.finish_setting_aside(machine)
 
@@ -1056,7 +1056,7 @@ class World:
     def set_aside_ungranted(self, disk, log):
         disk.cut(log.log_end_offset)
         disk.epochs = log.leader_epochs
-        disk.ungranted = None
+        disk.unfenced = None
 
     # ---- durability
 
@@ -1125,7 +1125,7 @@ class World:
                     self.check_left(left, ends, line)
 
     def look_of(self, disk):
-        return disk.end, disk.flushed, disk.start, id(disk.epochs), id(disk.grant), disk.ungranted
+        return disk.end, disk.flushed, disk.start, id(disk.epochs), id(disk.grant), disk.unfenced
 
     def check_left(self, left, ends, line):
         for is_cut, of in enumerate(ends):
@@ -1136,11 +1136,11 @@ class World:
                 raise Violation(f"members {sorted(left)}{when} would lead without {lost}")
 
     def end_of(self, disk, line):
-        return granted_end(disk.ends, disk.ungranted), self.holds(disk, disk.end, line)
+        return granted_end(disk.ends, disk.unfenced), self.holds(disk, disk.end, line)
 
     def durable_end_of(self, disk, line):
         kept = disk.ends._replace(log_end_offset=disk.flushed, leader_epochs=disk.epochs.cut_from(disk.flushed + 1))
-        return granted_end(kept, disk.ungranted), self.holds(disk, disk.flushed, line)
+        return granted_end(kept, disk.unfenced), self.holds(disk, disk.flushed, line)
 
     def holds(self, disk, end, line):
         """Whether a log that ends there has everything that was acknowledged."""

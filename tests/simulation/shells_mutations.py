@@ -6,8 +6,9 @@ What two places hold is broken in both: alone, the other one heals it, and the p
 from functools import partialmethod
 from typing import NamedTuple
 
+from pushrep.env.checked_json import checked_json
 from pushrep.log import SegmentLog
-from pushrep.node import promises, replica
+from pushrep.node import election_state, replica
 from pushrep.push.led_partition import LedPartition
 from pushrep.push.pusher import Pusher
 from pushrep.replication import candidate, effects, findings, follower, progress
@@ -15,7 +16,6 @@ from pushrep.replication.findings import Finding
 from pushrep.replication.grants import Grant
 from pushrep.replication.leader import PartitionLeader
 from pushrep.replication.outcome import Outcome
-from pushrep.seams.checked_json import checked_json
 from tests.simulation.shells_world import Rules
 
 
@@ -63,7 +63,7 @@ def take_an_epoch_before_its_fsync(patch):
         file.write_at(checked_json(fields, version), 0)
         file.close()
 
-    patch(promises, "write_checked_json", write)
+    patch(election_state, "write_checked_json", write)
 
 
 def lead_without_fetching(patch):

@@ -1,6 +1,6 @@
 """A leader's process in the world of shells: stands for the lead, leads, and lets clients append.
 
-    Candidacy ─▶ grant ─▶ Leading over SegmentLogs ─▶ clients append, each batch with a receipt
+    Election ─▶ grant ─▶ Leading over SegmentLogs ─▶ clients append, each batch with a receipt
 
 It stands in for an Outbox: that one seals batches in threads of its own and adds nothing to what replicas see.
 """
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.node.candidacy import Candidacy
-from pushrep.node.promises import NO_MEMBER, PromiseKeeper
+from pushrep.node.election import Election
+from pushrep.node.election_state import NO_MEMBER, ElectionStateStore
 from pushrep.push.leading import Leading
 from pushrep.push.settings import Replica
 from pushrep.push.sockets import Address
@@ -82,14 +82,14 @@ class Service:
     def _stand(self):
         """Come to lead, and lead until it is over."""
         world, machine = self.world, self.machine
-        keeper = PromiseKeeper(machine.outbox_directory, world.first.outbox_id, machine.disk)
+        keeper = ElectionStateStore(machine.outbox_directory, world.first.outbox_id, machine.disk)
         if keeper.kept.member == NO_MEMBER:
             keeper.keep(replace(keeper.kept, member=machine.index))
         first = world.first if machine.index == 0 else None
         if first is None and keeper.kept.grant is None:
             return
         # An operator who deposes: else most promotions would leave a leader alone, and the worlds would be quiet ones.
-        candidacy = Candidacy(keeper, self.logs, self.settings, clock=world.clock, leader_alive_ms=0)
+        candidacy = Election(keeper, self.logs, self.settings, clock=world.clock, leader_alive_ms=0)
         grant = self._grant(candidacy, first)
         candidacy.begin(grant)
         self.grant = grant

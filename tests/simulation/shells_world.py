@@ -29,7 +29,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import Durability
 from pushrep.log import directory as log_directory
 from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.node.promises import read_promises
+from pushrep.node.election_state import read_election_state
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from pushrep.records.leader_epochs import LeaderEpochs
@@ -324,7 +324,7 @@ class World:
 
     def rise(self, machine):
         try:
-            promises = read_promises(machine.outbox_directory, self.first.outbox_id, machine.disk)
+            promises = read_election_state(machine.outbox_directory, self.first.outbox_id, machine.disk)
         except PowerLost:
             self.end_process(machine, power=True)
             return

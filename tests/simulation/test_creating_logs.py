@@ -4,11 +4,11 @@ from collections import Counter
 from pathlib import Path
 from uuid import uuid4
 
+from pushrep.env import RealFilesystem
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.creating import create_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.log.recovery_plan import Opening
-from pushrep.seams import RealFilesystem
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import MeetingDisk
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import read_whole
 from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, NoRoomToCut, NotALogDirectory, SegmentLog
 from pushrep.log.directory_files import CLEAN_MARKER_NAME
 from pushrep.log.disk_space import RESERVE_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.walk import ScanRange, scan
-from pushrep.seams import read_whole
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process
 

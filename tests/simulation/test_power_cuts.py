@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from pushrep.env import write_atomic, write_whole
 from pushrep.errors import PushrepError
 from pushrep.log.cutting import move_aside
 from pushrep.log.log_cuts import CuttableLog
@@ -20,7 +21,6 @@ from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog
 from pushrep.records import RecordBatch
 from pushrep.records.batch_run import checked_run
-from pushrep.seams import write_atomic, write_whole
 from tests.simulation.mutations import Mutation, mutated
 from tests.simulation.power_cuts import (
     World,

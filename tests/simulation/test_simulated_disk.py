@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.seams import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.testing import PowerLost, RealIntruder, SimulatedDisk, examine_filesystem
 
 HOME = Path("/data")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import read_whole
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
-from pushrep.seams import read_whole
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process
 

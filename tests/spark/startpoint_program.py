@@ -49,7 +49,7 @@ def main():
     class KillingReader(PushrepStreamReader):
         def latestOffset(self, start, limit):  # noqa: N802 - Spark's name
             self._startpoints._opened = self._startpoints._opened or KillingStore.open(logs / "startpoints")
-            is_written = self._startpoints._opened.ledger().written(deadly) is not None
+            is_written = self._startpoints._opened.event_log().written(deadly) is not None
             if (step == "pending" and is_written) or (step == "committed" and deadly in epochs(start)):
                 kill_session()
             end = super().latestOffset(start, limit)

@@ -394,7 +394,7 @@ class Brokers:
 
     def __init__(self, store, monkeypatch):
         self.store, self._monkeypatch, self.lost = store, monkeypatch, ()
-        for name in ("size_bytes", "read", "claim", "apply", "commit", "standing"):
+        for name in ("size_bytes", "read", "claim", "apply", "commit", "reader_state"):
             self._may_be_lost(name)
 
     def _may_be_lost(self, name):
@@ -408,7 +408,7 @@ class Brokers:
         self._monkeypatch.setattr(StartpointStore, name, asked)
 
 
-ALL_LOST = ("size_bytes", "read", "claim", "apply", "commit", "standing")
+ALL_LOST = ("size_bytes", "read", "claim", "apply", "commit", "reader_state")
 
 
 @pytest.fixture
@@ -524,7 +524,7 @@ def test_a_partition_that_comes_back_waits_for_a_store_that_does_not_say_whether
     assert engine.drain() == []
     (directory.parent / "orders-1").rename(directory / "orders-1")
     append(directory, 0, 1)
-    brokers.lost = ("standing",)
+    brokers.lost = ("reader_state",)
     assert engine.drain() == rows(0, COUNT, COUNT + 1)
     assert "no broker answers" in engine.reader.reportLatestOffset()["startpoints"]
     brokers.lost = ()

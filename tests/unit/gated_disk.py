@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pushrep.seams import RealFilesystem
+from pushrep.env import RealFilesystem
 
 
 class GatedDisk(RealFilesystem):

@@ -4,11 +4,11 @@ import pytest
 
 from pushrep import Acks, LogConfig, Outbox
 from pushrep.cli.main import run
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.node.promises import find_promises
-from pushrep.outbox.letting_go import LetGoDoor
+from pushrep.node.election_state import find_election_state
+from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.push.sockets import Address
-from pushrep.seams import REAL_FILESYSTEM
 
 WAIT_S = 60
 HERE = NodeSettings(
@@ -19,7 +19,7 @@ HERE = NodeSettings(
 @pytest.fixture
 def pair(tmp_path):
     """An outbox of two members with three records, closed; its replica's node, which answers promotions."""
-    with ReplicaNode(tmp_path / "data-1", HERE) as node, LetGoDoor(node):
+    with ReplicaNode(tmp_path / "data-1", HERE) as node, HandoverSocket(node):
         with Outbox.open(
             tmp_path / "service",
             "orders",
@@ -65,20 +65,20 @@ def test_a_promotion_prints_where_to_go_on_and_the_running_node_lets_go(pair, ca
 def test_a_node_that_does_not_let_go_stops_the_promotion(pair, capsys, monkeypatch):
     """It says so by hanging up: what it keeps open is not to be written by another."""
     node, directory = pair
-    before = find_promises(directory, REAL_FILESYSTEM)
+    before = find_election_state(directory, REAL_FILESYSTEM)
 
     def refuse(_):
         raise OSError("its disk is gone")
 
-    monkeypatch.setattr(node, "let_go", refuse)
+    monkeypatch.setattr(node, "hand_over", refuse)
     assert run(["promote", str(directory)]) == 1
     assert "does not let go of it" in capsys.readouterr().err
-    assert find_promises(directory, REAL_FILESYSTEM) == before
+    assert find_election_state(directory, REAL_FILESYSTEM) == before
 
 
 def test_what_is_refused_is_one_line_and_changes_nothing(pair, capsys, tmp_path):
     _, directory = pair
-    before = find_promises(directory, REAL_FILESYSTEM)
+    before = find_election_state(directory, REAL_FILESYSTEM)
     for arguments, why in (
         (["promote", str(tmp_path)], "give <data>/<outbox id> of a node"),
         (["promote", str(directory), "--member", "0"], "it is member 1, not 0"),
@@ -95,4 +95,4 @@ def test_what_is_refused_is_one_line_and_changes_nothing(pair, capsys, tmp_path)
         assert said.out == ""
     assert run(["promote", str(directory), "--cert", str(tmp_path / "no.pem")]) == 2
     assert "all three or none" in capsys.readouterr().err
-    assert find_promises(directory, REAL_FILESYSTEM) == before
+    assert find_election_state(directory, REAL_FILESYSTEM) == before

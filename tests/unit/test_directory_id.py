@@ -11,6 +11,7 @@ import pytest
 
 from filtering import ReplayFilter
 from pushrep.cli import main as cli_main
+from pushrep.env import REAL_FILESYSTEM, FileWitness, RealFilesystem
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CLEAN_MARKER_NAME
@@ -27,7 +28,6 @@ from pushrep.log.published import PUBLISHED_NAME
 from pushrep.outbox import Outbox
 from pushrep.outbox.errors import NotACopy, OriginalStands
 from pushrep.outbox.moving import moved
-from pushrep.seams import REAL_FILESYSTEM, FileWitness, RealFilesystem
 
 CONFIG = LogConfig(preallocate_bytes=0, segment_bytes=2000)
 FILE = FileWitness(inode=7, generation=3, birth_ns=9)

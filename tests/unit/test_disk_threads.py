@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
-from pushrep.seams import REAL_FILESYSTEM, RealFilesystem
 from tests.unit.gated_disk import until
 
 WAIT_S = 60

@@ -8,25 +8,25 @@ from uuid import UUID
 import pytest
 
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
-from pushrep.kafka.pins import OwnPins, check_kept, check_seen, counts_of, settled
+from pushrep.kafka.partition_counts import OwnPartitionCounts, check_kept, check_seen, counts_of, fixed_count
 from pushrep.kafka.progress import EpochPartitions, ShippingProgress
 
 KNOWN = ShippingProgress(topic_id=UUID(int=7), epochs=(EpochPartitions(0, 3),))
 
 
 def test_the_file_is_believed_then_the_members_then_the_topic():
-    assert settled(KNOWN, "orders", 8, (5,)) == 8, "with_topic keeps the file's own numbers"
+    assert fixed_count(KNOWN, "orders", 8, (5,)) == 8, "with_topic keeps the file's own numbers"
     assert KNOWN.with_topic(UUID(int=7), 8, 0).epochs == KNOWN.epochs
-    assert settled(ShippingProgress(), "orders", 8, (5,)) == 5
-    assert settled(ShippingProgress(), "orders", 8, (5, 5)) == 5
-    assert settled(ShippingProgress(), "orders", 8, ()) == 8
-    assert settled(ShippingProgress(), "orders", 8, OwnPins().known(UUID(int=7))) == 8
+    assert fixed_count(ShippingProgress(), "orders", 8, (5,)) == 5
+    assert fixed_count(ShippingProgress(), "orders", 8, (5, 5)) == 5
+    assert fixed_count(ShippingProgress(), "orders", 8, ()) == 8
+    assert fixed_count(ShippingProgress(), "orders", 8, OwnPartitionCounts().known(UUID(int=7))) == 8
 
 
 def test_several_numbers_without_the_file_are_refused():
     """Which of them holds from which offset on stands in the file only."""
     with pytest.raises(DestinationRefused, match=r"used 2, 4 of them in turn.*copy it from the member") as caught:
-        settled(ShippingProgress(), "orders", 8, (2, 4))
+        fixed_count(ShippingProgress(), "orders", 8, (2, 4))
     assert (caught.value.setting, caught.value.value) == ("partitions", 8)
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.errors import CorruptDestinationsFile
 from pushrep.kafka.progress import (
     FILE_NAME,
@@ -21,7 +22,6 @@ from pushrep.kafka.progress import (
     read_progress,
     write_progress,
 )
-from pushrep.seams import REAL_FILESYSTEM
 
 PROGRESS = ShippingProgress(
     topic_id=UUID(int=7),

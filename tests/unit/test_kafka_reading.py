@@ -85,7 +85,7 @@ def test_a_buffer_is_used_again_and_begins_with_a_page():
     memory = ReusedMemory()
     places = set()
     for _ in range(5):
-        view = memory.take()
+        view = memory.acquire()
         assert len(view) == BUFFER_BYTES
         view[:3] = b"abc"
         places.add(np.frombuffer(view, np.uint8).ctypes.data)
@@ -98,7 +98,7 @@ def test_what_is_patched_in_place_is_the_sealed_batch_under_its_producer(log):
     """Contract: "the sealed batches as they are ... patched into the batch header and the CRC redone"."""
     wanted = fill(log, 2)
     source = ShippedPartition(log, 0, 0)
-    source.look()
+    source.poll()
     pipeline = Pipeline(0)
     pipeline.begin(4711, 2)
     for number, sealed in enumerate(wanted):
@@ -113,7 +113,7 @@ def test_under_a_new_producer_nothing_is_written_where_an_old_connection_may_sti
     """A TLS connection keeps what it has not sent: sent again by another the bytes stay, by a new id they move."""
     wanted = fill(log, 2)
     source, pipeline = ShippedPartition(log, 0, 0), Pipeline(0)
-    source.look()
+    source.poll()
     pipeline.begin(4711, 2)
     sent = [source.next_piece(1 << 20) for _ in wanted]
     for one in sent:
@@ -138,7 +138,7 @@ def test_a_batch_larger_than_a_buffer_is_read_by_the_log(log):
     [wanted] = fill(log, 1, 2 * BUFFER_BYTES)
     assert reader(log).read(0, 1) == []
     source = ShippedPartition(log, 0, 0)
-    source.look()
+    source.poll()
     assert bytes(source.next_piece(4 * BUFFER_BYTES).batch.data) == wanted
 
 
@@ -151,7 +151,7 @@ def test_what_the_disk_broke_is_not_read_and_the_log_names_it(log, size):
     data[-3] ^= 1
     file.write_bytes(data)
     source = ShippedPartition(log, 0, 0)
-    source.look()
+    source.poll()
     assert source.next_piece(1 << 20).end == 1
     with pytest.raises(CorruptBatch):
         source.next_piece(1 << 20)

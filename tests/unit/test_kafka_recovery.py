@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka import recovery
 from pushrep.kafka.answers import Code
 from pushrep.kafka.cluster import BrokerError, PartitionBounds
 from pushrep.kafka.recovery import ShippingRecovery
 from pushrep.kafka.topic import TopicFacts
-from pushrep.seams import SYSTEM_CLOCK
 
 
 class MovedCluster:

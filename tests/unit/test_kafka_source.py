@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering import StreamMetadata, pack_keys
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, RecordAboveLimit, ShippingStopped, ShippingTimeout
 from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress
 from pushrep.kafka.resume import Matching, RecordOrigin, behind_old_messages, whole_batches
-from pushrep.kafka.shipment import Shipment
+from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import ShippedPartition
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, RecordBatch, encode_batch, header
 from pushrep.records.checksum import crc32c
-from pushrep.seams import SYSTEM_CLOCK
 
 PID = 7
 ORIGIN = RecordOrigin(carrier="key", pids={0: PID, 1: 8}, pid_epoch=0)
@@ -38,7 +38,7 @@ def append(log, *values, pid=PID):
 
 
 def pieces(source, limit=LIMIT):
-    source.look()
+    source.poll()
     found = []
     while (sent := source.next_piece(limit)) is not None:
         found.append(sent)
@@ -55,9 +55,9 @@ def test_only_what_is_below_the_stable_offset_is_shipped(tmp_path):
         source = ShippedPartition(log, 0, 0)
         append(log, b"a", b"b")
         append(log, b"c")
-        assert not source.look()
+        assert not source.poll()
         log.advance_high_watermark(2)
-        assert source.look()
+        assert source.poll()
         assert spans(pieces(source)) == [(0, 2)]
         log.advance_high_watermark(3)
         assert spans(pieces(source)) == [(2, 3)]
@@ -90,7 +90,7 @@ def test_what_the_disk_broke_does_not_become_valid(log):
     data[-1] ^= 1
     file.write_bytes(data)
     source = ShippedPartition(log, 0, 0)
-    source.look()
+    source.poll()
     with pytest.raises(CorruptBatch):
         pieces(source)
 
@@ -98,7 +98,7 @@ def test_what_the_disk_broke_does_not_become_valid(log):
 def test_the_records_before_one_that_is_too_large_go_first(log):
     append(log, b"a", bytes(5000), b"c")
     source = ShippedPartition(log, 0, 0)
-    source.look()
+    source.poll()
     assert spans([source.next_piece(1000)]) == [(0, 1)]
     for _ in range(2):  # however often it is tried
         with pytest.raises(RecordAboveLimit) as caught:
@@ -113,7 +113,7 @@ def test_a_skipped_record_counts_once_everything_before_it_is_acknowledged(log):
     append(log, b"given up")
     source = ShippedPartition(log, 0, 0)
     source.skipped = OffsetRanges([(1, 2)])
-    source.look()
+    source.poll()
     assert spans([source.next_piece(LIMIT)]) == [(0, 1)]
     source.in_flight = 1
     assert pieces(source) == []
@@ -138,7 +138,7 @@ def test_matching_counts_its_own_records_among_copies_and_strangers(log):
     batches = sent_to_topic(log)
     foreign = encode_batch([b"f", b"g"], keys=pack_keys(99, 0, 1, 2), timestamps_ms=1)
     for batch in (batches[0], foreign, batches[1], batches[1], batches[0], batches[2]):
-        matching.take(batch)
+        matching.match_batch(batch)
     assert matching.next_offsets == {0: 3}
 
 
@@ -147,7 +147,7 @@ def test_a_hole_is_not_jumped_over(log):
         append(log, b"%d" % n)
     matching = Matching(ORIGIN, [log], {0: 0})
     for n in (0, 2, 3):
-        matching.take(sent_to_topic(log)[n])
+        matching.match_batch(sent_to_topic(log)[n])
     assert matching.next_offsets == {0: 1}
 
 
@@ -158,7 +158,7 @@ def test_a_topic_ahead_of_its_log_is_refused(log, pid, offset, epoch):
     matching = Matching(ORIGIN, [log], {0: 3})
     ahead = encode_batch([b"x"], keys=[StreamMetadata(pid, 0, offset).pack()], timestamps_ms=1)
     with pytest.raises(DestinationAhead) as caught:
-        matching.take(ahead)
+        matching.match_batch(ahead)
     assert (caught.value.shipped_offset, caught.value.log_end_offset, caught.value.pid_epoch) == (offset, 3, epoch)
 
 
@@ -203,12 +203,12 @@ def test_a_record_of_the_topic_is_ours_by_its_content(tmp_path, name, is_next):
         log.delete_records(1)
         matching = Matching(origin, [log], {0: 1 if is_next else 3})
         if expected is None:
-            matching.take(batch)
+            matching.match_batch(batch)
             held = name in {"the same record", "another time, by the broker"}
             assert list(matching.held.get(0, [])) == ([(1, 2)] if held else [])
             return
         with pytest.raises(expected) as caught:
-            matching.take(batch)
+            matching.match_batch(batch)
         assert caught.value.in_topic == batch.records()[0]
         assert caught.value.in_log.offset == caught.value.offset
         assert next(iter(log.records(caught.value.offset))) == caught.value.in_log
@@ -221,7 +221,7 @@ def test_what_is_skipped_is_not_looked_for(log):
     matching = Matching(ORIGIN, [log], {0: 0}, skipped={0: OffsetRanges([(1, 3)])})
     batches = sent_to_topic(log)
     for batch in (batches[0], of_topic(b"another"), batches[3]):
-        matching.take(batch)
+        matching.match_batch(batch)
     assert matching.next_offsets == {0: 4}
     assert list(matching.held[0]) == [(0, 1), (3, 4)]
 
@@ -271,15 +271,15 @@ def test_a_batch_of_others_that_can_not_be_read_is_nobodys(log):
     data[61:71] = bytes(10)  # no gzip, and the CRC is right
     header.write_crc(data, crc32c(data, header.CRC_COVERS_FROM))
     matching = Matching(ORIGIN, [log], {0: 0})
-    matching.take(RecordBatch.check(data))
-    matching.take(sent_to_topic(log)[0])
+    matching.match_batch(RecordBatch.check(data))
+    matching.match_batch(sent_to_topic(log)[0])
     assert matching.next_offsets == {0: 1}
 
 
 def shipment(log, at, *, pid_epoch=0, stored_epoch=0):
     epochs = (EpochPartitions(0, 1),)
     progress = ShippingProgress(epochs=epochs, pid_epoch=stored_epoch, partitions={0: at} if at else {})
-    return Shipment([log], progress, pid_epoch, SYSTEM_CLOCK)
+    return SinkState([log], progress, pid_epoch, SYSTEM_CLOCK)
 
 
 def test_a_checkpoint_is_believed_if_the_log_has_its_batch(log):
@@ -308,7 +308,7 @@ def test_waiting_tells_what_stands_in_the_way(log):
     append(log, b"a", b"b")
     shipped = shipment(log, None)
     shipped.matched()
-    shipped.told("no broker answers")
+    shipped.set_trouble("no broker answers")
     with pytest.raises(ShippingTimeout, match="no broker answers") as caught:
         shipped.wait({0: 2}, 0.0, 0.0)
     assert caught.value.records == 2
@@ -329,5 +329,5 @@ def test_what_was_acknowledged_is_written_down_though_the_topics_offset_is_not_k
     append(log, b"a", b"b")
     crc = next(log.batches(0)).header.crc
     shipped = shipment(log, PartitionProgress(2, -1, crc))  # as `pushrep ship --again` leaves it; no broker answers
-    again = Shipment([log], shipped.current(), 0, SYSTEM_CLOCK).sources[0]
+    again = SinkState([log], shipped.current(), 0, SYSTEM_CLOCK).sources[0]
     assert (again.acknowledged, again.destination_offset) == (2, -1)

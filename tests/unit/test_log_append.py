@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.log import (
     AppendFailed,
@@ -32,7 +33,6 @@ from pushrep.log import directory as log_directory
 from pushrep.log.directory import DirectoryView
 from pushrep.log.group_commit import SyncTurn
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
-from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
 BUFFERED = Durability.BUFFERED

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
+from pushrep.env import RealFilesystem
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import read_checkpoints
-from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedClock
 
 

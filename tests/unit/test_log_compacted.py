@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.cli import main as cli_main
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
 from pushrep.log.directory_files import (
     Checkpoint,
@@ -22,7 +23,6 @@ from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.records.header import MAGIC_AT
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
-from pushrep.seams import REAL_FILESYSTEM
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
 NAME = "compact-0"

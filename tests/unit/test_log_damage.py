@@ -5,12 +5,12 @@ from contextlib import suppress
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, LogPoisoned, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import Checkpoint, CleanLog, read_clean_marker, write_checkpoint, write_clean_marker
 from pushrep.log.recovery_plan import Opening
 from pushrep.log.segment import OFFSET_ENTRY
 from pushrep.log.segment_files import list_segments, segment_path
-from pushrep.seams import REAL_FILESYSTEM
 from pushrep.testing import PowerLost, SimulatedDisk
 from tests.unit.test_log_keeping import PATH, Machine
 

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
+from pushrep.env import RealFilesystem
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, CleanLog, decode_clean_marker, read_checkpoints
 from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALogDirectory
 from pushrep.log.published import read_published
-from pushrep.seams import RealFilesystem
 
 CLEAN = CleanLog(end_offset=5, last_segment_bytes=100, leader_epoch=1)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import DiskUsage
 from pushrep.log import LogConfig
 from pushrep.log.config import DiskLimits
 from pushrep.log.disk_space import LOOK_MS, DiskLevel, DiskWatch, disk_level
-from pushrep.seams import DiskUsage
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
 ROOM, TIGHT, PRESSED, FULL = DiskLevel

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from pushrep.env import RealFilesystem
 from pushrep.log import AppendFailed, Durability, LogClosed, LogConfig, LogPoisoned, SegmentLog, group_commit
-from pushrep.seams import RealFilesystem
 
 WAIT_S = 60
 

@@ -5,11 +5,11 @@ from itertools import count
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.recovery import sealed_end
 from pushrep.log.segment import Segment
 from pushrep.log.walk import ScanRange
-from pushrep.seams import REAL_FILESYSTEM
 
 TIMES = count(1_000)
 CONFIG = LogConfig(segment_bytes=20_000, batch_bytes=1500, index_interval_bytes=4096)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pushrep.env import RealFilesystem
 from pushrep.log.directory_files import (
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
@@ -10,7 +11,6 @@ from pushrep.log.directory_files import (
     write_leader_epochs,
 )
 from pushrep.records.leader_epochs import UNDEFINED, LeaderEpochs
-from pushrep.seams import RealFilesystem
 
 EPOCHS = LeaderEpochs(((3, 10), (5, 40), (6, 95)))
 

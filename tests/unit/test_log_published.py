@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import RealFilesystem
 from pushrep.log.published import (
     PUBLISHED_NAME,
     RECORD_BYTES,
@@ -16,7 +17,6 @@ from pushrep.log.published import (
     read_boot_id,
     read_published,
 )
-from pushrep.seams import RealFilesystem
 
 
 class OtherBoot(RealFilesystem):

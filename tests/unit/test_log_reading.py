@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import (
     BelowHighWatermark,
     CorruptBatch,
@@ -25,7 +26,6 @@ from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
-from pushrep.seams import REAL_FILESYSTEM, RealFilesystem
 
 BUFFERED = Durability.BUFFERED
 CONFIG = LogConfig(segment_bytes=3000, batch_bytes=400, index_interval_bytes=500, flush_ms=600_000)

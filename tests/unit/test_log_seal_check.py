@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptBatch, SegmentLog, seal_check
 from pushrep.log.directory_files import Checkpoint, write_checkpoint, write_partition_metadata
 from pushrep.log.repair import repair_log
@@ -19,7 +20,6 @@ from pushrep.protocol.push_messages import DescribeLogResponse, FetchRecordsResp
 from pushrep.push.repairing import Repairs
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay.slices import OpenSegments, SliceReader
-from pushrep.seams import REAL_FILESYSTEM
 from pushrep.topic_id_partition import TopicIdPartition
 
 NAME = "compact-0"

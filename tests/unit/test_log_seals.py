@@ -9,13 +9,13 @@ from uuid import UUID
 import google_crc32c
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import leftovers
 from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.segment_look import Kind
 from pushrep.log.verify import verify_log
-from pushrep.seams import REAL_FILESYSTEM
 
 SMALL = LogConfig(segment_bytes=1024)
 

@@ -8,6 +8,8 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
+from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.log.cutting import remove_segments
 from pushrep.log.directory_files import Checkpoint, write_checkpoint
@@ -15,8 +17,6 @@ from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
 from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log
 from pushrep.records.header import HEADER_BYTES
-from pushrep.seams import REAL_FILESYSTEM, RealFilesystem
-from pushrep.seams.filesystem import RealFile
 
 SMALL = LogConfig(segment_bytes=2000, preallocate_bytes=0)
 LOG_ID = UUID(int=5)

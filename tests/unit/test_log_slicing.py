@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.segment_files import segment_path
 from pushrep.log.slicing import LogSlices
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.seams import REAL_FILESYSTEM
 
 
 def bytes_of(found):

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.errors import BadArgument
 from pushrep.node import access
 from pushrep.node.access import (
@@ -24,7 +25,6 @@ from pushrep.node.errors import CorruptNodeFile
 from pushrep.protocol.calls import CALLS, ApiKey
 from pushrep.protocol.frames import FrameKind
 from pushrep.protocol.vocabulary import VOCABULARY
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 
 ID, OTHER = UUID(int=7), UUID(int=8)
 NEW = Place(ID, topics=frozenset({"orders"}))

@@ -9,9 +9,11 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
+from pushrep.env.checked_json import write_checked_json
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import Checkpoint, read_checkpoint
-from pushrep.node.promises import PromiseKeeper, Promises, find_promises, write_promises
+from pushrep.node.election_state import ElectionState, ElectionStateStore, find_election_state, write_election_state
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol.error_codes import ErrorCode
@@ -19,8 +21,6 @@ from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
 from pushrep.replication.grants import Grant, Member, next_generation
 from pushrep.replication.outcome import Outcome
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
-from pushrep.seams.checked_json import write_checked_json
 from pushrep.topic_id_partition import TopicIdPartition
 
 OUTBOX = UUID(int=7)
@@ -67,29 +67,29 @@ def store(tmp_path):
 def test_no_grant_is_judged_by_what_was_promised_before_a_promotion(store):
     kept = Watched(OUTBOX, store)
     assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is Outcome.NONE
-    with kept.let_go() as directory:
-        promotion = PromiseKeeper(directory, OUTBOX, REAL_FILESYSTEM)
+    with kept.hand_over() as directory:
+        promotion = ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM)
         promotion.keep(replace(promotion.kept, grant=grant(1025), leader_epoch=1025))
     assert kept.offer_grant(grant(512), 0, ADDRESSES[1]) is not Outcome.NONE
-    assert PromiseKeeper(directory, OUTBOX, REAL_FILESYSTEM).kept.grant == grant(1025)
+    assert ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM).kept.grant == grant(1025)
 
 
 def test_promises_of_version_2_are_read_as_grants_that_name_no_directories(tmp_path):
-    kept = Promises(leader_epoch=256, grant=grant(256), member=1)
-    write_promises(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
+    kept = ElectionState(leader_epoch=256, grant=grant(256), member=1)
+    write_election_state(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
     path = tmp_path / "promises.json"
     fields = json.loads(path.read_text())
     del fields["version"], fields["crc32c"], fields["grant"]["generation"]
     fields["grant"]["members"] = [one[:2] for one in fields["grant"]["members"]]
     write_checked_json(REAL_FILESYSTEM, path, fields, 2)
-    assert find_promises(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)
+    assert find_election_state(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)
 
 
 def test_promises_keep_whose_directory_a_member_is_and_the_generation(tmp_path):
     named = tuple(replace(one, directory_id=UUID(int=9 + one.index), identity="billing") for one in grant(256).members)
-    kept = Promises(grant=replace(grant(256), members=named, generation=3), member=1)
-    write_promises(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
-    assert find_promises(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)
+    kept = ElectionState(grant=replace(grant(256), members=named, generation=3), member=1)
+    write_election_state(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
+    assert find_election_state(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)
     assert kept.generation == 3
 
 
@@ -131,13 +131,13 @@ def filled(store):
 
 def check_set_aside(kept, old):
     aside = kept.directory / "generation-0.stale"
-    assert find_promises(aside, REAL_FILESYSTEM) == (OUTBOX, old)
+    assert find_election_state(aside, REAL_FILESYSTEM) == (OUTBOX, old)
     for tp in TPS:
         with SegmentLog.open_reader(aside / str(tp), isolation="written") as reader:
             assert [record.value for record in reader.records(0)] == [b"old"]
         assert not (kept.directory / str(tp)).exists()
     assert read_checkpoint(aside, Checkpoint.HIGH_WATERMARK, REAL_FILESYSTEM) == {str(tp): 1 for tp in TPS}
-    promises = kept.promises
+    promises = kept.election_state
     assert not promises.are_logs_outdated
     assert (promises.grant, promises.leader_epoch, promises.member) == (forced(), 257, 2)
     assert (promises.is_unfilled, promises.unfilled) == (True, {})
@@ -145,14 +145,14 @@ def check_set_aside(kept, old):
 
 def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
     kept = filled(store)
-    old, replica = kept.promises, kept.open_replica(TPS[0])
+    old, replica = kept.election_state, kept.open_replica(TPS[0])
     assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is Outcome.NONE
     check_set_aside(kept, old)
     assert replica.failure is not None
     assert store.described(TPS[0]) is None, "its leader has to begin a session anew"
     log = store.describe(kept, TPS[0], create=True).log
     assert (log.log_end_offset, log.high_watermark) == (0, 0)
-    assert kept.promises.unfilled == {}, "it lost nothing of this generation"
+    assert kept.election_state.unfilled == {}, "it lost nothing of this generation"
     assert kept.offer_grant(grant(1024), 0, ADDRESSES[2], 2) is Outcome.FENCED_LEADER_EPOCH
     assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is Outcome.INCONSISTENT_OUTBOX
 
@@ -166,7 +166,7 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
     for replica in kept.open_replicas():
         replica.close()
     kept._acquired().release()  # its checkpoints are on disk
-    old, disk.left = kept.promises, renames
+    old, disk.left = kept.election_state, renames
     with pytest.raises(OSError, match="the power went"):
         kept.offer_grant(forced(), 1, ADDRESSES[2], 2)
     if renames > 1:
@@ -181,7 +181,7 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
             with kept.at_home():
                 pass
         else:
-            assert kept.promises == old
+            assert kept.election_state == old
             kept.offer_grant(forced(), 1, ADDRESSES[2], 2)
         check_set_aside(kept, old)
     finally:
@@ -207,10 +207,10 @@ def test_m4_a_node_becomes_another_member_where_it_was_replaced_as_the_one_that_
     assert kept.offer_grant(offered, 0, ADDRESSES[2], 2) is Outcome.NONE
     if outcome == 3:
         assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is Outcome.NONE
-        assert kept.promises.member == 3
+        assert kept.election_state.member == 3
         assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is Outcome.NONE
     else:
         with pytest.raises(Refusal) as refused:
             kept.offer_grant(offered, 0, ADDRESSES[2], 3)
         assert refused.value.code is outcome
-        assert kept.promises.member == 2
+        assert kept.election_state.member == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from filtering import METADATA_HEADER, StreamMetadata
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess
 from pushrep.log import CorruptBatch, Durability, LogConfig, LogLocked, NotALogDirectory, SegmentLog
 from pushrep.outbox import (
@@ -24,7 +25,6 @@ from pushrep.outbox import (
     read_identity,
 )
 from pushrep.records import Codec
-from pushrep.seams import REAL_FILESYSTEM
 
 
 def open_outbox(path, **settings):
@@ -218,7 +218,9 @@ def test_who_waits_may_wait_for_ever_in_so_many_words(tmp_path):
 
 def test_a_flush_that_meets_the_close_says_closed(tmp_path, monkeypatch):
     outbox = open_outbox(tmp_path)
-    monkeypatch.setattr("pushrep.outbox.pending.tell_failure", lambda lanes: (monkeypatch.undo(), outbox.close()))
+    monkeypatch.setattr(
+        "pushrep.outbox.pending.raise_unseen_failure", lambda appenders: (monkeypatch.undo(), outbox.close())
+    )
     with pytest.raises(OutboxClosed):
         outbox.flush()
 

@@ -10,11 +10,11 @@ import pytest
 
 from pushrep import KafkaDestination, LogConfig, Outbox
 from pushrep.cli.main import run
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress, read_progress, write_progress
 from pushrep.log import StillNeeded
 from pushrep.outbox.destinations import repartition
 from pushrep.outbox.identity import read_identity
-from pushrep.seams import REAL_FILESYSTEM
 from tests.kafka.cluster import free_ports
 
 SMALL = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)

@@ -12,6 +12,7 @@ import pytest
 
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.cli import main as cli_main
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
 from pushrep.log.directory_files import Checkpoint, read_checkpoint
 from pushrep.outbox import (
@@ -24,7 +25,6 @@ from pushrep.outbox import (
     begin_pid_epoch,
     read_identity,
 )
-from pushrep.seams import REAL_FILESYSTEM
 
 CONFIG = LogConfig(preallocate_bytes=0, segment_bytes=2000)
 

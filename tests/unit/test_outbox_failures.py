@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from filtering import StreamMetadata
+from pushrep.env import RealFilesystem
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import (
     BufferFull,
@@ -19,7 +20,6 @@ from pushrep.outbox import (
     ReceiptTimeout,
 )
 from pushrep.outbox.batch import Batch
-from pushrep.seams import RealFilesystem
 from pushrep.testing import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, MeetingDisk, until
 

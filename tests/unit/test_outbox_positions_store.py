@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering import StreamMetadata
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log import directory as log_directory
 from pushrep.outbox import Outbox
@@ -18,7 +19,6 @@ from pushrep.outbox.positions_store import (
     decode_positions,
     encode_positions,
 )
-from pushrep.seams import REAL_FILESYSTEM
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
 HOME = Path("/outbox")
@@ -194,9 +194,9 @@ def test_a_cut_log_forgets_what_was_cut(machine):
 def test_a_hole_in_what_was_noted_waits_for_the_log(tmp_path):
     store = PositionsStore(tmp_path / POSITIONS_NAME, "key", REAL_FILESYSTEM)
     store.follow(lambda: 10)
-    store.note(0, 4, 0, [((7, 0), 3)])
-    store.note(6, 9, 0, [((7, 0), 8)])
-    store.note(9, 20, 0, [((7, 0), 30)])
+    store.add(0, 4, 0, [((7, 0), 3)])
+    store.add(6, 9, 0, [((7, 0), 8)])
+    store.add(9, 20, 0, [((7, 0), 30)])
     assert (store.end_offset, store.last, store.highest) == (4, (3, 0), {(7, 0): 3})
     store.sync()
     again = PositionsStore(tmp_path / POSITIONS_NAME, "key", REAL_FILESYSTEM)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from filtering import StreamMetadata
 from partitioner import BadPartitionerSetting, BreaksPrefixCondition, OffsetNotAbove, PartitionStopped
 from partitioner.confluent import held_settings
-from partitioner.prefix import Books
+from partitioner.prefix import InFlightQueue
 
 
 class Pending(NamedTuple):
@@ -24,12 +24,12 @@ def pending(partition, offset, pid=7):
 def taken(books, partition, offset):
     one = pending(partition, offset)
     books.check(one.partition, one.metadata)
-    books.note(one)
+    books.enqueue(one)
     return one
 
 
 def test_an_offset_that_is_not_above_the_last_is_refused():
-    books = Books()
+    books = InFlightQueue()
     taken(books, 0, 5)
     for offset in (5, 4):
         with pytest.raises(OffsetNotAbove) as refusal:
@@ -40,7 +40,7 @@ def test_an_offset_that_is_not_above_the_last_is_refused():
 
 
 def test_nothing_goes_past_a_record_that_failed_for_good():
-    books = Books()
+    books = InFlightQueue()
     first, second = taken(books, 0, 1), taken(books, 0, 2)
     other = taken(books, 1, 1)
     books.fail(first, ValueError("too large"))
@@ -54,7 +54,7 @@ def test_nothing_goes_past_a_record_that_failed_for_good():
 
 
 def test_a_failure_behind_another_record_stops_nothing():
-    books = Books()
+    books = InFlightQueue()
     first, second = taken(books, 0, 1), taken(books, 0, 2)
     books.fail(second, ValueError("purged"))
     assert books.stopped == {}
@@ -62,7 +62,7 @@ def test_a_failure_behind_another_record_stops_nothing():
 
 
 def test_an_acknowledgement_behind_a_hole_does_not_count():
-    books = Books()
+    books = InFlightQueue()
     first, second = taken(books, 0, 1), taken(books, 0, 2)
     assert not books.acknowledge(second)
     assert list(books.outgoing()) == [first, second], "the second goes out again, behind the first"
@@ -75,7 +75,7 @@ def test_an_acknowledgement_behind_a_hole_does_not_count():
 @given(st.lists(st.tuples(st.sampled_from(["take", "deliver", "lose"]), st.integers(0, 2)), max_size=60))
 def test_every_attempt_is_in_order_and_the_log_holds_a_prefix(steps):
     """Model: a log per partition that appends what is sent and may lose the connection at any time."""
-    books, on_the_way, log, count = Books(), {0: [], 1: [], 2: []}, {0: [], 1: [], 2: []}, 0
+    books, on_the_way, log, count = InFlightQueue(), {0: [], 1: [], 2: []}, {0: [], 1: [], 2: []}, 0
     for what, partition in steps:
         way = on_the_way[partition]
         if what == "take":

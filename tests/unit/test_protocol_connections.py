@@ -203,7 +203,7 @@ def test_an_answer_and_its_first_event_may_come_together(pair):
 def test_credit_goes_to_the_server_and_may_come_too_late(pair):
     client, server, call = replaying(pair)
     credit = Credit(session_id=77, bytes=4096)
-    late = joined(client.tell(call.correlation_id, credit))
+    late = joined(client.event_parts(call.correlation_id, credit))
     server.event(call, ReplayEnd(session_id=77, reason=ReplayEndReason.STOPPED, offset=0))
     assert server.feed(late) == [Told(call.correlation_id, credit)]
 
@@ -211,9 +211,9 @@ def test_credit_goes_to_the_server_and_may_come_too_late(pair):
 def test_events_want_their_call(pair):
     client, server = pair
     with pytest.raises(BadArgument, match="no call 99"):
-        client.tell(99, Credit(session_id=1, bytes=1))
+        client.event_parts(99, Credit(session_id=1, bytes=1))
     with pytest.raises(BadArgument, match="nothing that a client tells"):
-        client.tell(99, DeleteDone(recording_id=1))
+        client.event_parts(99, DeleteDone(recording_id=1))
     call = asked(client, server, DeleteRequest(recording_id=1))
     with pytest.raises(BadArgument, match="not answered yet"):
         server.event(call, DeleteDone(recording_id=1))
@@ -303,7 +303,7 @@ def test_an_event_is_in_the_version_of_its_call():
     beat = ReplayData(session_id=77, start_offset=0, end_offset=0, tip_offset=0)
     assert call.version == 1
     assert joined(server.event(call, beat))[6:8] == b"\0\1"
-    assert joined(client.tell(call.correlation_id, Credit(session_id=77, bytes=1)))[6:8] == b"\0\1"
+    assert joined(client.event_parts(call.correlation_id, Credit(session_id=77, bytes=1)))[6:8] == b"\0\1"
     with pytest.raises(UnexpectedAnswer, match="version 0"):
         client.feed(joined(vocabulary.encode(beat, 0, call.correlation_id)))
 

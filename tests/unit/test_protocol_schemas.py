@@ -24,7 +24,7 @@ from pushrep.protocol.push_messages import (
 )
 from pushrep.protocol.replay_messages import Credit
 from pushrep.protocol.schema_files import missing_fields, read_schemas, released_schemas
-from pushrep.protocol.structs import road_of
+from pushrep.protocol.structs import serializer_of
 from pushrep.protocol.values import FileSlice
 from pushrep.protocol.vocabulary import VOCABULARY, Vocabulary
 from pushrep.push_session_end_reason import PushSessionEndReason
@@ -247,7 +247,7 @@ def test_missing_fields_knows_named_types():
 
 def test_an_error_code_of_the_future_reads_as_unknown():
     message = DescribeLogResponse(logs=(LogDescription(tp=TP, error_code=ErrorCode.LOG_OFFLINE),))
-    road = VOCABULARY._spoken[ApiKey.DESCRIBE_LOG, FrameKind.RESPONSE, 0].road
+    road = VOCABULARY._spoken[ApiKey.DESCRIBE_LOG, FrameKind.RESPONSE, 0].serializer
     datum = road.to_datum(message, [])
     datum["logs"][0]["error_code"] = 30_000
     assert road.from_datum(datum, None).logs[0].error_code is ErrorCode.UNKNOWN_SERVER_ERROR
@@ -310,7 +310,7 @@ def test_sizes_that_only_add_up_are_refused():
     """Ten bytes for one partition and ten less than none for the other make none in all."""
     message = AppendRecordsRequest(partitions=(partition(), partition()))
     spoken = VOCABULARY._spoken[ApiKey.APPEND_RECORDS, FrameKind.REQUEST, 0]
-    datum = road_of(AppendRecordsRequest).to_datum(message, [])
+    datum = serializer_of(AppendRecordsRequest).to_datum(message, [])
     for part, size in zip(datum["partitions"], (10, -10), strict=True):
         part["records_bytes"] = size
     target = BytesIO()
@@ -318,7 +318,7 @@ def test_sizes_that_only_add_up_are_refused():
     with pytest.raises(MalformedMessage, match="records_bytes is -10"):
         heard(VOCABULARY, frame_head((ApiKey.APPEND_RECORDS, FrameKind.REQUEST), 0, 1, target.getvalue(), 0))
     with pytest.raises(ValueError, match="records_bytes is -10"):
-        road_of(AppendRecordsRequest).body_bytes(datum)
+        serializer_of(AppendRecordsRequest).body_bytes(datum)
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc", "a" * 250, "ü", "a\0"])

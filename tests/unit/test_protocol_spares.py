@@ -74,6 +74,6 @@ def test_a_body_that_is_claimed_and_not_sent_holds_only_what_came(server, frame_
 
 
 def test_few_are_kept(spares):
-    for buffer in [spares.take() for _ in range(20)]:
+    for buffer in [spares.acquire() for _ in range(20)]:
         spares.give_back(buffer)
     assert len(spares._kept) < 10

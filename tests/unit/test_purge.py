@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from pushrep.cli.main import cli
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.retention import SealedSegment, purgeable
 from pushrep.outbox import Outbox, SettingRefused
 from pushrep.outbox.identity import read_identity, write_identity
-from pushrep.seams import REAL_FILESYSTEM
 
 SMALL = LogConfig(segment_bytes=1000, preallocate_bytes=0)
 SEALED = [SealedSegment(base, base + 10, 100) for base in (0, 10, 20, 30)]

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.protocol.values import FileSlice
 from pushrep.push.sockets import FileIsShorter, pieces_of, send_all, send_some
-from pushrep.seams import REAL_FILESYSTEM
 
 SIZE = 3 << 20
 

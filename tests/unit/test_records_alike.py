@@ -3,16 +3,16 @@
 import pytest
 
 from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, TimestampType, encode_batch
-from pushrep.records.alike import read_alike
 from pushrep.records.columns import columns_by_arrays
 from pushrep.records.decoder import scan
 from pushrep.records.record_rows import RecordCursor
 from pushrep.records.rows import rows
+from pushrep.records.uniform import read_uniform
 from pushrep.records.varint import varint
 
 
 def alike(batch):
-    found = read_alike(batch.header, batch.payload())
+    found = read_uniform(batch.header, batch.payload())
     return None if found is None else list(found)
 
 
@@ -87,7 +87,7 @@ def test_one_time_that_is_no_number_of_64_bits_is_refused_though_the_append_set_
     payload = b"".join(record(row, 2 if row == 30 else 1) for row in range(40))
     with pytest.raises(CorruptRecordBatch):
         scan(header, payload)
-    assert read_alike(header, memoryview(payload)) is None, "it is left to those who refuse it"
+    assert read_uniform(header, memoryview(payload)) is None, "it is left to those who refuse it"
 
 
 def test_the_time_of_the_append_is_that_of_the_header():

@@ -4,7 +4,7 @@ import pytest
 
 from pushrep.records import CorruptRecordBatch, TimestampType, encode_batch
 from pushrep.records.decoder import scan
-from pushrep.records.few_rows import read_few
+from pushrep.records.small_batch import read_small_batch
 from pushrep.records.varint import varint
 
 HEADER = encode_batch([b""], timestamps_ms=1).header
@@ -44,26 +44,26 @@ PLAIN = {"key": varint(-1), "value": varint(2) + b"ok"}
 def test_what_is_wrong_is_left_to_who_refuses_it(payload):
     with pytest.raises(CorruptRecordBatch):
         scan(HEADER, payload)
-    assert read_few(HEADER, payload) is None
+    assert read_small_batch(HEADER, payload) is None
 
 
 def test_offsets_that_do_not_ascend_are_left_to_who_refuses_them():
     header = HEADER._replace(record_count=2, last_offset_delta=5)
     for offsets, is_taken in (((0, 5), True), ((2, 2), False), ((3, 1), False), ((4, 6), False)):
         payload = b"".join(record(**PLAIN, offset=offset) for offset in offsets)
-        found = read_few(header, payload)
+        found = read_small_batch(header, payload)
         assert (found is not None) == is_taken
         assert found is None or [one.offset for one in found] == list(offsets)
 
 
 def test_the_time_of_the_append_is_that_of_the_header():
     header = HEADER._replace(attributes=8, max_timestamp_ms=5, base_timestamp_ms=(1 << 63) - 1)
-    [found] = read_few(header, record(**PLAIN, time=varint(700)))
+    [found] = read_small_batch(header, record(**PLAIN, time=varint(700)))
     assert (found.timestamp_ms, found.timestamp_type) == (5, TimestampType.LOG_APPEND_TIME)
-    assert read_few(header._replace(attributes=0), record(**PLAIN, time=varint(700))) is None, "beyond 64 bits"
+    assert read_small_batch(header._replace(attributes=0), record(**PLAIN, time=varint(700))) is None, "beyond 64 bits"
 
 
 def test_headers_are_for_the_others():
     batch = encode_batch([b"a", b"bc"], headers=[(), [("name", b"value")]], timestamps_ms=1)
-    assert read_few(batch.header, batch.payload().tobytes()) is None
+    assert read_small_batch(batch.header, batch.payload().tobytes()) is None
     assert [one.headers for one in batch.records()] == [(), (("name", b"value"),)]

@@ -36,20 +36,20 @@ def received(reader, data, size):
 
 def test_a_buffer_is_free_when_the_last_view_of_it_is_dropped():
     buffers = Buffers(100)
-    view = buffers.take()
+    view = buffers.acquire()
     assert len(view) == 100
     assert np.frombuffer(view, np.uint8).ctypes.data % 64 == 0, "it begins with a cache line"
     part = view[3:5]
     first = view.obj
     view.release()
-    assert buffers.take().obj is not first, "somebody looks at two bytes of it"
+    assert buffers.acquire().obj is not first, "somebody looks at two bytes of it"
     part.release()
-    assert first in [buffers.take().obj for _ in range(2)]
+    assert first in [buffers.acquire().obj for _ in range(2)]
 
 
 def test_more_than_are_kept_may_be_looked_at():
     buffers = Buffers(8)
-    views = [buffers.take() for _ in range(20)]
+    views = [buffers.acquire() for _ in range(20)]
     for number, view in enumerate(views):
         view[:] = bytes([number]) * 8
     assert [bytes(view) for view in views] == [bytes([number]) * 8 for number in range(20)]
@@ -57,10 +57,10 @@ def test_more_than_are_kept_may_be_looked_at():
 
 def test_nobody_waits_for_another_who_takes_one():
     buffers = Buffers(8)
-    kept = buffers.take().obj
+    kept = buffers.acquire().obj
     with buffers._lock:  # as a fork of the process may find it, whose owner is not there
-        assert buffers.take().obj is not kept
-    assert buffers.take().obj is kept
+        assert buffers.acquire().obj is not kept
+    assert buffers.acquire().obj is kept
 
 
 @pytest.mark.parametrize("piece", [1 << 30, 100_000])

@@ -2,13 +2,13 @@
 
 import pytest
 
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import encode_batch
 from pushrep.records.joining import misjoined
 from pushrep.replay import TO_END, NodeAccess, ReplayEndReason, ReplayRequest
 from pushrep.replay.remote import RemoteSession
-from pushrep.seams import SYSTEM_CLOCK
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def session():
     """It has received everything below 10, a batch border."""
     made = RemoteSession(("127.0.0.1", 1), 1, ReplayRequest("orders-0", 0, TO_END), NodeAccess(), SYSTEM_CLOCK)
     made._until = 100
-    made._take(data(0, 10, batch(0, 10)))
+    made._on_message(data(0, 10, batch(0, 10)))
     assert (made._pending_end, len(made._blocks)) == (None, 1)
     return made
 
@@ -55,7 +55,7 @@ def end(offset, reason=ReplayEndReason.LIMIT_REACHED, cleaned=0):
     ],
 )  # fmt: skip
 def test_identity_o5_a_block_that_does_not_join_ends_the_replay_at_its_offset(session, block):
-    session._take(block)
+    session._on_message(block)
     assert len(session._blocks) == 1, "none of it is given"
     found = session._pending_end
     assert (found.code, found.offset, found.reason) == (ErrorCode.CORRUPT_MESSAGE, 10, ReplayEndReason.ERROR)
@@ -73,27 +73,27 @@ def test_identity_o5_a_block_that_does_not_join_ends_the_replay_at_its_offset(se
     ids=["the next", "cut", "a hole", "it begins behind a hole", "it ends in a hole"],
 )
 def test_identity_o5_what_joins_or_was_announced_is_given(session, block):
-    session._take(block)
+    session._on_message(block)
     assert session._pending_end is None
     assert [(one.start, one.end) for one in session._blocks][1:] == [(block.start_offset, block.end_offset)]
 
 
 def test_identity_o5_a_batch_may_be_gone_on_with_only_where_it_was_cut(session):
-    session._take(data(10, 11, batch(10, 13)))
-    session._take(data(11, 13, batch(10, 13)))
+    session._on_message(data(10, 11, batch(10, 13)))
+    session._on_message(data(11, 13, batch(10, 13)))
     assert session._pending_end is None
-    session._take(data(13, 15, batch(12, 15)))
+    session._on_message(data(13, 15, batch(12, 15)))
     assert session._pending_end.code is ErrorCode.CORRUPT_MESSAGE
 
 
 def test_identity_o5_an_end_is_reached_by_records_that_came(session):
-    session._take(end(12))
+    session._on_message(end(12))
     assert (session._pending_end.code, session._pending_end.offset) == (ErrorCode.CORRUPT_MESSAGE, 10)
 
 
 @pytest.mark.parametrize("last", [end(10), end(12, cleaned=12), end(12, ReplayEndReason.STOPPED)])
 def test_identity_o5_an_end_that_was_reached_or_announced_is_one(session, last):
-    session._take(last)
+    session._on_message(last)
     assert (session._pending_end.code, session._pending_end.reason) == (ErrorCode.NONE, last.reason)
 
 

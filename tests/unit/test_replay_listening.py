@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.env.directory_watch import Inotify, watch_directory
+from pushrep.env.filesystem import RealFilesystem
 from pushrep.log import Durability, SegmentLog
 from pushrep.replay import ReplayClient, ReplayRequest
 from pushrep.replay.waiting import Listening
-from pushrep.seams import REAL_FILESYSTEM
-from pushrep.seams.directory_watch import Inotify, watch_directory
-from pushrep.seams.filesystem import RealFilesystem
 
 WAIT_S = 30
 

@@ -169,7 +169,7 @@ def test_stop_is_idempotent_and_unknown_ids_are_fine():
 def test_stop_all_is_for_one_recording():
     many = sessions()
     threes, four = [start(many), start(many)], start(many, recording=4)
-    told = many.tell_all(3, e.Stop(), 0)
+    told = many.notify_all(3, e.Stop(), 0)
     assert {session.id for session, _ in told} == {session.id for session in threes}
     assert list(many) == [four]
 

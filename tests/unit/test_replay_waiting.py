@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from pushrep.env import REAL_NETWORK
 from pushrep.records import CorruptRecordBatch, encode_batch
 from pushrep.replay.remote import checked
 from pushrep.replay.waiting import ReplayWaiter
-from pushrep.seams import REAL_NETWORK
 
 FOR_EVER_S = 600
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.protocol.values import size_of
 from pushrep.records import Codec, encode_batch
@@ -10,7 +11,6 @@ from pushrep.replay.buffers import Buffers
 from pushrep.replay.limits import Span
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.replay.windows import BUFFER_BYTES, BatchWindows
-from pushrep.seams import REAL_FILESYSTEM
 from pushrep.testing.simulated_clock import SimulatedClock
 
 
@@ -58,10 +58,10 @@ def test_it_stops_before_damage_and_raises_nothing(log):
 
 def test_a_buffer_that_somebody_looks_into_is_not_used_again():
     buffers = Buffers(100)
-    view = buffers.take()[3:5]
-    other = buffers.take().obj
+    view = buffers.acquire()[3:5]
+    other = buffers.acquire().obj
     assert other is not view.obj
-    assert buffers.take().obj is other, "nobody looks into that one any more"
+    assert buffers.acquire().obj is other, "nobody looks into that one any more"
     view.release()
 
 

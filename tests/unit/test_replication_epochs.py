@@ -9,7 +9,7 @@ from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication.epochs import (
     EpochEnd,
     LogEnds,
-    Ungranted,
+    Unfenced,
     common_end,
     granted_end,
     step_back,
@@ -70,19 +70,19 @@ def test_an_epoch_that_began_counts_without_a_record_of_it():
 
 
 def test_what_was_not_granted_counts_for_nothing_and_hides_nothing():
-    """An ungranted number takes the place of an epoch that began at the same offset and has no record."""
+    """An unfenced number takes the place of an epoch that began at the same offset and has no record."""
     begun = LogEnds(0, 2, LeaderEpochs(((1, 0), (4, 2))))
-    ungranted = Ungranted(2, granted_end(begun, None))
+    unfenced = Unfenced(2, granted_end(begun, None))
     appended = LogEnds(0, 5, begun.leader_epochs.assigned(6, 2))
     assert appended.leader_epochs.entries == ((1, 0), (6, 2))
-    assert granted_end(appended, ungranted) == (4, 2)
-    assert without_ungranted(appended, ungranted) == begun
+    assert granted_end(appended, unfenced) == (4, 2)
+    assert without_ungranted(appended, unfenced) == begun
 
 
 def test_a_power_cut_below_the_granted_end_lowers_what_counts():
-    ungranted = Ungranted(4, EpochEnd(3, 4))
-    assert granted_end(log_of([1, 1, 3]), ungranted) == (3, 3)
-    assert granted_end(log_of([1, 1]), ungranted) == (1, 2)
+    unfenced = Unfenced(4, EpochEnd(3, 4))
+    assert granted_end(log_of([1, 1, 3]), unfenced) == (3, 3)
+    assert granted_end(log_of([1, 1]), unfenced) == (1, 2)
 
 
 def test_batches_of_splits_and_says_whether_all_is_whole():

@@ -23,7 +23,7 @@ from pushrep.replication.effects import (
     TakeEpoch,
     Truncate,
 )
-from pushrep.replication.epochs import EpochEnd, LogEnds, Ungranted
+from pushrep.replication.epochs import EpochEnd, LogEnds, Unfenced
 from pushrep.replication.findings import FOLLOWER_RULES, Cut, Finding
 from pushrep.replication.follower import LEADER_CHECKS, SESSION_CHECKS, ReplicaState, follow, storage_error
 from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, Member, next_generation
@@ -341,8 +341,8 @@ def test_what_lies_above_the_epochs_start_and_is_not_of_it_goes():
 
 def test_what_was_not_granted_goes_first_and_takes_its_flushed_offset_with_it():
     log = Log([1, 1, 6])
-    mark = Ungranted(2, EpochEnd(1, 2))
-    done = effects(log, request(2, 1, batch(2, LEADER), epoch_start_offset=2, flush_wanted=True), ungranted=mark)
+    mark = Unfenced(2, EpochEnd(1, 2))
+    done = effects(log, request(2, 1, batch(2, LEADER), epoch_start_offset=2, flush_wanted=True), unfenced=mark)
     assert [type(effect) for effect in done] == [SetUngrantedAside, Append, Flush, Answer]
     assert done[0].log == Log([1, 1]).ends
 

@@ -21,7 +21,7 @@ from pushrep.replication.candidate import (
     SendGrant,
 )
 from pushrep.replication.effects import SetAside, StoreGrant, TakeEpoch
-from pushrep.replication.epochs import EpochEnd, LogEnds, Ungranted
+from pushrep.replication.epochs import EpochEnd, LogEnds, Unfenced
 from pushrep.replication.errors import (
     AnotherDirectory,
     BadGrant,
@@ -573,14 +573,14 @@ def test_a_newer_grant_of_another_ends_the_attempt():
 
 
 def test_what_was_not_granted_becomes_granted_by_the_next_own_grant():
-    own = member(0, ends(6, (0, 0), (256, 2), (512, 4)), ungranted=Ungranted(4, EpochEnd(256, 4)), seen=512)
+    own = member(0, ends(6, (0, 0), (256, 2), (512, 4)), unfenced=Unfenced(4, EpochEnd(256, 4)), seen=512)
     opening = candidate(own=own)
     opening.on_answer(member(1, LOG))
     assert stored(opening, 1) == [Lead(opening.grant)]
 
 
 def test_what_was_not_granted_is_set_aside_if_another_led_since():
-    own = member(0, ends(6, (0, 0), (256, 2), (512, 4)), ungranted=Ungranted(4, EpochEnd(256, 4)), seen=512)
+    own = member(0, ends(6, (0, 0), (256, 2), (512, 4)), unfenced=Unfenced(4, EpochEnd(256, 4)), seen=512)
     promotion = candidate(purpose=Purpose.PROMOTE, own=own)
     promotion.on_answer(member(1, LOG, grant(epoch=513), seen=513))
     promotion.on_deadline()

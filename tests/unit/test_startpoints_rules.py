@@ -68,7 +68,7 @@ def test_rule_2_resolved_once_and_the_stored_offset_is_used_again(store, claim, 
     first = store.start(claim, log_of(100))
     again = store.claim("billing", "orders", 0)  # after a crash
     assert store.start(again, log_of(200), position=150) == first
-    applied = store.standing(1, BILLING).applied
+    applied = store.reader_state(1, BILLING).applied
     assert (applied.start, applied.end) == (0, 100), "the range of that moment is kept"
 
 
@@ -84,7 +84,7 @@ def test_rule_3_the_commit_carries_the_sequence_and_comes_after_progress(store, 
     newer = write(store, Startpoint.specific(10))
     assert store.commit(claim, 51, sequence=number)
     store.consume(claim, number)
-    assert store.standing(newer, BILLING).state is State.PENDING, "consumed names only that sequence"
+    assert store.reader_state(newer, BILLING).state is State.PENDING, "consumed names only that sequence"
     assert store.read("billing", "orders", 0).sequence == newer, "the newest above the committed one"
     thief = store.claim("billing", "orders", 0)
     for what in (lambda: store.apply(claim, log_of(100)), lambda: store.consume(claim, number)):
@@ -102,7 +102,7 @@ def test_rule_4_what_does_not_fit_follows_the_policy_and_never_silently(store, c
     for policy, offset in (("earliest", 3), ("latest", 100)):
         number = write(store, wish(500_000, out_of_range=policy))
         assert store.start(claim, log_of(100, start=3)).offset == offset
-        assert store.standing(number, BILLING).applied.by_policy, "the history says why"
+        assert store.reader_state(number, BILLING).applied.by_policy, "the history says why"
 
 
 def test_rule_5_pending_ones_expire_are_swept_and_marked(store, claim, clock):
@@ -129,7 +129,7 @@ def test_rule_6_one_partition_s_apply_touches_no_other_and_fan_out_merges(store,
     wide = write(store, Startpoint.specific(5), partition=None)
     store.start(claim, log_of(100))
     other = Reader("billing", "orders", 1)
-    assert store.standing(wide, other).state is State.PENDING
+    assert store.reader_state(wide, other).state is State.PENDING
     own = write(store, Startpoint.specific(9), partition=1, task="b")
     copies = store.fan_out("billing", "orders", {"a": [0, 1], "b": [0, 1]})
     assert set(copies) == {("a", 0), ("a", 1), ("b", 0)}, "task b keeps its newer one"

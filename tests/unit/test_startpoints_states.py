@@ -8,9 +8,9 @@ from pushrep.startpoints import (
     Applied,
     Cancelled,
     Consumed,
+    EventLog,
     Expired,
     Failed,
-    Ledger,
     Reader,
     Startpoint,
     State,
@@ -83,11 +83,11 @@ def test_the_table_is_complete():
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("event", StartpointEvent)
 def test_every_state_and_event(state, event):
-    ledger = Ledger([written(), *map(fact, REACHED_BY[state])])
-    assert ledger.standing(1, READER).state is state
+    ledger = EventLog([written(), *map(fact, REACHED_BY[state])])
+    assert ledger.reader_state(1, READER).state is state
     ledger.add(fact(event))
     after = State(AFTER[state][event])
-    assert ledger.standing(1, READER).state is after
+    assert ledger.reader_state(1, READER).state is after
     found = ledger.pending(READER)
     assert (found is None) == (after in OVER)
 
@@ -96,23 +96,23 @@ def test_every_state_and_event(state, event):
 @pytest.mark.parametrize("second", StartpointEvent)
 def test_one_reader_s_events_leave_the_others_alone(first, second):
     other = Reader("audit", "orders", 3)
-    ledger = Ledger([written(target=Target(None, "orders", None)), fact(first), fact(second, other)])
+    ledger = EventLog([written(target=Target(None, "orders", None)), fact(first), fact(second, other)])
     for_all = {StartpointEvent.EXPIRE, StartpointEvent.CANCEL}
-    alone = Ledger([written(target=Target(None, "orders", None)), *([fact(first)] if first in for_all else [])])
+    alone = EventLog([written(target=Target(None, "orders", None)), *([fact(first)] if first in for_all else [])])
     alone.add(fact(second, other))
-    assert ledger.standing(1, other).state is alone.standing(1, other).state
+    assert ledger.reader_state(1, other).state is alone.reader_state(1, other).state
 
 
 def test_the_first_applied_in_order_wins():
-    ledger = Ledger([written(), fact(StartpointEvent.APPLY, offset=5), fact(StartpointEvent.APPLY, offset=7)])
-    assert ledger.standing(1, READER).applied.offset == 5
+    ledger = EventLog([written(), fact(StartpointEvent.APPLY, offset=5), fact(StartpointEvent.APPLY, offset=7)])
+    assert ledger.reader_state(1, READER).applied.offset == 5
 
 
 def test_a_fact_about_nothing_is_refused():
     with pytest.raises(ValueError, match="never written"):
-        Ledger([fact(StartpointEvent.EXPIRE)])
+        EventLog([fact(StartpointEvent.EXPIRE)])
     with pytest.raises(ValueError, match="numbered below"):
-        Ledger([written(2), written(1)])
+        EventLog([written(2), written(1)])
 
 
 def test_targets_cover_whom_they_name():
@@ -142,7 +142,7 @@ def test_targets_cover_whom_they_name():
 
 
 def test_one_stands_before_another_only_for_all_of_its_readers():
-    ledger = Ledger([written(1), written(2, Target("billing", "orders", None)), written(3)])
+    ledger = EventLog([written(1), written(2, Target("billing", "orders", None)), written(3)])
     assert [ledger.superseded_by(n) for n in (1, 2, 3)] == [3, None, None]
     ledger.add(fact(StartpointEvent.CANCEL, sequence=3))
     assert ledger.superseded_by(1) == 2

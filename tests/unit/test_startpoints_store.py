@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.env.filesystem import RealFile, RealFilesystem
 from pushrep.errors import BadArgument
-from pushrep.seams import REAL_FILESYSTEM
-from pushrep.seams.filesystem import RealFile, RealFilesystem
 from pushrep.startpoints import (
     TTL_S,
     Applied,
@@ -403,7 +403,7 @@ def test_after_close_everything_raises(real):
         lambda: real.start(claim, LOG),
         lambda: real.commit(claim, 1),
         real.history,
-        real.ledger,
+        real.event_log,
         real.sweep,
         real.checkpoints,
         real.size_bytes,
@@ -677,6 +677,6 @@ def test_a_journal_that_contradicts_itself_is_refused(real):
     real.write("billing", "orders", 0, Startpoint.earliest(), "go")
     with journal_of(real).open("ab") as file:
         file.write(_line([to_json(Expired(sequence=9, at_ms=0))]))
-    for use in (lambda: real.read("billing", "orders", 0), real.sweep, real.ledger):
+    for use in (lambda: real.read("billing", "orders", 0), real.sweep, real.event_log):
         with pytest.raises(CorruptStore, match="startpoint 9, which was never written"):
             use()

@@ -59,13 +59,13 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         show_json(report.as_dict() | {"outbox": outbox})
     else:
-        _tell(report)
+        _print_report(report)
         tell_outbox(checked_log(log), outbox)
     if not report.is_whole and not dry_run:
         click.get_current_context().exit(1)
 
 
-def _tell(report: RepairReport) -> None:
+def _print_report(report: RepairReport) -> None:
     would = "would be " if report.dry_run else ""
     for one in report.spliced:
         click.echo(

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pushrep.cli.common import count, show_json, show_table, size
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log.directory_files import read_leader_epochs, read_partition_metadata
 from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.inspection import (
@@ -19,7 +20,6 @@ from pushrep.log.inspection import (
 )
 from pushrep.log.slots import shown_below
 from pushrep.outbox import outbox_of_log
-from pushrep.seams import REAL_FILESYSTEM
 
 _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
 

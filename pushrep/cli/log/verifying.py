@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from pushrep.cli.common import show_json, size
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import logs_at
@@ -17,10 +18,9 @@ from pushrep.log.segment_files import list_segments
 from pushrep.log.segment_look import BATCH_KINDS, Finding, Kind
 from pushrep.log.slots import shown_below, slot_directories
 from pushrep.log.verify import VerifyReport, bytes_to_verify, verify_log
-from pushrep.node.promises import find_promises
+from pushrep.node.election_state import find_election_state
 from pushrep.replay import ReplayClient
 from pushrep.replay.comparing import compare_copies, why_not_held
-from pushrep.seams import REAL_FILESYSTEM
 
 
 def verify_against(log: Path, where: str) -> bool:
@@ -45,7 +45,7 @@ def members_that_hold(log: Path, report: VerifyReport) -> list[dict[str, int | s
 
     A range goes from where the damage begins to the end of its segment. Empty for a log without members.
     """
-    _, promises = find_promises(log.parent, REAL_FILESYSTEM) or (None, None)
+    _, promises = find_election_state(log.parent, REAL_FILESYSTEM) or (None, None)
     damaged = sorted({one.offset for one in report.findings if one.kind in BATCH_KINDS and one.offset is not None})
     if promises is None or promises.grant is None or not damaged:
         return []
@@ -99,7 +99,7 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
         if as_json:
             show_json(report.as_dict() | ({"members": members} if members else {}))
         else:
-            _tell(report)
+            _print_report(report)
             for one in members:
                 verdict = "holds it" if one["why_not"] is None else f"does not hold it: {one['why_not']}"
                 click.echo(f"  [{one['start']}, {one['end']}): member {one['member']}, {one['address']}, {verdict}")
@@ -109,7 +109,7 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
         click.get_current_context().exit(1)
 
 
-def _tell(report: VerifyReport) -> None:
+def _print_report(report: VerifyReport) -> None:
     speed = f", {size(int(report.bytes_read / report.seconds))}/s" if report.seconds else ""
     beside = f", beside the writer, pid {report.writer_pid}" if report.writer_pid is not None else ""
     verdict = "whole" if report.is_whole else f"DAMAGED ({len(report.findings)})"

@@ -16,6 +16,7 @@ import click
 
 from pushrep.cli.common import count, show_json
 from pushrep.cli.replica.reaching import addresses_of, client_tls, tls_options
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.adoption import adopt
@@ -24,7 +25,6 @@ from pushrep.outbox.identity import identity_in
 from pushrep.outbox.moving import moved
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
-from pushrep.seams import REAL_FILESYSTEM
 
 _PAUSE_S = 0.2
 _DONE, _CATCHING_UP = "done", "catching up"
@@ -73,7 +73,7 @@ def add(  # noqa: PLR0913, PLR0917 - the options
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
         done = _follow(_adding(home, address, least), timeout, directory)
-    _tell(done, f"member {done['member']} ({address}) was added", as_json=as_json)
+    _print_change(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
 
 @click.command()
@@ -97,7 +97,7 @@ def remove(  # noqa: PLR0913, PLR0917 - the options
     """  # noqa: D301 - as above
     with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
         done = _follow(_removing(home, member, least), timeout, directory)
-    _tell(done, f"member {member} was removed", as_json=as_json)
+    _print_change(done, f"member {member} was removed", as_json=as_json)
 
 
 @click.command()
@@ -121,7 +121,7 @@ def replace(  # noqa: PLR0913, PLR0917 - the options
     with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
         added = _follow(_adding(home, address, None, replaced=member), timeout, directory)
         done = _follow(_removing(home, member, None), timeout, directory)
-    _tell(done, f"member {member} was replaced by member {added['member']} ({address})", as_json=as_json)
+    _print_change(done, f"member {member} was replaced by member {added['member']} ({address})", as_json=as_json)
 
 
 def _adding(home: Path, address: str, least: int | None, replaced: int | None = None) -> Step:
@@ -224,7 +224,7 @@ def _behind(directory: Path, member: int) -> str:
     return f" ({count(lag['records'])} records to go)" if lag else ""
 
 
-def _tell(done: dict[str, Any], what: str, *, as_json: bool) -> None:
+def _print_change(done: dict[str, Any], what: str, *, as_json: bool) -> None:
     if as_json:
         show_json(done)
         return

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
-from pushrep.node.promises import find_promises
+from pushrep.node.election_state import find_election_state
 from pushrep.outbox import OutboxIdentity
 from pushrep.push.certificates import mutual_tls
-from pushrep.seams import REAL_FILESYSTEM
 
 F = TypeVar("F", bound=Callable[..., Any])
 PEM = click.Path(path_type=Path, dir_okay=False)
@@ -44,7 +44,7 @@ def addresses_of(directory: Path, stored: OutboxIdentity | None) -> list[str]:
     """The other members' addresses; none of an outbox that is not there, or has no replicas. Raises CorruptNodeFile."""
     if stored is None:
         return []
-    _, promises = find_promises(directory, REAL_FILESYSTEM) or (None, None)
+    _, promises = find_election_state(directory, REAL_FILESYSTEM) or (None, None)
     if promises is None or promises.grant is None:
         return [address for _, address in stored.replicas]
     return [one.address for one in promises.grant.members if one.index != promises.member and one.address]

@@ -17,7 +17,7 @@ from pushrep.log import LogConfig
 from pushrep.node import CantListen, NodeSettings, ReplicaNode
 from pushrep.node.access import AUDIT
 from pushrep.node.reloading import CertificateFiles
-from pushrep.outbox.letting_go import LetGoDoor
+from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.push.sockets import Address
 from pushrep.replay.model import ReplaySettings
 
@@ -165,7 +165,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with ReplicaNode(directory, settings) as node, LetGoDoor(node), metrics_of(node, metrics, files) as shown:
+    with ReplicaNode(directory, settings) as node, HandoverSocket(node), metrics_of(node, metrics, files) as shown:
         if files is not None or allow_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: node.reload_soon())
         click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")

@@ -13,17 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from pushrep.cli.common import count, show_json, size, whole_step
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import read_progress
 from pushrep.log.inspection import LogSummary, lock_holder, logs_at, summarize
 from pushrep.log.slots import outboxes_at
-from pushrep.node.promises import REPLICA_EPOCH_NAME, find_promises
+from pushrep.node.election_state import REPLICA_EPOCH_NAME, find_election_state
 from pushrep.outbox import NoOutbox
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.identity import identity_in
 from pushrep.outbox.shipping import holder_name
 from pushrep.outbox.status import DestinationStatus
 from pushrep.problems import Problem
-from pushrep.seams import REAL_FILESYSTEM
 
 _PIPE_COLUMNS = 200
 _PARTITIONS_AT_ONCE = 1000
@@ -135,7 +135,7 @@ def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, 
         identity = identity_in(REAL_FILESYSTEM, directory)
     except NoOutbox as error:
         raise NoOutbox(directory, _what_it_is(directory) or error.why) from error
-    kept = find_promises(directory, REAL_FILESYSTEM)
+    kept = find_election_state(directory, REAL_FILESYSTEM)
     grant = None if kept is None else kept[1].grant
     leader = identity.member if grant is None else grant.leader
     summaries = [one for one in map(summarize, logs_at(directory)) if one.name.rpartition("-")[0] == identity.topic]
@@ -188,7 +188,7 @@ def _number(log: LogSummary) -> int:
 
 def _what_it_is(directory: Path) -> str | None:
     """For a directory that no service leads from; None: it is no node's."""
-    kept = find_promises(directory, REAL_FILESYSTEM)
+    kept = find_election_state(directory, REAL_FILESYSTEM)
     if kept is not None and (grant := kept[1].grant) is not None:
         outbox_id, promises = kept
         who = "it leads, and no service has opened it yet" if promises.is_led_here else f"member {grant.leader} leads"

@@ -13,7 +13,7 @@ import click
 from pushrep.cli.common import count, show_json, show_table, why_missing
 from pushrep.cli.startpoint.options import brokers, store_or, with_author, with_json, with_place
 from pushrep.cli.startpoint.words import parse_place, say_place
-from pushrep.seams import SYSTEM_CLOCK
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint
 from pushrep.startpoints.places import KAFKA, kind_of
 
@@ -100,7 +100,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
             return
         now_ms = SYSTEM_CLOCK.wall_ms()
         moves = tool.preview(place, opened, request=request, now_ms=now_ms)
-        _tell(place, wish, moves, as_json=as_json)
+        _print_moves(place, wish, moves, as_json=as_json)
         if dry_run:
             click.echo('{"dry_run": true}' if as_json else "dry run: nothing was written")
             return
@@ -162,7 +162,7 @@ def _wish(words: str | None, out_of_range: str, *, reset_marks: bool) -> Startpo
         raise click.BadParameter(str(error), param_hint="--to") from error
 
 
-def _tell(place: Any, wish: Startpoint | None, moves: Sequence[Any], *, as_json: bool) -> None:
+def _print_moves(place: Any, wish: Startpoint | None, moves: Sequence[Any], *, as_json: bool) -> None:
     if as_json:
         for move in moves:
             show_json({name: getattr(move, name) for name in ("partition", "before", "after", "reset_marks", "why")})

@@ -17,7 +17,7 @@ from pushrep.cli.startpoint.preview import partitions_of
 from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.log.slots import log_at, shown_name
-from pushrep.startpoints import Kind, OutOfRange, Reader, Standing, Startpoint, State, Unresolved, facts_of, resolve
+from pushrep.startpoints import Kind, OutOfRange, Reader, ReaderState, Startpoint, State, Unresolved, facts_of, resolve
 
 _EARLIEST, _LATEST = -2, -1
 _ENDS = {Kind.EARLIEST: _EARLIEST, Kind.BOOTSTRAP: _EARLIEST, Kind.LATEST: _LATEST}
@@ -83,7 +83,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 def kafka_words(
-    topic: str, pending: Mapping[int, Standing | None], stands_at: Mapping[int, int | None], default: str
+    topic: str, pending: Mapping[int, ReaderState | None], stands_at: Mapping[int, int | None], default: str
 ) -> dict[str, str]:
     """The options of Spark's Kafka source; it takes offsets or times, not both. Raises NotExportable."""
     times, offsets, policies = {}, {}, set()
@@ -113,7 +113,7 @@ def kafka_words(
     }
 
 
-def _time_ms(found: Standing) -> int | None:
+def _time_ms(found: ReaderState) -> int | None:
     wish = found.written.startpoint
     if found.applied is not None or wish.value is None:
         return None
@@ -122,7 +122,7 @@ def _time_ms(found: Standing) -> int | None:
     return wish.value if wish.kind is Kind.TIMESTAMP else None
 
 
-def _kafka_offset(topic: str, n: int, found: Standing | None, checkpoint: int | None, default: str) -> int:
+def _kafka_offset(topic: str, n: int, found: ReaderState | None, checkpoint: int | None, default: str) -> int:
     if found is None:
         return checkpoint if checkpoint is not None else _EARLIEST if default == "earliest" else _LATEST
     if found.applied is not None:
@@ -141,7 +141,7 @@ def _kafka_offset(topic: str, n: int, found: Standing | None, checkpoint: int | 
 
 
 def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
-    directory: Path, topic: str, n: int, found: Standing | None, checkpoint: int | None, default: str
+    directory: Path, topic: str, n: int, found: ReaderState | None, checkpoint: int | None, default: str
 ) -> int:
     """The offset by the log itself. Raises NotExportable, NotALog."""
     if found is not None and found.applied is not None:

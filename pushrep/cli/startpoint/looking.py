@@ -8,7 +8,7 @@ import click
 from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.startpoint.options import with_json, with_store, written_store_of
 from pushrep.cli.startpoint.words import say_place, say_time
-from pushrep.startpoints import Ledger, NoSuchStartpoint, Standing, State, Written
+from pushrep.startpoints import EventLog, NoSuchStartpoint, ReaderState, State, Written
 from pushrep.startpoints.events import Applied, Cancelled, Expired, Fact, Failed, to_json
 from pushrep.startpoints.states import OVER
 
@@ -25,7 +25,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Show the startpoints that wait, run or stop somebody, the newest first. What is overdue is marked expired."""
     opened = written_store_of(directory, store)
     opened.sweep()
-    ledger = opened.ledger()
+    ledger = opened.event_log()
     chosen = [
         written
         for written in reversed(list(ledger.all_written()))
@@ -63,7 +63,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
 @with_json
 def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Show one startpoint and how it stands for each consumer that met it."""
-    ledger = written_store_of(directory, store).ledger()
+    ledger = written_store_of(directory, store).event_log()
     written = ledger.written(sequence)
     if written is None:
         raise NoSuchStartpoint(sequence)
@@ -125,12 +125,12 @@ def _line(fact: Fact) -> str:
             return f"{say_time(fact.at_ms)}  {fact.sequence} consumed   {fact.reader}"
 
 
-def _is_open(ledger: Ledger, sequence: int) -> bool:
+def _is_open(ledger: EventLog, sequence: int) -> bool:
     states = {standing.state for standing in ledger.readers(sequence).values()}
     return bool((states | {ledger.state(sequence)}) - OVER) and ledger.superseded_by(sequence) is None
 
 
-def _states(ledger: Ledger, sequence: int) -> str:
+def _states(ledger: EventLog, sequence: int) -> str:
     """One word, or how many readers stand where, and how it stands for the others."""
     states = [str(standing.state) for standing in ledger.readers(sequence).values()]
     rest = str(ledger.state(sequence))
@@ -143,7 +143,7 @@ def _states(ledger: Ledger, sequence: int) -> str:
     return f"{', '.join(counted)}; others {rest}"
 
 
-def _standing(standing: Standing) -> str:
+def _standing(standing: ReaderState) -> str:
     text = str(standing.state)
     if standing.applied is not None:
         at = standing.applied
@@ -156,7 +156,7 @@ def _expires(written: Written) -> str:
     return "never" if written.ttl_s is None else say_time(written.created_ms + written.ttl_s * 1000)
 
 
-def _as_dict(ledger: Ledger, written: Written) -> dict[str, Any]:
+def _as_dict(ledger: EventLog, written: Written) -> dict[str, Any]:
     readers = [
         {
             "consumer": reader.consumer,

@@ -16,9 +16,9 @@ from pushrep.cli.startpoint.options import (
 )
 from pushrep.cli.startpoint.preview import Row, preview
 from pushrep.cli.startpoint.words import parse_duration_s, parse_place, say_place
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log.slots import shown_name, shown_partition
-from pushrep.seams import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint, Target
 
 
@@ -81,7 +81,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
         for row in rows:
             show_json(row.as_dict())
     else:
-        _tell(target, startpoint, rows)
+        _print_preview(target, startpoint, rows)
     written = None
     if not dry_run:
         written = opened.write(
@@ -150,7 +150,7 @@ def _check(directory: Path, target: Target, rows: Sequence[Row], *, tell: bool) 
         raise WouldFail(f"{places}. Nothing was written: give another --to, --out-of-range, or --unchecked")
 
 
-def _tell(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
+def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
     columns = ("consumer", "partition", "log holds", "checkpoint", "would start at", "read again", "passed by")
     show_table(
         f"{target}: {say_place(startpoint)}",

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeAlias
 
+from pushrep.env import READABLE, REAL_NETWORK, shared_by_process
 from pushrep.errors import PushrepError
 from pushrep.outbox.control import place
 from pushrep.outbox.control.errors import BadControlMessage, CallRefused
@@ -26,7 +27,6 @@ from pushrep.outbox.control.protocol import (
     refusal_bytes,
 )
 from pushrep.outbox.refusing import refuse_in_forks
-from pushrep.seams import READABLE, REAL_NETWORK, shared_by_process
 
 _LOG = logging.getLogger("pushrep.outbox")
 CONNECTIONS_MAX = 16

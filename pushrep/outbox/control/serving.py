@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.outbox.control.server import Calls, ControlServer
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
 from pushrep.outbox.status import Facts, partitions_of, status_of
-from pushrep.seams import Filesystem, RealFilesystem
 
 _LOG = logging.getLogger("pushrep.outbox")
 PARTITIONS_AT_ONCE = 1000

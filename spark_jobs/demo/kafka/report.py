@@ -20,7 +20,7 @@ from spark_jobs.demo.picture import (
     render,
 )
 from spark_jobs.demo.report import FOOTER, kill_row
-from spark_jobs.demo.report import told as told_of_a_log
+from spark_jobs.demo.report import outcome as told_of_a_log
 
 _LOOKS: Final = {
     PRODUCER: ("producer", KILL, False),
@@ -49,7 +49,7 @@ def moments(history: History) -> list[tuple[str | None, list[int]]]:
     return [(_COUNTED_IN[kill.program], kill.in_log) for kill in history.kills]
 
 
-def told(kill: Kill) -> str:
+def outcome(kill: Kill) -> str:
     """What came of it."""
     if kill.program == BROKER:
         return "started again on its data" + (f"; back after {kill.back_s:.1f} s" if kill.back_s is not None else "")
@@ -84,7 +84,7 @@ def render_run(history: History, samples: list[KafkaSample], found: KafkaFinding
             ("twice", summary.twice, KILL if summary.twice else KEPT),
             ("out of order", summary.misplaced, KILL if summary.misplaced else KEPT),
         ),
-        kills=[kill_row(kill, told(kill)) for kill in history.kills],
+        kills=[kill_row(kill, outcome(kill)) for kill in history.kills],
         rows=summary.rows(),
         footer=FOOTER,
         seed=summary.seed,

@@ -15,7 +15,7 @@ from typing import Final
 from spark_jobs.demo.appending import Appending
 from spark_jobs.demo.applying import Applying, count_dropped
 from spark_jobs.demo.checkpoint import batches, end_offsets
-from spark_jobs.demo.crew import TICK_S, Alarm, Crew
+from spark_jobs.demo.children import TICK_S, ChildProcesses, Watchdog
 from spark_jobs.demo.history import APPLY, RELAY, History
 from spark_jobs.demo.kafka.broker import Brokering, Watching
 from spark_jobs.demo.kafka.findings import KafkaFindings
@@ -25,7 +25,7 @@ from spark_jobs.demo.kafka.report import KafkaSample, moments
 from spark_jobs.demo.kafka.servers import Home
 from spark_jobs.demo.kafka.summary import Counted
 from spark_jobs.demo.live import Bar, Live, behind
-from spark_jobs.demo.processes import Child, bury_orphans
+from spark_jobs.demo.processes import Child, reap_orphans
 from spark_jobs.demo.supervisor import SAMPLE_EVERY_S
 
 LABELS: Final = ("append", "ship", "relay", "apply")
@@ -36,7 +36,7 @@ class KafkaSupervisor:
 
     def __init__(self, home: Home, servers: Servers, plan: KafkaPlan, live: Live) -> None:
         self._home, self._servers, self._plan, self._live = home, servers, plan, live
-        self._crew = Crew()
+        self._crew = ChildProcesses()
         self.history = History()
         self.samples: list[KafkaSample] = []
         self.counted = Counted(logged=0, relay_dropped=0, apply_dropped=0, relay_s=0.0)
@@ -51,7 +51,7 @@ class KafkaSupervisor:
             self._crew.at_s,
         )
         self._live.say("producer, relay and apply job have started")
-        alarm = Alarm(self._servers.output.root, self._crew.now_s())
+        alarm = Watchdog(self._servers.output.root, self._crew.now_s())
         while not (run.done and (brokering is None or brokering.done)):
             now_s = self._crew.now_s()
             watching.step()
@@ -66,7 +66,7 @@ class KafkaSupervisor:
 
     def close(self) -> None:
         """Kill what still runs, with all it started; a second Ctrl-C doesn't keep it from that."""
-        self._crew.close(self._home.close, bury_orphans)
+        self._crew.close(self._home.close, reap_orphans)
 
     def _start_servers(self) -> tuple[Brokering | None, Road]:
         database = self._home.database()

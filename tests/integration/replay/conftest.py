@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import LogConfig
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.protocol.error_codes import ErrorCode
@@ -25,7 +26,6 @@ from pushrep.push.wire import grant_to_wire
 from pushrep.records import encode_batch
 from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
 from pushrep.replication.grants import Grant
-from pushrep.seams import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.ports import reserve
 

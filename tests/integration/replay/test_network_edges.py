@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from pushrep.env.filesystem import RealFilesystem
 from pushrep.log.directory_files import Checkpoint, encode_checkpoint, read_checkpoint, read_partition_metadata
 from pushrep.node.replay_recordings import remove_files
 from pushrep.protocol.error_codes import ErrorCode
@@ -14,7 +15,6 @@ from pushrep.push.replica_client import ReplicaClient
 from pushrep.replay import TO_END, Catalogue, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
 from pushrep.replay import events as e
 from pushrep.replication.grants import Member
-from pushrep.seams.filesystem import RealFilesystem
 from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take, until
 
 
@@ -107,7 +107,7 @@ def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node
 
     def kept(served, recording):
         keep(served, recording)
-        server.worker.do(lambda: server.tell_and_wait(recording, e.Truncated(10, 256)))
+        server.worker.do(lambda: server.post_and_wait(recording, e.Truncated(10, 256)))
 
     server.keep = kept
     with pytest.raises(ReplayRefused) as refused:

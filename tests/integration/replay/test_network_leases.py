@@ -2,10 +2,10 @@
 
 import pytest
 
+from pushrep.env import SYSTEM_CLOCK
 from pushrep.log import LogConfig
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import ReplayEndReason, ReplayFailed, ReplayRefused, ReplayRequest
-from pushrep.seams import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint, StartpointStore
 from tests.integration.replay.conftest import offsets, take, until
 

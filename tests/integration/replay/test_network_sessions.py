@@ -217,7 +217,7 @@ class Raw:
 
     def give(self, count):
         credit = wire.Credit(session_id=self.started.session_id, bytes=count)
-        self.connection.tell(self.call, credit)
+        self.connection.send_event(self.call, credit)
 
 
 def test_without_credit_nothing_comes_but_heartbeats_and_credit_is_overdrawn_by_less_than_a_batch(node, client):

@@ -33,31 +33,31 @@ def progress(tmp_path):
 
 
 def test_n_is_pinned_at_the_first_use_and_a_grown_topic_changes_nothing(store):
-    assert store.settle(PIN, None) == PIN
+    assert store.agree(PIN, None) == PIN
     grown = replace(PIN, partition_count=6)
-    assert store.settle(grown, None) == PIN
+    assert store.agree(grown, None) == PIN
     with pytest.raises(RelayPinned, match=r"--partition-count is 6.*began with 2: raise --epoch above 0"):
-        store.settle(grown, 6)
+        store.agree(grown, 6)
 
 
 def test_a_raised_epoch_pins_anew_once_no_batch_is_half_sent(store, progress):
-    store.settle(PIN, None)
+    store.agree(PIN, None)
     raised = replace(PIN, partition_count=6, epoch=1)
     progress(planned=3, committed=2)
     with pytest.raises(RelayPinned, match="batch 2 is not finished"):
-        store.settle(raised, 6)
+        store.agree(raised, 6)
     progress(planned=3, committed=3)
-    assert store.settle(raised, 6) == raised
-    assert store.settle(raised, None) == raised
+    assert store.agree(raised, 6) == raised
+    assert store.agree(raised, None) == raised
     with pytest.raises(RelayPinned, match="an epoch only rises"):
-        store.settle(PIN, None)
+        store.agree(PIN, None)
 
 
 @pytest.mark.parametrize("setting", ["application", "topic", "carrier"])
 def test_another_name_carrier_or_topic_is_another_relay(store, setting):
-    store.settle(PIN, None)
+    store.agree(PIN, None)
     with pytest.raises(RelayPinned, match="fresh checkpoint"):
-        store.settle(replace(PIN, **{setting: "other"}), None)
+        store.agree(replace(PIN, **{setting: "other"}), None)
 
 
 @pytest.mark.parametrize("changed", [{"destination": "c/9"}, {"sources": {"in-0": "c/9"}}])
@@ -70,8 +70,8 @@ def test_a_topic_made_anew_is_refused_and_a_new_partition_is_not(changed):
 def test_a_lost_or_damaged_pin_is_never_guessed(store, progress, tmp_path):
     progress(planned=1, committed=0)
     with pytest.raises(RelayPinDamaged, match="nothing tells how they were sent"):
-        store.settle(PIN, None)
+        store.agree(PIN, None)
     (tmp_path / "c-relay").mkdir()
     (tmp_path / "c-relay" / "epoch-0.json").write_text("{")
     with pytest.raises(RelayPinDamaged, match=r"epoch-0\.json"):
-        store.settle(PIN, None)
+        store.agree(PIN, None)

@@ -1,4 +1,4 @@
-"""Run a program that can't outlive the process that started it: `python -m spark_jobs.demo.tether PARENT PROGRAM ...`.
+"""Run a program that can't outlive its parent: `python -m spark_jobs.demo.parent_death PARENT PROGRAM ...`.
 
 The kernel is asked to kill this process when its parent dies (Linux, prctl PR_SET_PDEATHSIG), then the program takes
 its place. A program of its own and not a `preexec_fn`: nothing runs between fork and exec in a parent that has threads.

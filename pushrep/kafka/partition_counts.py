@@ -11,7 +11,7 @@ from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
 from pushrep.kafka.progress import ShippingProgress
 
 
-class Pins(Protocol):
+class FixedPartitionCounts(Protocol):
     """The numbers of each PID epoch, oldest first, by the topic's id."""
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ class Pins(Protocol):
         ...
 
 
-class OwnPins:
+class OwnPartitionCounts:
     """Of an outbox without other members: destinations.json alone."""
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:  # noqa: ARG002 - the Protocol's
@@ -34,7 +34,7 @@ class OwnPins:
         """Nobody else is to know."""
 
 
-def settled(progress: ShippingProgress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
+def fixed_count(progress: ShippingProgress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
     """How many of a topic's `partitions` are used where nothing is fixed yet; `known` as in Pins.
 
     Raises DestinationRefused if there are several, and nothing says where in the logs which of them began.

@@ -20,8 +20,8 @@ _LOG = logging.getLogger("pushrep.outbox")
 Destinations = tuple[tuple[UUID, int], ...]
 
 
-class GrantedPins:
-    """pushrep.kafka.pins.Pins over the members of an open outbox."""
+class GrantedPartitionCounts:
+    """pushrep.kafka.partition_counts.Pins over the members of an open outbox."""
 
     def __init__(self, replication: "Replication") -> None:
         self._replication = replication
@@ -35,7 +35,7 @@ class GrantedPins:
         replication = self._replication
         if self.known(topic_id) == partitions:
             return
-        if not replication.own_lanes:
+        if not replication.own_appenders:
             raise NotPinned("the outbox is not open yet")
         try:
             with replication.step_lock:

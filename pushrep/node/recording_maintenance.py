@@ -33,7 +33,7 @@ class _Log(NamedTuple):
     log: SegmentLog
 
 
-class Keeping:
+class RecordingMaintenance:
     """The four calls. Every method raises KeepingRefused, PushrepError, OSError."""
 
     def __init__(self, server: "ReplayServer") -> None:
@@ -45,7 +45,7 @@ class Keeping:
         if self._server.recordings.is_live(recording):
             why = f"{recording.entry.tp} is written: only a stopped log can be extended"
             raise KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
-        newest = max(log.leader_epochs.latest_epoch, recording.kept.promises.newest_epoch)
+        newest = max(log.leader_epochs.latest_epoch, recording.kept.election_state.newest_epoch)
         if asked.leader_epoch <= newest:
             why = f"leader epoch {asked.leader_epoch} is not above {newest}: a log goes on under a higher one only"
             raise KeepingRefused(ErrorCode.FENCED_LEADER_EPOCH, why)
@@ -68,9 +68,9 @@ class Keeping:
             why = f"offset {asked.offset} lies in the batch at {cut}, which begins below the log start"
             raise KeepingRefused(ErrorCode.INVALID_POSITION, f"{why}: cut at {at.header.next_offset} or above")
         epoch = log.leader_epochs.epoch_of(cut - 1)
-        stopped = self._server.tell_and_wait(recording, e.Truncated(cut, epoch))
+        stopped = self._server.post_and_wait(recording, e.Truncated(cut, epoch))
         end = log.truncate_to(cut, force=True)
-        self._server.tell_and_wait(recording, e.Truncated(cut, epoch))  # who has begun meanwhile
+        self._server.post_and_wait(recording, e.Truncated(cut, epoch))  # who has begun meanwhile
         return wire.TruncateResponse(end_offset=end, stopped=stopped)
 
     def purge(self, asked: wire.PurgeRequest, sender: str) -> wire.PurgeResponse:
@@ -98,7 +98,7 @@ class Keeping:
             raise KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
         if not self._server.recordings.deleted(recording):
             raise _led(recording)  # it came at this moment
-        self._server.tell_and_wait(recording, e.Deleted())
+        self._server.post_and_wait(recording, e.Deleted())
         return recording
 
     def remove(self, recording: KeptRecording) -> wire.DeleteDone:

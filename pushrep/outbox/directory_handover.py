@@ -37,7 +37,7 @@ _WITH_AGE = "urn:uuid:"
 NEVER = -1
 
 
-class LetGoDoor:
+class HandoverSocket:
     """Lets go of outboxes while somebody asks for them. A context manager around a running node. Raises OSError."""
 
     def __init__(self, node: ReplicaNode) -> None:
@@ -85,7 +85,7 @@ class LetGoDoor:
                 connection.sendall(answer_line(asked.encode(), {"status": lambda _: status_of(self._node).as_dict()}))
                 return
             outbox_id = UUID(asked)
-            with self._node.let_go(outbox_id) as contact:
+            with self._node.hand_over(outbox_id) as contact:
                 _LOG.warning("outbox %s is let go for a promotion", outbox_id)
                 age = f" {NEVER if contact.age_ms is None else contact.age_ms}" if asked.startswith(_WITH_AGE) else ""
                 connection.sendall(f"{contact.wall_ms}{age}\n".encode())
@@ -99,7 +99,7 @@ class LetGoDoor:
 
 
 @contextmanager
-def borrowed(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
+def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
     """The directory of a replica, let go by its node if one is running: its last contact with a leader.
 
     None where no node runs. Raises OSError if a node is there and does not let go.

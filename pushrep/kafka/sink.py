@@ -1,4 +1,4 @@
-"""Shipper: one outbox's logs into one Kafka topic, in a thread of its own, from `start` to `close`.
+"""KafkaSink: one outbox's logs into one Kafka topic, in a thread of its own, from `start` to `close`.
 
 look at the topic ─▶ refused? (tried again now and then) ─▶ Session ─▶ ends: the topic changed, nobody answers ─┐
 ▲                                                                                                         │
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pushrep.env import Clock, Filesystem
 from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import (
@@ -34,17 +35,23 @@ from pushrep.kafka.errors import (
 )
 from pushrep.kafka.fence import Fence
 from pushrep.kafka.fencing import AloneLeadership, Fencing, Leadership
-from pushrep.kafka.pins import OwnPins, Pins, check_kept, check_seen, counts_of, settled
+from pushrep.kafka.partition_counts import (
+    FixedPartitionCounts,
+    OwnPartitionCounts,
+    check_kept,
+    check_seen,
+    counts_of,
+    fixed_count,
+)
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.kafka.recovery import backoff_s, in_thread
 from pushrep.kafka.resume import RecordOrigin
-from pushrep.kafka.session import Session
-from pushrep.kafka.shipment import DestinationLag, Shipment
+from pushrep.kafka.sink_session import SinkSession
+from pushrep.kafka.sink_state import DestinationLag, SinkState
 from pushrep.kafka.source import ShippedLog
 from pushrep.kafka.topic import TopicFacts, look_at_topic
 from pushrep.kafka.topic_contents import places_of_records, used_partitions
 from pushrep.log import LogClosed
-from pushrep.seams import Clock, Filesystem
 
 _LOG = logging.getLogger("pushrep.kafka")
 
@@ -56,7 +63,7 @@ _CLOSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipped:
+class SinkConfig:
     """Whose logs are shipped: the outbox's directory, its topic, logs and own PIDs.
 
     batch_bytes: what its batches are sealed at; 0: none are made any more. pins: what its members keep.
@@ -72,35 +79,35 @@ class Shipped:
     batch_bytes: int
     filesystem: Filesystem
     clock: Clock
-    pins: Pins = field(default_factory=OwnPins)
+    partition_counts: FixedPartitionCounts = field(default_factory=OwnPartitionCounts)
     is_new: bool = False
     leadership: Leadership = field(default_factory=AloneLeadership)
     copy_id: str | None = None
 
 
-class Shipper:
+class KafkaSink:
     """See the file's map. Thread-safe. Raises CorruptDestinationsFile, DestinationAhead, RebaseUnfinished."""
 
-    def __init__(self, shipped: Shipped, destination: KafkaDestination) -> None:
-        self._shipped, self._destination = shipped, destination
+    def __init__(self, shipped: SinkConfig, destination: KafkaDestination) -> None:
+        self._config, self._destination = shipped, destination
         self.topic = destination.topic or shipped.topic
         self._all_progress = read_progress(shipped.filesystem, shipped.directory)
         progress = self._all_progress.get(self.topic, ShippingProgress())
         if progress.rebase:
             raise RebaseUnfinished(shipped.directory)
-        self._shipment = Shipment(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
-        self._shipment.not_answered_yet()
+        self._state = SinkState(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
+        self._state.not_answered_yet()
         self._written = progress
         self._writing = threading.Lock()
         self._started = threading.Event()
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
-        self._session: Session | None = None
+        self._session: SinkSession | None = None
         self._fencing = Fencing(destination, shipped.outbox_id, shipped.copy_id, shipped.leadership, shipped.clock)
         self._failures = 0  # to begin a session, in a row
         self._on_diverged: Callable[[ShippingError], None] | None = None
-        for source in self._shipment.sources.values():
+        for source in self._state.sources.values():
             source.is_new = shipped.is_new
         self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
 
@@ -113,18 +120,18 @@ class Shipper:
         """
         self._thread.start()
         self._started.wait(timeout_s)
-        if (refusal := self._shipment.refusal) is not None and not (goes_on and isinstance(refusal, OutboxDiverged)):
+        if (refusal := self._state.refusal) is not None and not (goes_on and isinstance(refusal, OutboxDiverged)):
             self.close()
             raise refusal
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
         """`call` learns why what is appended from now on needs another PID; it returns once that is so."""
-        self._shipment.when_head_was_cut(call)
+        self._state.when_head_was_cut(call)
 
     def when_diverged(self, call: Callable[[ShippingError], None]) -> None:
         """`call` learns, once or more and from any thread, that the log and the topic are not one: now, or later."""
         self._on_diverged = call
-        if isinstance(refusal := self._shipment.refusal, OutboxDiverged | DestinationAhead):
+        if isinstance(refusal := self._state.refusal, OutboxDiverged | DestinationAhead):
             call(refusal)
 
     def close(self) -> None:
@@ -144,11 +151,11 @@ class Shipper:
 
     def lag(self) -> DestinationLag:
         """How far the topic is behind the logs."""
-        return self._shipment.lag()
+        return self._state.lag()
 
     def trouble_ms(self) -> int | None:
         """For how long something has been in the way of all of it; None: nothing is."""
-        return self._shipment.trouble_ms()
+        return self._state.trouble_ms()
 
     def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
         """Return when the topic holds everything below these ends, by log partition.
@@ -157,15 +164,15 @@ class Shipper:
         Raises ShippingTimeout, ShippingStopped, DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead,
         TopicLostRecords, OutboxTakenOver.
         """
-        self._shipment.wait(ends, timeout, deadline_s)
+        self._state.wait(ends, timeout, deadline_s)
 
     def needed_from(self, partition: int) -> int:
         """The first offset that the topic has not acknowledged: retention keeps it."""
-        return self._shipment.sources[partition].acknowledged
+        return self._state.sources[partition].acknowledged
 
     def skip(self, skip: Skip) -> None:
         """Do not ship this record; written down when this returns. Raises OSError."""
-        shipment = self._shipment
+        shipment = self._state
         shipment.progress = replace(shipment.progress, skipped=(*shipment.progress.skipped, skip))
         self._checkpoint()
         source = shipment.sources[skip.partition]
@@ -177,7 +184,7 @@ class Shipper:
         assert topic != self.topic, "what is shipped to is not forgotten"
         with self._writing:
             kept = {name: progress for name, progress in self._all_progress.items() if name != topic}
-            write_progress(self._shipped.filesystem, self._shipped.directory, kept)
+            write_progress(self._config.filesystem, self._config.directory, kept)
             self._all_progress = kept
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -187,7 +194,7 @@ class Shipper:
             asyncio.run(self._main())
         except Exception as error:  # noqa: BLE001 - a thread that ends silently would look like one that waits
             _LOG.exception("shipping to %s ended", self.topic)
-            self._shipment.refused(error if isinstance(error, ShippingError) else ShippingError(repr(error)))
+            self._state.refused(error if isinstance(error, ShippingError) else ShippingError(repr(error)))
         finally:
             self._started.set()
 
@@ -203,7 +210,7 @@ class Shipper:
                 except TopicMissing as error:
                     pause_s = self._missing(error)
                 except DestinationRefused as error:
-                    self._shipment.refused(error)
+                    self._state.refused(error)
                 except (OutboxDiverged, DestinationAhead, TopicLostRecords, OutboxTakenOver) as error:
                     if self._is_stopped_by(error):
                         return
@@ -214,7 +221,7 @@ class Shipper:
                     pause_s = self._failed(error)
                 except LogClosed:
                     return
-                if self._shipment.refusal is not None:
+                if self._state.refusal is not None:
                     self._started.set()
                 await self._sleep(pause_s)
         finally:
@@ -226,21 +233,21 @@ class Shipper:
         Members may say later that this instance leads after all.
         """
         if isinstance(error, TopicLostRecords):  # on disk before it is said: the topic grows again, which hides it
-            self._shipment.lost(error.lost)
+            self._state.lost(error.lost)
             try:
                 self._checkpoint()
             except OSError as failure:
                 _LOG.warning("what the topic has lost could not be written down: %s", failure)
-        self._tell_diverged(error)  # before those who wait are told: what they append next is refused
-        self._shipment.refused(error)
+        self._notify_diverged(error)  # before those who wait are told: what they append next is refused
+        self._state.refused(error)
         if isinstance(error, OutboxTakenOver) and self._fencing.asks_again:
             return False
         _LOG.error("shipping to %s stops: %s", self.topic, error)
-        self._tell_diverged(error)  # who asked to be told between the two
+        self._notify_diverged(error)  # who asked to be told between the two
         self._started.set()
         return True
 
-    def _tell_diverged(self, error: ShippingError) -> None:
+    def _notify_diverged(self, error: ShippingError) -> None:
         if isinstance(error, OutboxDiverged | DestinationAhead) and self._on_diverged is not None:
             self._on_diverged(error)
 
@@ -248,7 +255,7 @@ class Shipper:
         """The pause behind what passes by itself."""
         if isinstance(error, NotPinned):
             self._started.set()  # the topic is known; the members come in their own time
-        self._shipment.told(str(error) or repr(error))
+        self._state.set_trouble(str(error) or repr(error))
         self._failures += 1
         return backoff_s(self._destination, self._failures)
 
@@ -260,7 +267,7 @@ class Shipper:
         """The pause; a topic that was made just now is not known to every broker yet."""
         self._failures += 1
         if self._failures > _MISSING_LOOKS:
-            self._shipment.refused(error)
+            self._state.refused(error)
             return _REFUSED_RETRY_S
         return _MISSING_S / _MISSING_LOOKS
 
@@ -270,16 +277,16 @@ class Shipper:
         if facts is None:
             return
         self._check(facts)
-        self._shipment.refused(None)
-        await self._settle(facts)
-        if lost := self._shipment.progress.lost:  # since then the fence has added to the topic's end
+        self._state.refused(None)
+        await self._fix_topic(facts)
+        if lost := self._state.progress.lost:  # since then the fence has added to the topic's end
             raise TopicLostRecords(self.topic, lost)
         cluster = Cluster(self._destination, self.topic)
         try:
             await self._unless_closed(cluster.refresh())
-            shipped = self._shipped
-            self._session = Session(
-                self._destination, facts, cluster, self._shipment, shipped.origin, shipped.clock, self._fencing
+            shipped = self._config
+            self._session = SinkSession(
+                self._destination, facts, cluster, self._state, shipped.origin, shipped.clock, self._fencing
             )
             if not self._stopping.is_set():
                 await self._session.run(self._began)
@@ -288,25 +295,25 @@ class Shipper:
             await cluster.close()
 
     def _check(self, facts: TopicFacts) -> None:
-        age_ms = self._shipment.oldest_unsent_age_ms()
-        facts.check(batch_bytes=self._shipped.batch_bytes, oldest_unsent_age_ms=age_ms)
+        age_ms = self._state.oldest_unsent_age_ms()
+        facts.check(batch_bytes=self._config.batch_bytes, oldest_unsent_age_ms=age_ms)
 
-    async def _settle(self, facts: TopicFacts) -> None:
+    async def _fix_topic(self, facts: TopicFacts) -> None:
         """What is fixed at first use is on disk, at every member, before the first batch is sent.
 
         Raises NotPinned, DestinationRefused, KafkaUnreachable.
         """
-        shipment = self._shipment
+        shipment = self._state
         before = shipment.progress
         check_seen(before, self.topic, facts.topic_id, facts.partitions)
         if before.topic_id not in {None, facts.topic_id}:
             _LOG.warning("%s is not the topic that it was (%s): all is shipped again", self.topic, facts.topic_id)
             shipment.void()
-        pins = self._shipped.pins
+        pins = self._config.partition_counts
         known = pins.known(facts.topic_id)
         if (used := await self._used_partitions(before, facts, known)) is not None:
             known = (used,)
-        partitions = settled(before, self.topic, facts.partitions, known)
+        partitions = fixed_count(before, self.topic, facts.partitions, known)
         progress = before.with_topic(facts.topic_id, partitions, shipment.pid_epoch)
         check_kept(progress, self.topic, pins.known(facts.topic_id))
         shipment.progress = progress
@@ -316,7 +323,7 @@ class Shipper:
 
     async def _used_partitions(self, before: ShippingProgress, facts: TopicFacts, known: tuple[int, ...]) -> int | None:
         """By what the topic holds, where nothing else says how many of its partitions are used; None: nothing does."""
-        shipped = self._shipped
+        shipped = self._config
         has_records = any(log.log_end_offset > 0 for log in shipped.logs)
         if before.epochs or known or shipped.is_new or not has_records or min(facts.partitions, len(shipped.logs)) == 1:
             return None
@@ -366,15 +373,15 @@ class Shipper:
         while True:
             await asyncio.sleep(CHECKPOINT_S)
             try:
-                await in_thread(partial(self._checkpoint, self._shipment.current()))
+                await in_thread(partial(self._checkpoint, self._state.current()))
             except OSError as error:
                 _LOG.warning("progress could not be written down, and is tried again: %s", error)
 
     def _checkpoint(self, progress: ShippingProgress | None = None) -> None:
         with self._writing:
-            current = progress if progress is not None else self._shipment.current()
+            current = progress if progress is not None else self._state.current()
             if current == self._written:
                 return
             self._all_progress[self.topic] = current
-            write_progress(self._shipped.filesystem, self._shipped.directory, self._all_progress)
+            write_progress(self._config.filesystem, self._config.directory, self._all_progress)
             self._written = current

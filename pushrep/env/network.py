@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from pushrep.seams.threads import SYSTEM_THREADS, Threads
+from pushrep.env.threads import SYSTEM_THREADS, Threads
 
 HostPort: TypeAlias = tuple[str, int]
 READABLE, WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE

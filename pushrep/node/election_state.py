@@ -9,7 +9,7 @@
     <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
 
 A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
-becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation` and no
+becomes the other. Version 1 had no `member`, `number`, `unfenced` and `unfilled`; version 2 no `generation` and no
 `log_generation`, and a member was [index, address] alone.
 
 A grant of a higher generation is kept first, then the logs are set aside, then `log_generation` follows: while it does
@@ -26,17 +26,17 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from pushrep.env import Clock, Filesystem
+from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
+from pushrep.env.filesystem import read_whole, write_atomic
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import Checkpoint, is_log_name
 from pushrep.log.directory_id import read_directory_id
 from pushrep.log.replicated_log import STALE_SUFFIX
 from pushrep.node.errors import CorruptNodeFile
-from pushrep.replication.epochs import EpochEnd, Ungranted
-from pushrep.replication.errors import BadGrant, told
+from pushrep.replication.epochs import EpochEnd, Unfenced
+from pushrep.replication.errors import BadGrant, label
 from pushrep.replication.grants import Grant, Member
-from pushrep.seams import Clock, Filesystem
-from pushrep.seams.checked_json import BadJsonFile, read_checked_json, write_checked_json
-from pushrep.seams.filesystem import read_whole, write_atomic
 
 _LOG = logging.getLogger("pushrep.node")
 PROMISES_NAME = "promises.json"
@@ -48,11 +48,11 @@ NO_MEMBER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promises:
+class ElectionState:
     """Of one outbox. leader_epoch: the newest one that any of its logs here has taken; -1 for none.
 
     member: which one this is; NO_MEMBER until a grant names where it listens. number: the newest own one it has taken,
-    granted or not. ungranted: by log, what was appended without a grant. unfilled: by log, up to where it held records
+    granted or not. unfenced: by log, what was appended without a grant. unfilled: by log, up to where it held records
     that it lost; until it ends there again it counts for nothing. is_unfilled: it had no grant when it stored its first
     one, so it may be a member whose disk was lost: until a leader has given it everything it counts for nothing.
     log_generation: of the logs that lie there; below the grant's they are to be set aside.
@@ -62,7 +62,7 @@ class Promises:
     grant: Grant | None = None
     member: int = NO_MEMBER
     number: int = -1
-    ungranted: Mapping[str, Ungranted] = field(default_factory=dict)
+    unfenced: Mapping[str, Unfenced] = field(default_factory=dict)
     unfilled: Mapping[str, int] = field(default_factory=dict)
     is_unfilled: bool = False
     log_generation: int = 0
@@ -82,11 +82,11 @@ class Promises:
         """Whether the logs are of another generation than the grant, so that they are to be set aside."""
         return self.log_generation != self.generation
 
-    def with_grant(self, grant: Grant) -> "Promises":
+    def with_grant(self, grant: Grant) -> "ElectionState":
         """These with a grant that `judge_grant` lets in; what the logs of an older generation promised ends with it."""
         if grant.generation == self.generation:
             return replace(self, grant=grant, leader_epoch=max(self.leader_epoch, grant.epoch))
-        return replace(self, grant=grant, leader_epoch=grant.epoch, ungranted={}, unfilled={}, is_unfilled=True)
+        return replace(self, grant=grant, leader_epoch=grant.epoch, unfenced={}, unfilled={}, is_unfilled=True)
 
     @property
     def is_led_here(self) -> bool:
@@ -94,17 +94,17 @@ class Promises:
         return self.grant is not None and self.grant.leader == self.member
 
 
-class PromiseKeeper:
+class ElectionStateStore:
     """The promises of one directory. Thread-safe. Raises CorruptNodeFile, OSError."""
 
     def __init__(self, directory: Path, outbox_id: UUID, filesystem: Filesystem) -> None:
         self.directory, self.outbox_id, self.filesystem = directory, outbox_id, filesystem
         self.lock = threading.RLock()
         """Held by who reads, judges, and keeps."""
-        self._kept = read_promises(directory, outbox_id, filesystem)
+        self._kept = read_election_state(directory, outbox_id, filesystem)
 
     @property
-    def kept(self) -> Promises:
+    def kept(self) -> ElectionState:
         """As they stand on disk."""
         return self._kept
 
@@ -114,7 +114,7 @@ class PromiseKeeper:
         found, _ = read_directory_id(self.directory, self.filesystem)
         return None if found is None else found.directory_id
 
-    def keep(self, promises: Promises) -> None:
+    def keep(self, promises: ElectionState) -> None:
         """On disk when this returns; the old ones hold if it raises."""
         with self.lock:
             if promises != self._kept:
@@ -122,8 +122,8 @@ class PromiseKeeper:
                 if promises.are_logs_outdated and not self._kept.are_logs_outdated:  # what held for these logs
                     aside = self._aside(promises)
                     self.filesystem.make_directory(aside)
-                    write_promises(aside, self.outbox_id, self._kept, self.filesystem)
-                write_promises(self.directory, self.outbox_id, promises, self.filesystem)
+                    write_election_state(aside, self.outbox_id, self._kept, self.filesystem)
+                write_election_state(self.directory, self.outbox_id, promises, self.filesystem)
                 self._kept = promises
 
     def set_logs_aside(self, held: LogDirectory) -> None:
@@ -155,30 +155,30 @@ class PromiseKeeper:
                 "%s: a loss was accepted while this member was away (generation %s): what it held is in %s, and it is "
                 "given everything",
                 self.directory,
-                told(self._kept.generation),
+                label(self._kept.generation),
                 aside,
             )
 
-    def _aside(self, promises: Promises) -> Path:
-        return self.directory / f"generation-{told(promises.log_generation)}{STALE_SUFFIX}"
+    def _aside(self, promises: ElectionState) -> Path:
+        return self.directory / f"generation-{label(promises.log_generation)}{STALE_SUFFIX}"
 
     def read_again(self) -> None:
         """After another process may have written them."""
         with self.lock:
-            self._kept = read_promises(self.directory, self.outbox_id, self.filesystem)
+            self._kept = read_election_state(self.directory, self.outbox_id, self.filesystem)
 
 
-def read_promises(directory: Path, outbox_id: UUID, filesystem: Filesystem) -> Promises:
+def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem) -> ElectionState:
     """What was promised to the outbox that is kept in `directory`. Raises CorruptNodeFile, OSError."""
-    found = find_promises(directory, filesystem)
+    found = find_election_state(directory, filesystem)
     if found is None:
-        return Promises()
+        return ElectionState()
     if found[0] != outbox_id:
         raise CorruptNodeFile(directory / PROMISES_NAME, f"it belongs to outbox {found[0]}")
     return found[1]
 
 
-def find_promises(directory: Path, filesystem: Filesystem) -> tuple[UUID, Promises] | None:
+def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, ElectionState] | None:
     """Which outbox `directory` is a member of, and what it promised; None if it is none's. Raises as above."""
     path = directory / PROMISES_NAME
     fields = _read(path, filesystem, _PROMISES_VERSION)
@@ -186,13 +186,13 @@ def find_promises(directory: Path, filesystem: Filesystem) -> tuple[UUID, Promis
         return None
     try:
         grant = fields["grant"]
-        return UUID(fields["outbox_id"]), Promises(
+        return UUID(fields["outbox_id"]), ElectionState(
             leader_epoch=int(fields["leader_epoch"]),
             grant=_grant_of(grant) if grant is not None else None,
             member=int(fields.get("member", NO_MEMBER)),
             number=int(fields.get("number", -1)),
-            ungranted={
-                str(log): Ungranted(int(start), EpochEnd(int(epoch), int(end)))
+            unfenced={
+                str(log): Unfenced(int(start), EpochEnd(int(epoch), int(end)))
                 for log, (start, epoch, end) in fields.get("ungranted", {}).items()
             },
             unfilled={str(log): int(end) for log, end in fields.get("unfilled", {}).items()},
@@ -203,7 +203,7 @@ def find_promises(directory: Path, filesystem: Filesystem) -> tuple[UUID, Promis
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
 
 
-def write_promises(directory: Path, outbox_id: UUID, promises: Promises, filesystem: Filesystem) -> None:
+def write_election_state(directory: Path, outbox_id: UUID, promises: ElectionState, filesystem: Filesystem) -> None:
     """On disk when this returns. Raises OSError; the old ones hold then."""
     fields = {
         "outbox_id": str(outbox_id),
@@ -211,7 +211,7 @@ def write_promises(directory: Path, outbox_id: UUID, promises: Promises, filesys
         "leader_epoch": promises.leader_epoch,
         "grant": _grant_fields(promises.grant) if promises.grant is not None else None,
         "number": promises.number,
-        "ungranted": {log: [start, *granted] for log, (start, granted) in promises.ungranted.items()},
+        "ungranted": {log: [start, *granted] for log, (start, granted) in promises.unfenced.items()},
         "unfilled": dict(promises.unfilled),
         "is_unfilled": promises.is_unfilled,
         "log_generation": promises.log_generation,

@@ -17,16 +17,16 @@ from pushrep.protocol.structs import (
     Bodies,
     BodyCursor,
     Datum,
-    StructRoad,
+    StructSerializer,
     no_body,
     partition_datum,
     partition_of,
-    road_of,
+    serializer_of,
 )
 from pushrep.protocol.values import Struct, size_of
 
 _CODES = {int(code): code for code in ErrorCode}
-_GRANT = road_of(Grant)
+_GRANT = serializer_of(Grant)
 
 
 def _request_to_datum(request: AppendRecordsRequest, bodies: Bodies) -> Datum:
@@ -61,7 +61,7 @@ def _request_from_datum(datum: Datum, body: BodyCursor) -> AppendRecordsRequest:
     for part in datum["partitions"]:
         tp = part["tp"]
         part["tp"] = partition_of(tp["topic_id"], tp["topic"], tp["partition"])
-        part["records"] = body.take(part.pop("records_bytes"))
+        part["records"] = body.read(part.pop("records_bytes"))
         partitions.append(AppendRecordsPartition(**part))
     return AppendRecordsRequest(partitions=tuple(partitions))
 
@@ -109,7 +109,7 @@ def _response_from_datum(datum: Datum, body: BodyCursor) -> AppendRecordsRespons
     )
 
 
-HOT_ROADS: dict[type[Struct], StructRoad] = {
-    AppendRecordsRequest: StructRoad(_request_to_datum, _request_from_datum, _request_body_bytes),
-    AppendRecordsResponse: StructRoad(_response_to_datum, _response_from_datum, no_body),
+HOT_ROADS: dict[type[Struct], StructSerializer] = {
+    AppendRecordsRequest: StructSerializer(_request_to_datum, _request_from_datum, _request_body_bytes),
+    AppendRecordsResponse: StructSerializer(_response_to_datum, _response_from_datum, no_body),
 }

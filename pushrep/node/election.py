@@ -1,4 +1,4 @@
-"""Candidacy: carries out what a Candidate decides, by the network and on the own disk; a thin shell.
+"""Election: carries out what a Candidate decides, by the network and on the own disk; a thin shell.
 
     Look, SendGrant            asked of all at once (asking.py); the answers go back to the rules
     TakeEpoch, StoreGrant      promises.json, synced before the next effect
@@ -17,11 +17,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
-from pushrep.node.asking import Answers, Asking, ends_of
-from pushrep.node.promises import PromiseKeeper
-from pushrep.node.replica import cut_ungranted
+from pushrep.node.election_state import ElectionStateStore
+from pushrep.node.member_clients import Answers, MemberClients, ends_of
+from pushrep.node.replica import cut_unfenced
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
@@ -44,14 +45,13 @@ from pushrep.replication.epochs import EpochEnd, marked_ungranted, without_ungra
 from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, newest_of, next_ballot
 from pushrep.replication.outcome import Outcome
-from pushrep.seams import SYSTEM_CLOCK, Clock
 
 _LOG = logging.getLogger("pushrep.node")
 Change = Callable[[Grant, int], Grant]
 """Makes the next grant from the newest one and its number."""
 
 
-class Candidacy:
+class Election:
     """One member's attempts to lead. Not thread-safe; the promises' `member` says which one it is.
 
     addresses: where members listen, above what grants say. fetched: told of every batch that was fetched, in order.
@@ -61,7 +61,7 @@ class Candidacy:
 
     def __init__(  # noqa: PLR0913 - whose promises and logs, and what it asks with
         self,
-        keeper: PromiseKeeper,
+        keeper: ElectionStateStore,
         logs: Mapping[int, SegmentLog],
         settings: PushSettings,
         *,
@@ -73,7 +73,7 @@ class Candidacy:
     ) -> None:
         self.keeper, self.logs = keeper, logs
         self.index = keeper.kept.member
-        self._asking = Asking(keeper.outbox_id, self.index, logs, settings)
+        self._clients = MemberClients(keeper.outbox_id, self.index, logs, settings)
         self._settings, self._fetched, self._clock = settings, fetched, clock
         self._addresses = dict(addresses or {})
         self._grants: list[Grant] = []
@@ -89,7 +89,7 @@ class Candidacy:
                 log=ends_of(log),
                 high_watermark=log.high_watermark,
                 is_damaged=log.damaged_from is not None or kept.unfilled.get(log.path.name, 0) > log.log_end_offset,
-                ungranted=kept.ungranted.get(log.path.name),
+                unfenced=kept.unfenced.get(log.path.name),
                 held_to=self._held_to(log),
             )
             for number, log in self.logs.items()
@@ -110,7 +110,7 @@ class Candidacy:
         """What was noted of a log that lost records, with the epoch of the last one; None if it lost none."""
         kept, name = self.keeper.kept, log.path.name
         end = kept.unfilled.get(name, 0)
-        if end <= log.log_end_offset or name in kept.ungranted:
+        if end <= log.log_end_offset or name in kept.unfenced:
             return None
         # Of what is damaged the list on disk still tells.
         epochs = read_leader_epochs(log.path, self.keeper.filesystem) or log.leader_epochs
@@ -156,14 +156,14 @@ class Candidacy:
 
     def _carry_out(self, effect: CandidateEffect, candidate: Candidate, timeout_s: float) -> list[CandidateEffect]:
         if isinstance(effect, Look):
-            self._ask(effect.members, self._asking.look)
+            self._ask(effect.members, self._clients.describe)
         elif isinstance(effect, TakeEpoch):
             self._keep_number(effect.leader_epoch)
         elif isinstance(effect, StoreGrant):
             self.store(effect.grant)
         elif isinstance(effect, SendGrant):
             self._answers = self._round(timeout_s)  # late answers to looks count no more
-            self._ask(effect.members, partial(self._asking.offer, effect.grant, is_first=candidate.is_first))
+            self._ask(effect.members, partial(self._clients.offer, effect.grant, is_first=candidate.is_first))
         elif isinstance(effect, Fetch):
             assert candidate.grant is not None, "nothing is fetched before it was granted"
             self.fetch(effect, candidate.grant)
@@ -174,15 +174,15 @@ class Candidacy:
         return []
 
     def begin(self, grant: Grant) -> None:
-        """Lead by `grant`: everything here is on disk, its epoch begins, and nothing is ungranted any more.
+        """Lead by `grant`: everything here is on disk, its epoch begins, and nothing is unfenced any more.
 
         Raises LogPoisoned, OSError.
         """
         _begin_epochs(self.logs.values(), grant.epoch)
         with self.keeper.lock:
-            self.keeper.keep(replace(self.keeper.kept, ungranted={}, is_unfilled=False))
+            self.keeper.keep(replace(self.keeper.kept, unfenced={}, is_unfilled=False))
 
-    def begin_ungranted(self) -> int:
+    def begin_unfenced(self) -> int:
         """Too few members answer: the next own number, which appends from now on carry; they are marked first.
 
         Raises LogPoisoned, OSError.
@@ -191,8 +191,8 @@ class Candidacy:
         with self.keeper.lock:
             kept = self.keeper.kept
             names = {log.path.name: log for log in self.logs.values()}
-            marks = {name: marked_ungranted(ends_of(log), kept.ungranted.get(name)) for name, log in names.items()}
-            self.keeper.keep(replace(kept, number=number, ungranted=marks))
+            marks = {name: marked_ungranted(ends_of(log), kept.unfenced.get(name)) for name, log in names.items()}
+            self.keeper.keep(replace(kept, number=number, unfenced=marks))
         _begin_epochs(self.logs.values(), number)
         return number
 
@@ -200,17 +200,17 @@ class Candidacy:
         """Whatever the caller gave: only what grants say counts for this member."""
         self._addresses.pop(index, None)
 
-    def look(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
+    def describe_members(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
         """What the other members of `grant` hold; those that do not answer in time are not there."""
         self._grants = [grant]
         self._answers = self._round(timeout_s)
-        self._ask(sorted(grant.indexes - {self.index}), self._asking.look)
+        self._ask(sorted(grant.indexes - {self.index}), self._clients.describe)
         return self._all()
 
     def offer(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
         """Show `grant`, which is stored here, to its other members; what those answer that do."""
         self._answers = self._round(timeout_s)
-        self._ask(sorted(grant.indexes - {self.index}), partial(self._asking.offer, grant))
+        self._ask(sorted(grant.indexes - {self.index}), partial(self._clients.offer, grant))
         return self._all()
 
     def store(self, grant: Grant) -> None:
@@ -234,7 +234,7 @@ class Candidacy:
         if not self._may_cut and (fetch.anew is not None or fetch.cut_at < before):
             own = self.own().logs[fetch.partition].granted
             raise NotAhead(partition=fetch.partition, own=own, member=fetch.member, theirs=fetch.until)
-        self._set_ungranted_aside(log)
+        self._set_unfenced_aside(log)
         if log.damaged_from is not None:
             _LOG.warning("%s is damaged from %d on and filled again; it lies in %s", log.path, before, log.quarantine())
         if fetch.anew is not None:
@@ -243,7 +243,7 @@ class Candidacy:
             raise LogNotFit(fetch.partition, f"it was to be cut at {fetch.cut_at}, inside of a batch")
         if fetch.member != self.index:
             address = self._address(fetch.member)
-            for batches, cleaned_offset in self._asking.fetch(
+            for batches, cleaned_offset in self._clients.fetch(
                 address, log, grant.epoch, fetch.until.end_offset, generation=grant.generation
             ):
                 log.append_as_is(batches, cleaned_offset=cleaned_offset)
@@ -258,15 +258,15 @@ class Candidacy:
                 self.keeper.keep(replace(self.keeper.kept, unfilled=unfilled))
         _LOG.warning("%s ended at %d; %d to %d came from member %d", log.path, before, fetch.cut_at, end, fetch.member)
 
-    def _set_ungranted_aside(self, log: SegmentLog) -> None:
-        mark = self.keeper.kept.ungranted.get(log.path.name)
+    def _set_unfenced_aside(self, log: SegmentLog) -> None:
+        mark = self.keeper.kept.unfenced.get(log.path.name)
         if mark is None:
             return
         kept, before = without_ungranted(ends_of(log), mark), log.log_end_offset
-        cut_ungranted(log, kept)
+        cut_unfenced(log, kept)
         with self.keeper.lock:
-            marks = {name: one for name, one in self.keeper.kept.ungranted.items() if name != log.path.name}
-            self.keeper.keep(replace(self.keeper.kept, ungranted=marks))
+            marks = {name: one for name, one in self.keeper.kept.unfenced.items() if name != log.path.name}
+            self.keeper.keep(replace(self.keeper.kept, unfenced=marks))
         count = before - kept.log_end_offset
         _LOG.warning("%s: %d records were appended without a grant, and another led since: see .cut", log.path, count)
 
@@ -285,7 +285,7 @@ class Candidacy:
                 self.keeper.keep(kept.with_grant(newest))
 
     def _round(self, timeout_s: float) -> Answers:
-        self._asking.generation = self.keeper.kept.generation
+        self._clients.generation = self.keeper.kept.generation
         return Answers(self._settings, self._clock, timeout_s)
 
     def _ask(self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer]) -> None:

@@ -4,7 +4,7 @@
       same     same  per row      per row      same, per row    same, per row      same             per row
 
 A row's length depends on the widths of its two deltas, so rows come in bands of equal widths: with one timestamp for
-all, [0, 64), [64, 8192), [8192, 2^20) ... The bytes are those of joined.py, by property test.
+all, [0, 64), [64, 8192), [8192, 2^20) ... The bytes are those of concatenating.py, by property test.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def bands(count: int, time_deltas: Ints | None) -> list[Band] | None:
     return [Band(start, end, int(time_widths[start]), int(offset_widths[start])) for start, end in pairwise(edges)]
 
 
-def encode_template(fields: Sequence[Field], spans: list[Band], time_deltas: Ints | None, reserved: int) -> bytearray:
+def encode_vectorised(fields: Sequence[Field], spans: list[Band], time_deltas: Ints | None, reserved: int) -> bytearray:
     """`reserved` zero bytes for the batch's header, then the records. `fields` are those behind the two deltas."""
     common = sum(_size(field) for field in fields)
     layouts = []

@@ -1,6 +1,6 @@
 """Asking the other members of an outbox: all at once, each in a thread, until enough answered or nobody else will.
 
-    Asking.look, Asking.offer ─▶ a thread for each member ─▶ Answers.next() ─▶ MemberAnswer, None when it is over
+    MemberClients.describe, .offer ─▶ a thread for each member ─▶ Answers.next() ─▶ MemberAnswer, None when it is over
 
 What a node says becomes a MemberAnswer here. One that can't be asked, says nonsense, or knows another outbox under the
 id gives no answer: it is missing in the count, and the log says why.
@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
+from pushrep.env import Clock
 from pushrep.log import SegmentLog
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import (
@@ -33,11 +34,10 @@ from pushrep.push.wire import grant_from_wire, grant_to_wire, log_ends_of
 from pushrep.records import RecordBatch
 from pushrep.records.joining import misjoined
 from pushrep.replication.candidate import MemberAnswer, PartitionLog
-from pushrep.replication.epochs import EpochEnd, LogEnds, Ungranted
+from pushrep.replication.epochs import EpochEnd, LogEnds, Unfenced
 from pushrep.replication.errors import BadGrant
 from pushrep.replication.grants import Grant
 from pushrep.replication.messages import batches_of
-from pushrep.seams import Clock
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.node")
@@ -82,7 +82,7 @@ class Answers:
                 self._changed.notify_all()
 
 
-class Asking:
+class MemberClients:
     """Questions of member `member` about `logs`, which are its own, by partition. Thread-safe."""
 
     def __init__(self, outbox_id: UUID, member: int, logs: Mapping[int, SegmentLog], settings: PushSettings) -> None:
@@ -91,7 +91,7 @@ class Asking:
         self.generation = 0
         """Of the newest grant here."""
 
-    def look(self, index: int, address: Address) -> MemberAnswer:
+    def describe(self, index: int, address: Address) -> MemberAnswer:
         """What a member holds. Raises ReplicaUnreachable, ValueError."""
         with ReplicaClient(address, self._settings) as client:
             first = self._describe(client, 0)
@@ -182,16 +182,16 @@ def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[in
     for one in descriptions:
         if one.error_code is ErrorCode.UNKNOWN_TOPIC_ID:
             continue
-        ungranted = None
+        unfenced = None
         if one.ungranted_from >= 0:
-            ungranted = Ungranted(one.ungranted_from, EpochEnd(one.granted_epoch, one.granted_end_offset))
+            unfenced = Unfenced(one.ungranted_from, EpochEnd(one.granted_epoch, one.granted_end_offset))
         yield (
             one.tp.partition,
             PartitionLog(
                 log=log_ends_of(one),
                 high_watermark=one.high_watermark,
                 is_damaged=one.error_code is not ErrorCode.NONE or one.damaged_from >= 0,
-                ungranted=ungranted,
+                unfenced=unfenced,
             ),
         )
 

@@ -1,11 +1,11 @@
 """One partition of an outbox: an open batch that records are added to, full ones behind it, and the log they go to.
 
-    append ─▶ open ──(full, lingered, hurried)──▶ full ──(a writer: seal at the log's end, append, flush)──▶ decided
-              `room` bytes of the budget are left for it; a record that needs more takes the slow road
+    append ─▶ open ──(full, lingered, flushed)──▶ full ──(a writer: seal at the log's end, append, flush)──▶ decided
+              `free_bytes` of the budget are left for it; a record that needs more goes the slow way
 
-One lock guards it. At most one writer works on a lane at a time, so batches reach the log in the records' order.
+One lock guards it. At most one writer works on an appender at a time, so batches reach the log in the records' order.
 A batch that fails fails everything that waits behind it: what was appended later must not reach the log first.
-With acks=ALL a written batch waits for its replicas (lane_replicas.py) before it is decided, and keeps its room.
+With acks=ALL a written batch waits for its replicas (lane_replicas.py) before it is decided, and keeps its bytes.
 """
 
 import os
@@ -18,10 +18,10 @@ from functools import partial
 from filtering import StreamMetadata
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
-from pushrep.outbox.batch import Batch, Gate, ManyReceipt, Receipt
+from pushrep.outbox.batch import Batch, Latch, ManyReceipt, Receipt
 from pushrep.outbox.columns import Columns
 from pushrep.outbox.errors import OffsetsMoved, PartitionStopped
-from pushrep.outbox.lane_replicas import LaneReplicas, Waiting
+from pushrep.outbox.partition_replicas import PartitionReplicas, Waiting
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.shared import Shared
 from pushrep.outbox.source_order import SourceOrder
@@ -31,29 +31,29 @@ _FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many
 _ROUND_BYTES = 4 << 20  # what one flush covers at most: the first of a long queue is not kept waiting for the last
 
 
-class Lane:
+class PartitionAppender:
     """See the file's map. Methods that start with an underscore, `add_one` and `add_many` run under `lock`."""
 
     def __init__(
-        self, log: SegmentLog, shared: Shared, store: PositionsStore, replicas: LaneReplicas | None = None
+        self, log: SegmentLog, shared: Shared, store: PositionsStore, replicas: PartitionReplicas | None = None
     ) -> None:
         self.log, self.topic, self.partition = log, log.topic, log.partition
         self.name = f"{log.topic}-{log.partition}"
         self.owner_pid = os.getpid()
         self.lock = threading.Lock()
-        self.room = 0  # bytes of the budget that the open batch holds and has not used
+        self.free_bytes = 0  # bytes of the budget that the open batch holds and has not used
         self.open: Batch | None = None
         self._store, self._replicas = store, replicas
-        self._turn = threading.Lock() if replicas is None else replicas.turn  # held while a round is written
+        self._write_lock = threading.Lock() if replicas is None else replicas.write_lock  # for a round
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
-        # Where the log ends for us. Its own word would do until somebody cuts it: below, our PID names other records.
+        # Where the log ends for us. The log's end would do until it is cut: below, our PID names other records.
         self._next_offset = log.log_end_offset
         self._shared, self._settings, self._pid = shared, shared.settings, shared.pid
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
         self._full: deque[Batch] = deque()
         self._writing: list[Batch] = []
         self._with_writer = self._is_in_round = False
-        self._seal_wanted = False
+        self._flush_requested = False
         self._refusal: Callable[[], Exception] | None = None
         self._first_failed: Batch | None = None
         if (damaged_from := log.damaged_from) is not None:
@@ -62,14 +62,14 @@ class Lane:
     # -- adding ----------------------------------------------------------------------------------------------------
 
     def add_one(self, record: Columns) -> Receipt | None:
-        """Take one record, or answer None if the budget has no room for it now. Raises what the lane refuses with."""
+        """Take one record, or answer None if the budget has no free bytes for it now. Raises why it is refused."""
         self._check_takes()
-        batch = self._batch_with_room(record.size_bytes)
+        batch = self._batch_with_free_bytes(record.size_bytes)
         if batch is None:
             return None
         if isinstance(record.metadata, StreamMetadata):
-            self._order.take(record.metadata)
-        self.room -= record.size_bytes
+            self._order.accept(record.metadata)
+        self.free_bytes -= record.size_bytes
         try:
             return Receipt(batch, batch.extend(record, 0, 1))
         except BaseException:
@@ -82,12 +82,12 @@ class Lane:
         if self._replicas is not None:
             self._replicas.check()
 
-    def add_within_room(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> Receipt:
-        """Take a record that fits into `room`, which the caller then lowers. Raises `RecordRefused`."""
+    def add_within_free_bytes(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> Receipt:
+        """Take a record that fits into `free_bytes`, which the caller then lowers. Raises `RecordRefused`."""
         batch = self.open
-        assert batch is not None, "room is room of the open batch"
+        assert batch is not None, "free bytes are those of the open batch"
         if metadata is not None:
-            self._order.take(metadata)
+            self._order.accept(metadata)
         try:
             return Receipt(batch, batch.add(value, timestamp_ms, metadata))
         except BaseException:
@@ -99,9 +99,9 @@ class Lane:
         self._check_takes()
         count = len(columns.values)
         if isinstance(columns.metadata, StreamMetadata):
-            self._order.take(columns.metadata, count)
+            self._order.accept(columns.metadata, count)
         elif columns.metadata is not None:
-            self._order.take_all(columns.metadata)
+            self._order.accept_all(columns.metadata)
         lingering = self.open
         parts: list[tuple[Batch, int, int]] = []
         try:
@@ -110,10 +110,10 @@ class Lane:
             self._order.interrupted(columns.metadata, sum(records for _, _, records in parts), count)
             raise
         # Its parts have one receipt, which waits for the last: with a sync to pay, the last goes with the others.
-        self._seal_wanted |= len(parts) > 1 and self._settings.durability is Durability.FLUSHED
-        if self.open is not lingering and not self._seal_wanted:
+        self._flush_requested |= len(parts) > 1 and self._settings.durability is Durability.FLUSHED
+        if self.open is not lingering and not self._flush_requested:
             self._linger(self.open)
-        if self._full or self._seal_wanted:
+        if self._full or self._flush_requested:
             self._call_writer()  # not before: it would wait for the lock, and write the first part alone
         return ManyReceipt(parts)
 
@@ -121,7 +121,7 @@ class Lane:
         """Put the records into batches; `parts` gets (batch, index of the first record in it, records)."""
         ends, count, start = columns.ends, len(columns.values), 0
         while start < count:
-            used = 0 if self.open is None else self.open.granted - self.room
+            used = 0 if self.open is None else self.open.reserved_bytes - self.free_bytes
             end = bisect_right(ends, ends[start] + self._settings.batch_bytes - used, lo=start + 1) - 1
             if end == start and used:
                 self._close_open()
@@ -129,20 +129,20 @@ class Lane:
             end = max(end, start + 1)
             batch = self.open or self._new_batch()
             parts.append((batch, batch.extend(columns, start, end), end - start))
-            batch.granted += ends[end] - ends[start]  # `room` stays what it was: these bytes came with the call
+            batch.reserved_bytes += ends[end] - ends[start]  # `free_bytes` stays: these came with the call
             start = end
 
-    def _batch_with_room(self, size: int) -> Batch | None:
-        """The open batch with `size` bytes of room, after closing a full one; None if the budget is spent."""
+    def _batch_with_free_bytes(self, size: int) -> Batch | None:
+        """The open batch with `size` free bytes, after closing a full one; None if the budget is spent."""
         batch_bytes = self._settings.batch_bytes
-        if self.open is not None and self.open.granted - self.room + size > batch_bytes:
+        if self.open is not None and self.open.reserved_bytes - self.free_bytes + size > batch_bytes:
             self._close_open()
             if self._full:
                 self._call_writer()
-        missing = size - self.room
+        missing = size - self.free_bytes
         if missing <= 0:
             return self.open
-        held = 0 if self.open is None else self.open.granted
+        held = 0 if self.open is None else self.open.reserved_bytes
         wanted = max(missing, min(max(held, _FIRST_SLICE_BYTES), batch_bytes - held))
         granted = self._shared.budget.try_take(wanted, missing)
         if not granted:
@@ -151,8 +151,8 @@ class Lane:
         if batch is None:
             batch = self._new_batch()
             self._linger(batch)
-        batch.granted += granted
-        self.room += granted
+        batch.reserved_bytes += granted
+        self.free_bytes += granted
         return batch
 
     def _new_batch(self) -> Batch:
@@ -162,21 +162,21 @@ class Lane:
     def _linger(self, batch: Batch | None) -> None:
         """Let a new batch wait for more records, as long as the settings say."""
         if batch is not None and self._settings.linger_ms == 0:
-            self._want_seal(batch)
+            self._request_flush(batch)
         elif batch is not None:
             self._shared.opened(batch)
 
     def _close_open(self) -> None:
         """No more records for the open batch: what it did not use goes back to the budget. Then call a writer."""
-        batch, room = self.open, self.room
-        self.open, self.room, self._seal_wanted = None, 0, False
+        batch, room = self.open, self.free_bytes
+        self.open, self.free_bytes, self._flush_requested = None, 0, False
         # No call before this one, after which Ctrl-C may come: a batch in neither place would be a hole in the log.
         if batch is not None and batch.values:
             self._full.append(batch)
-            batch.granted -= room
+            batch.reserved_bytes -= room
             self._shared.budget.give(room)
         elif batch is not None:  # its first record was refused
-            self._shared.budget.give(batch.granted)
+            self._shared.budget.give(batch.reserved_bytes)
 
     def _call_writer(self) -> None:
         if not self._with_writer:
@@ -187,27 +187,27 @@ class Lane:
                 self._with_writer = False
                 raise
 
-    # -- wishes from outside ---------------------------------------------------------------------------------------
+    # -- requests from outside ---------------------------------------------------------------------------------------
 
-    def want_seal(self, batch: Batch | None = None) -> None:
+    def request_flush(self, batch: Batch | None = None) -> None:
         """Seal the open batch as soon as a writer is free, if it still is `batch` (None: whichever it is)."""
         with self.lock:
-            self._want_seal(batch)
+            self._request_flush(batch)
 
-    def _want_seal(self, batch: Batch | None) -> None:
+    def _request_flush(self, batch: Batch | None) -> None:
         if self.open is not None and (batch is None or batch is self.open):
-            self._seal_wanted = True
-        if self._full or self._seal_wanted:
+            self._flush_requested = True
+        if self._full or self._flush_requested:
             self._call_writer()
 
-    def hurry(self, batch: Batch) -> Gate | None:
-        """Somebody waits for `batch`: seal it, and give the gate that opens when it is decided; None: it is."""
+    def latch_for(self, batch: Batch) -> Latch | None:
+        """Somebody waits for `batch`: seal it, and give the latch that opens when it is decided; None: it is."""
         with self.lock:
             if batch.decided:
                 return None
-            self._want_seal(batch)
+            self._request_flush(batch)
             if batch.waiters is None:
-                batch.waiters = Gate()
+                batch.waiters = Latch()
             return batch.waiters
 
     def pending(self) -> list[Batch]:
@@ -239,7 +239,7 @@ class Lane:
         with self.lock:
             held, self._writing = self._writing, []
             if self._replicas is not None:
-                held = [*(waiting.batch for waiting in self._replicas.take_all()), *held]
+                held = [*(waiting.batch for waiting in self._replicas.remove_all()), *held]
             done = [*held, *self._take_waiting()]
             for at, batch in enumerate(done):
                 self._fail(batch, failure, may_be_delivered=at < len(held))
@@ -252,7 +252,7 @@ class Lane:
         if replicas is None or not replicas.waiting:
             return
         with self.lock:
-            late = [waiting.batch for waiting in replicas.take_late(since_ms)]
+            late = [waiting.batch for waiting in replicas.remove_expired(since_ms)]
             for batch in late:
                 self._fail(batch, failure, may_be_delivered=True)
         self._release(late)
@@ -264,7 +264,7 @@ class Lane:
             if batch.decided:
                 return  # it was too late
             assert self._replicas is not None, "it waited for them"
-            self._replicas.let_go(waiting)
+            self._replicas.remove(waiting)
             if failure is None:
                 batch.base_offset = waiting.base_offset
             else:
@@ -279,27 +279,27 @@ class Lane:
             if self._is_in_round:  # called twice, by Ctrl-C in between
                 return
             self._is_in_round = True
-            if self._seal_wanted:
+            if self._flush_requested:
                 self._close_open()
             size = 0
             while self._full and size < _ROUND_BYTES:
                 batch = self._full.popleft()
-                size += batch.granted
+                size += batch.reserved_bytes
                 self._writing.append(batch)
             round_ = list(self._writing)
         if round_:
-            with self._turn:
+            with self._write_lock:
                 self._write(round_)
         with self.lock:
             self._with_writer = self._is_in_round = False
-            if self._full or self._seal_wanted:
+            if self._full or self._flush_requested:
                 self._call_writer()
 
     def stands_still(self, timeout_s: float) -> bool:
         """Whether no round is being written, at the latest after so many seconds."""
-        if not self._turn.acquire(timeout=timeout_s):
+        if not self._write_lock.acquire(timeout=timeout_s):
             return False
-        self._turn.release()
+        self._write_lock.release()
         return True
 
     def _write(self, round_: list[Batch]) -> None:
@@ -351,7 +351,7 @@ class Lane:
 
     def go_on_as(self, pid: int) -> None:
         """Records without metadata that are sealed from now on are of this PID."""
-        with self._turn:  # no batch is between being sealed and being noted
+        with self._write_lock:  # no batch is between being sealed and being noted
             self._pid = pid
             self._order.go_on_as(pid)
 
@@ -410,10 +410,10 @@ class Lane:
         for pair, offset in noted:
             if positions.get(pair, -1) < offset:
                 positions[pair] = offset
-        self._store.note(base, base + len(batch.values), epoch, noted)
+        self._store.add(base, base + len(batch.values), epoch, noted)
 
     def _release(self, decided: list[Batch]) -> None:
         for batch in decided:
-            self._shared.budget.give(batch.granted)
+            self._shared.budget.give(batch.reserved_bytes)
             batch.drop_records()
             batch.announce()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import NamedTuple
 
+from pushrep.env import Clock
 from pushrep.kafka.errors import (
     DestinationAhead,
     DestinationRefused,
@@ -20,7 +21,6 @@ from pushrep.kafka.errors import (
 )
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress
 from pushrep.kafka.source import UNREADABLE, ReusedMemory, ShippedLog, ShippedPartition
-from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")
 _LOOK_S = 1.0  # how often who waits looks whether there is still something that moves
@@ -41,7 +41,7 @@ class DestinationLag(NamedTuple):
     trouble: str | None
 
 
-class Shipment:
+class SinkState:
     """See the file's map."""
 
     def __init__(self, logs: Sequence[ShippedLog], progress: ShippingProgress, pid_epoch: int, clock: Clock) -> None:
@@ -109,15 +109,15 @@ class Shipment:
         _LOG.warning("%s", why)
         with self._moved:
             self._cut_head = why
-            self._tell_head_cut()
+            self._notify_head_cut()
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
         """`call` learns why, from any thread, before anything more is sent: it was so already, or will be."""
         with self._moved:
             self._on_head_cut = call
-            self._tell_head_cut()
+            self._notify_head_cut()
 
-    def _tell_head_cut(self) -> None:
+    def _notify_head_cut(self) -> None:
         if self._on_head_cut is not None and self._cut_head is not None:
             why, self._cut_head = self._cut_head, None
             self._on_head_cut(why)
@@ -144,7 +144,7 @@ class Shipment:
             with self._moved:
                 self._moved.notify_all()
 
-    def told(self, trouble: str | None) -> None:
+    def set_trouble(self, trouble: str | None) -> None:
         """What is in the way now; it is logged when it changes."""
         if trouble is not None and trouble != self.trouble:
             _LOG.warning("nothing is shipped for now: %s", trouble)
@@ -173,7 +173,7 @@ class Shipment:
     def refused(self, refusal: ShippingError | None) -> None:
         """Nothing is shipped until somebody acts; None: that is over."""
         self.refusal = refusal
-        self.told(None if refusal is None else str(refusal))
+        self.set_trouble(None if refusal is None else str(refusal))
         self.moved()
 
     def lag(self) -> DestinationLag:

@@ -27,7 +27,7 @@ class _Columns(NamedTuple):
     values: list[bytes | None]
 
 
-def read_few(header: BatchHeader, payload: bytes) -> RecordRows | None:
+def read_small_batch(header: BatchHeader, payload: bytes) -> RecordRows | None:
     """All records of a batch; None if they have headers, or something is wrong with them."""
     try:
         columns = None if payload[-1] else _columns(header, payload)  # no headers: a 0 at the end of each record

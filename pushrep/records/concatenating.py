@@ -20,7 +20,7 @@ ONE_HEADER = varint(1)
 _KEYLESS = [b"\0\0" + offset_delta + NULL for offset_delta in SMALL_VARINTS]  # attributes, a time delta of 0 ...
 
 
-def encode_joined(
+def encode_concatenating(
     heads: list[bytes], values: Sequence[bytes | None], tails: Iterable[bytes], reserved: int
 ) -> bytearray:
     """`reserved` zero bytes for the batch's header, then the records."""

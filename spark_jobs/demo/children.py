@@ -23,7 +23,7 @@ class Stalled(SparkJobError):
     """Nothing moved for too long; the programs' own words are in their .err files."""
 
 
-class Crew:
+class ChildProcesses:
     """The children of one run, in one thread."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Crew:
                 all_of_them.callback(child.close)
 
 
-class Alarm:
+class Watchdog:
     """Told again and again how far a run is; `root`: where its programs' words are."""
 
     def __init__(self, root: Path, now_s: float) -> None:

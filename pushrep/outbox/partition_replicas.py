@@ -1,4 +1,4 @@
-"""A lane's replicas: may it take records now, what is pushed, and which batches wait until enough members hold them.
+"""The replicas of a partition: may it take records now, what is pushed, which batches wait for enough members.
 
     write round ─▶ refusal()? ─▶ log ─▶ on_append, on_flush ─▶ waiting ─▶ resolved at the high watermark
                                                                   └─▶ failed: delivery_timeout_ms, NotLeader, close
@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
+from pushrep.env import Clock
 from pushrep.outbox.batch import Batch
 from pushrep.outbox.errors import NotEnoughReplicas
 from pushrep.push.led_partition import LedPartition
 from pushrep.records import RecordBatch
-from pushrep.seams import Clock
 
 
 class Waiting(NamedTuple):
@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
         return self.base_offset + len(self.batch.values)
 
 
-class LaneReplicas:
+class PartitionReplicas:
     """Of one partition. `led` is set once its outbox leads; until then nothing is taken that waits for replicas."""
 
     def __init__(self, name: str, *, needs_all: bool, min_insync_replicas: int, clock: Clock) -> None:
@@ -43,8 +43,8 @@ class LaneReplicas:
         self.is_held_back = False
         """The members are being changed: what is appended waits for that, and is judged then."""
         self.waiting: deque[Waiting] = deque()
-        """In log order; guarded by the lane's lock."""
-        self.turn = threading.Lock()
+        """In log order; guarded by the appender's lock."""
+        self.write_lock = threading.Lock()
         """Held while a round is written: who takes it knows that nothing is appended, and may change who leads."""
         self.needed, self._name, self._clock = min_insync_replicas, name, clock
 
@@ -84,21 +84,21 @@ class LaneReplicas:
         self.waiting += held
         return held
 
-    def let_go(self, waiting: Waiting) -> None:
+    def remove(self, waiting: Waiting) -> None:
         """It is decided; mostly it is the first."""
         if self.waiting and self.waiting[0] is waiting:
             self.waiting.popleft()
         elif waiting in self.waiting:
             self.waiting.remove(waiting)
 
-    def take_late(self, since_ms: int) -> list[Waiting]:
+    def remove_expired(self, since_ms: int) -> list[Waiting]:
         """Those that wait since `since_ms` or longer; they wait no more."""
         late = []
         while self.waiting and self.waiting[0].since_ms <= since_ms:
             late.append(self.waiting.popleft())
         return late
 
-    def take_all(self) -> list[Waiting]:
+    def remove_all(self) -> list[Waiting]:
         """Nobody waits any more."""
         taken = list(self.waiting)
         self.waiting.clear()
@@ -109,21 +109,21 @@ class LaneReplicas:
 
 
 @contextmanager
-def standing_still(lanes: Collection[LaneReplicas]) -> Iterator[None]:
+def standing_still(appenders: Collection[PartitionReplicas]) -> Iterator[None]:
     """Nothing is written to any of their logs meanwhile."""
     with ExitStack() as turns:
-        for lane in lanes:
-            turns.enter_context(lane.turn)
+        for appender in appenders:
+            turns.enter_context(appender.write_lock)
         yield
 
 
 @contextmanager
-def holding_back(lanes: Collection[LaneReplicas]) -> Iterator[None]:
+def holding_back(appenders: Collection[PartitionReplicas]) -> Iterator[None]:
     """What is appended meanwhile waits to be written, and is not refused."""
-    for lane in lanes:
-        lane.is_held_back = True
+    for appender in appenders:
+        appender.is_held_back = True
     try:
         yield
     finally:
-        for lane in lanes:
-            lane.is_held_back = False
+        for appender in appenders:
+            appender.is_held_back = False

@@ -10,7 +10,7 @@ from typing import Any
 
 import google_crc32c
 
-from pushrep.seams.filesystem import Filesystem, read_whole, write_atomic
+from pushrep.env.filesystem import Filesystem, read_whole, write_atomic
 
 
 class BadJsonFile(ValueError):

@@ -17,7 +17,7 @@ from pushrep.startpoints.states import NEXT, OVER, StartpointEvent, State
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReaderState:
     """A startpoint as it stands for one reader: `applied` and `failure` once there are such facts."""
 
     written: Written
@@ -36,10 +36,10 @@ class _Entry:
 
     written: Written
     rest: State = State.PENDING
-    readers: dict[Reader, Standing] = field(default_factory=dict)
+    readers: dict[Reader, ReaderState] = field(default_factory=dict)
 
-    def standing(self, reader: Reader) -> Standing:
-        return self.readers.get(reader) or Standing(self.written, self.rest)
+    def reader_state(self, reader: Reader) -> ReaderState:
+        return self.readers.get(reader) or ReaderState(self.written, self.rest)
 
     def only_reader(self) -> Reader | None:
         """The one that the startpoint is for, if its target names just one."""
@@ -49,12 +49,12 @@ class _Entry:
         return Reader(target.consumer, target.topic, target.partition, target.task or "")
 
     def for_reader(self, reader: Reader, event: StartpointEvent, fact: Applied | Consumed | Failed) -> State | None:
-        now = self.standing(reader)
+        now = self.reader_state(reader)
         state = NEXT[now.state][event]
         if state is not None:
             applied = fact if isinstance(fact, Applied) else now.applied
             failure = fact.why if isinstance(fact, Failed) else now.failure
-            self.readers[reader] = Standing(self.written, state, applied, failure)
+            self.readers[reader] = ReaderState(self.written, state, applied, failure)
         return state
 
     def for_all(self, event: StartpointEvent) -> None:
@@ -62,10 +62,10 @@ class _Entry:
         for reader, now in self.readers.items():
             state = NEXT[now.state][event]
             if state is not None:
-                self.readers[reader] = Standing(self.written, state, now.applied, now.failure)
+                self.readers[reader] = ReaderState(self.written, state, now.applied, now.failure)
 
 
-class Ledger:
+class EventLog:
     """Facts in, standings out."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
@@ -102,21 +102,21 @@ class Ledger:
             case Cancelled():
                 entry.for_all(StartpointEvent.CANCEL)
 
-    def pending(self, reader: Reader, committed: int = 0) -> Standing | None:
+    def pending(self, reader: Reader, committed: int = 0) -> ReaderState | None:
         """What the reader has to start from next, or what stops it; `committed` is its checkpoint's sequence."""
         floor = max(committed, self._consumed.get(reader, 0))
         for sequence in reversed(self._entries):  # they were added in order
             if sequence <= floor:
                 return None
             entry = self._entries[sequence]
-            if entry.written.target.covers(reader) and (standing := entry.standing(reader)).state not in OVER:
+            if entry.written.target.covers(reader) and (standing := entry.reader_state(reader)).state not in OVER:
                 return standing
         return None
 
-    def standing(self, sequence: int, reader: Reader) -> Standing | None:
+    def reader_state(self, sequence: int, reader: Reader) -> ReaderState | None:
         """How startpoint `sequence` stands for this reader; None if there is none of that number for it."""
         entry = self._entries.get(sequence)
-        return entry.standing(reader) if entry is not None and entry.written.target.covers(reader) else None
+        return entry.reader_state(reader) if entry is not None and entry.written.target.covers(reader) else None
 
     def written(self, sequence: int) -> Written | None:
         entry = self._entries.get(sequence)
@@ -127,7 +127,7 @@ class Ledger:
         for entry in self._entries.values():
             yield entry.written
 
-    def readers(self, sequence: int) -> dict[Reader, Standing]:
+    def readers(self, sequence: int) -> dict[Reader, ReaderState]:
         """How it stands for those that did something with it."""
         return dict(sorted(self._entries[sequence].readers.items()))
 
@@ -135,7 +135,7 @@ class Ledger:
         """How it stands in one word: for its reader if it is for just one, else for those that did nothing with it."""
         entry = self._entries[sequence]
         only = entry.only_reader()
-        return entry.standing(only).state if only in entry.readers else entry.rest
+        return entry.reader_state(only).state if only in entry.readers else entry.rest
 
     def superseded_by(self, sequence: int) -> int | None:
         """The newest one that stands before it for everyone it is for; if that is taken back, it is pending again."""

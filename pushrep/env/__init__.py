@@ -1,9 +1,9 @@
 """Where time, disk, network and threads enter: a Protocol and the real one each, passed in through constructors."""
 
-from pushrep.seams.clock import SYSTEM_CLOCK, Clock, SystemClock
-from pushrep.seams.directory_watch import Watch
-from pushrep.seams.file_witness import FileWitness
-from pushrep.seams.filesystem import (
+from pushrep.env.clock import SYSTEM_CLOCK, Clock, SystemClock
+from pushrep.env.directory_watch import Watch
+from pushrep.env.file_witness import FileWitness
+from pushrep.env.filesystem import (
     REAL_FILESYSTEM,
     DiskUsage,
     File,
@@ -14,7 +14,7 @@ from pushrep.seams.filesystem import (
     write_atomic,
     write_whole,
 )
-from pushrep.seams.network import (
+from pushrep.env.network import (
     READABLE,
     REAL_NETWORK,
     WRITABLE,
@@ -25,7 +25,7 @@ from pushrep.seams.network import (
     RealNetwork,
     Socket,
 )
-from pushrep.seams.threads import (
+from pushrep.env.threads import (
     SYSTEM_THREADS,
     Condition,
     Event,

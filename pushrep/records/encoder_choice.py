@@ -1,8 +1,8 @@
-"""Which road the records take: three ways that give the same bytes, each the fastest for its shape.
+"""Which encoder the records take: three that give the same bytes, each the fastest for its shape.
 
-whole template   all values of one size, keys and headers too: a field at a time by numpy (template.py)
-template parts   ragged values: what precedes and follows them by numpy where it is of one size, joined one by one
-joined           anything, and few records: parts from tables (joined.py); all but keys and values, where they are equal
+vectorised            all values of one size, keys and headers too: a field at a time by numpy (vectorised.py)
+vectorised in parts   ragged values: what precedes and follows them by numpy where it is of one size, joined one by one
+concatenating         anything, and few records: parts from tables (concatenating.py)
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,11 +11,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pushrep.records import joined, template
+from pushrep.records import concatenating, vectorised
 from pushrep.records.model import Buffer, Header
-from pushrep.records.template import Band, Field
 from pushrep.records.varint import VARINTS
 from pushrep.records.varint_arrays import Ints
+from pushrep.records.vectorised import Band, Field
 
 # Measured (benchmarks/records_codec.py): with keys the template makes 10 M records/s at 100 B where joining makes 2.5;
 # below 256 records its thirty numpy calls cost more, above 1 KiB the second move of every value does.
@@ -42,17 +42,17 @@ def encode_records(
     count = len(values)
     key = tail = spans = None
     if count >= _RECORDS_MIN:
-        key, tail, spans = _key_fields(keys, count), _tail_fields(headers, count), template.bands(count, time_deltas)
+        key, tail, spans = _key_fields(keys, count), _tail_fields(headers, count), vectorised.bands(count, time_deltas)
     if key is not None and tail is not None and spans is not None and len(values[0] or b"") <= _VALUE_BYTES_MAX:
         value = _equal_pieces(values, count)
         if value is not None:
             fields = [*key, _size_varint(value), value, *tail]
-            return template.encode_template(fields, spans, time_deltas, reserved)
+            return vectorised.encode_vectorised(fields, spans, time_deltas, reserved)
     if 0 < count < _RECORDS_MIN and headers is None and time_deltas is None:
         equal = _equal(values, keys, count, reserved)
         if equal is not None:
             return equal
-    return joined.encode_joined(
+    return concatenating.encode_concatenating(
         _heads(keys, key, spans, count, time_deltas), values, _tails(headers, tail, count), reserved
     )
 
@@ -64,9 +64,9 @@ def _equal(values: Sequence[bytes | None], keys: Keys | None, count: int, reserv
         return None
     plain: Sequence[bytes] = values  # type: ignore[assignment] # no nulls
     if keys is None:
-        return joined.encode_equal(None, 0, plain, value_bytes, reserved)
+        return concatenating.encode_equal(None, 0, plain, value_bytes, reserved)
     if isinstance(keys, bytes | bytearray | memoryview):
-        return joined.encode_equal(_cut(keys, count), len(keys) // count, plain, value_bytes, reserved)
+        return concatenating.encode_equal(_cut(keys, count), len(keys) // count, plain, value_bytes, reserved)
     return None
 
 
@@ -75,28 +75,28 @@ def _heads(
 ) -> list[bytes]:
     """What stands before each value: attributes, deltas, key."""
     if keys is None and time_deltas is None:
-        return joined.keyless_heads(count)
+        return concatenating.keyless_heads(count)
     if key is not None and spans is not None:
-        return template.encode_heads(key, spans, time_deltas)
+        return vectorised.encode_heads(key, spans, time_deltas)
     if time_deltas is None and isinstance(keys, bytes | bytearray | memoryview) and 0 < count < _RECORDS_MIN:
-        return joined.equal_key_heads(_cut(keys, count), len(keys) // count)
+        return concatenating.equal_key_heads(_cut(keys, count), len(keys) // count)
     deltas = None if time_deltas is None else time_deltas.tolist()
-    return joined.heads(count, None if keys is None else _sequence(keys, count), deltas)
+    return concatenating.heads(count, None if keys is None else _sequence(keys, count), deltas)
 
 
 def _tails(headers: Headers | None, tail: list[Field] | None, count: int) -> Iterable[bytes]:
     """What stands behind each value: the headers."""
     if not isinstance(headers, HeaderColumn):
-        return joined.header_tails(headers)
+        return concatenating.header_tails(headers)
     if tail is not None:
-        return template.encode_rows(tail, count)
-    return joined.header_column_tails(headers.name, _sequence(headers.values, count))
+        return vectorised.encode_rows(tail, count)
+    return concatenating.header_column_tails(headers.name, _sequence(headers.values, count))
 
 
 def _key_fields(keys: Keys | None, count: int) -> list[Field] | None:
     """The fields of keys that agree in their size; else None."""
     if keys is None:
-        return [joined.NULL]
+        return [concatenating.NULL]
     key = _equal_pieces(keys, count)
     return None if key is None else [_size_varint(key), key]
 
@@ -104,11 +104,11 @@ def _key_fields(keys: Keys | None, count: int) -> list[Field] | None:
 def _tail_fields(headers: Headers | None, count: int) -> list[Field] | None:
     """The fields of headers that agree in number, name and size; else None."""
     if headers is None:
-        return [joined.NO_HEADERS]
+        return [concatenating.NO_HEADERS]
     value = _equal_pieces(headers.values, count) if isinstance(headers, HeaderColumn) else None
     if value is None or not isinstance(headers, HeaderColumn):
         return None
-    return [joined.ONE_HEADER + joined.header_name(headers.name) + _size_varint(value), value]
+    return [concatenating.ONE_HEADER + concatenating.header_name(headers.name) + _size_varint(value), value]
 
 
 def common_length(column: Sequence[bytes | None]) -> int | None:
@@ -122,10 +122,10 @@ def common_length(column: Sequence[bytes | None]) -> int | None:
 
 def _equal_pieces(column: Sequence[bytes | None] | Buffer, count: int) -> Field | None:
     if isinstance(column, bytes | bytearray | memoryview):
-        return template.pieces(column, count)
+        return vectorised.pieces(column, count)
     if common_length(column) is None:
         return None
-    return template.pieces(b"".join(column), count)  # type: ignore[arg-type] # no nulls
+    return vectorised.pieces(b"".join(column), count)  # type: ignore[arg-type] # no nulls
 
 
 def _size_varint(field: Field) -> bytes:
@@ -137,5 +137,5 @@ def _sequence(column: Sequence[bytes | None] | Buffer, count: int) -> Sequence[b
 
 
 def _cut(column: Buffer, count: int) -> list[bytes]:
-    piece = template.pieces(column, count)
+    piece = vectorised.pieces(column, count)
     return [piece] * count if isinstance(piece, bytes) else piece.tolist()

@@ -7,7 +7,7 @@
 
 The offset's width changes with the 64th and the 8,192nd record, so a batch is a few runs. A run takes a handful of
 numpy operations where the columns of any records take a hundred: that decides up to some thousand records. Whatever is
-not plainly so (headers, holes, ragged records, damage) is left to few_rows.py, columns.py and decoder.py, refusals
+not plainly so (headers, holes, ragged records, damage) is left to small_batch.py, columns.py and decoder.py, refusals
 included: tests hold them against each other.
 """
 
@@ -66,7 +66,7 @@ class _Run(NamedTuple):
         return self.position + self.records * self.layout.stride
 
 
-def read_alike(header: BatchHeader, payload: memoryview) -> RecordRows | None:
+def read_uniform(header: BatchHeader, payload: memoryview) -> RecordRows | None:
     """All records of a batch; None if they do not look alike, or something is wrong with them."""
     count = header.record_count
     if count < ALIKE_WORTHWHILE or count != header.last_offset_delta + 1:
@@ -106,11 +106,11 @@ def _run_at(payload: memoryview, position: int, row: int, count: int) -> _Run | 
     records = min(behind - row, (len(payload) - position) // layout.stride)
     if records < min(ALIKE_WORTHWHILE, count - row) or not _is_followed(payload, position, layout, records):
         return None
-    if _all_alike(payload, position, records, layout, row):
+    if _all_uniform(payload, position, records, layout, row):
         return _Run(layout, position, records, has_one_time=True)
     size = records * layout.stride
     matrix = np.frombuffer(payload, np.uint8, size, position).reshape(records, layout.stride)
-    alike, has_one_time = _alike(matrix, layout, row)
+    alike, has_one_time = _is_uniform(matrix, layout, row)
     return _Run(layout, position, alike, has_one_time) if alike >= min(ALIKE_WORTHWHILE, count - row) else None
 
 
@@ -143,7 +143,7 @@ def _is_followed(payload: memoryview, position: int, layout: _Layout, records: i
     return records == 1 or payload[at : at + len(length)] == length
 
 
-def _all_alike(payload: memoryview, position: int, records: int, layout: _Layout, row: int) -> bool:
+def _all_uniform(payload: memoryview, position: int, records: int, layout: _Layout, row: int) -> bool:
     """Whether all of so many records look like the first, their times included."""
     stride = layout.stride
     seams = _strided(payload, position + stride - 1, 1 + len(layout.head), stride, records - 1).tobytes()
@@ -156,7 +156,7 @@ def _all_alike(payload: memoryview, position: int, records: int, layout: _Layout
     return _strided(payload, position + at, size, stride, records).tobytes() == first * records
 
 
-def _alike(matrix: Bytes, layout: _Layout, row: int) -> tuple[int, bool]:
+def _is_uniform(matrix: Bytes, layout: _Layout, row: int) -> tuple[int, bool]:
     """How many of the rows, a record each, look like the first, and whether all have its time."""
     times = slice(layout.time_at, layout.offset_at)
     heads = matrix[:, : len(layout.head)]

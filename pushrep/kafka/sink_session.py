@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.kafka.answers import BrokerAnswer
 from pushrep.kafka.cluster import UNREACHABLE, Cluster
@@ -24,11 +25,10 @@ from pushrep.kafka.progress import ShippedRecord
 from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery
 from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import RecordOrigin
-from pushrep.kafka.shipment import Shipment
+from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import ShippedPartition
 from pushrep.kafka.topic import TopicFacts
 from pushrep.log import LogClosed
-from pushrep.seams import Clock
 
 _LOG = logging.getLogger("pushrep.kafka")
 
@@ -51,7 +51,7 @@ class _Channel:
         self.connecting: asyncio.Task[None] | None = None
 
 
-class Session:
+class SinkSession:
     """See the file's map. `run` returns when `stop` was called; it raises what ends the session."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a session stands on
@@ -59,13 +59,13 @@ class Session:
         destination: KafkaDestination,
         facts: TopicFacts,
         cluster: Cluster,
-        shipment: Shipment,
+        shipment: SinkState,
         origin: RecordOrigin,
         clock: Clock,
         fencing: Fencing,
     ) -> None:
         self._destination, self._facts, self._cluster = destination, facts, cluster
-        self._shipment, self._clock = shipment, clock
+        self._state, self._clock = shipment, clock
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -103,11 +103,11 @@ class Session:
         try:
             await self._begin_or_stop()
             began()
-            for partition in self._shipment.unread:
+            for partition in self._state.unread:
                 self._run(self._read_others(partition))
             self._watching = self._run(self._watch())
             while not self._stopping.is_set():
-                self._look()
+                self._poll_logs()
                 self._dispatch()
                 self._renew_if_due()
                 if self._failure is not None:
@@ -136,10 +136,10 @@ class Session:
 
     async def _begin(self) -> None:
         """Shut out other instances, find out what the topic holds, and get a producer id."""
-        self._shipment.told(None)
-        await self._recovery.note_ends(self._shipment.known_ends())
+        self._state.set_trouble(None)
+        await self._recovery.note_ends(self._state.known_ends())
         self._place_all()
-        await self._resume_all(self._shipment.went_back & self._pipelines.keys())  # the fence's markers would hide it
+        await self._resume_all(self._state.went_back & self._pipelines.keys())  # the fence's markers would hide it
         if self._fence is not None:
             await self._fence.begin()
             self._place_all()
@@ -147,8 +147,8 @@ class Session:
         await self._resume_all(self._pipelines)
         self._ends = self._known_ends()
         self._under(await self._producer_id())
-        self._shipment.told(None)
-        self._shipment.matched()
+        self._state.set_trouble(None)
+        self._state.matched()
 
     async def _producer_id(self) -> tuple[int, int]:
         """Of what is sent from now on, with sequence numbers from 0. Raises BrokerError, KafkaUnreachable."""
@@ -176,7 +176,7 @@ class Session:
                 if source.destination_offset == start:  # else retention that takes markers would seem to take records
                     source.destination_offset = end
         self._under(await self._recovery.until_done(self._producer_id))
-        self._shipment.told(None)
+        self._state.set_trouble(None)
         self._renewal, self._is_renewing = None, False
 
     async def _resume_all(self, partitions: Iterable[int]) -> None:
@@ -218,7 +218,7 @@ class Session:
             await asyncio.gather(*late, return_exceptions=True)
 
     def _place_all(self) -> None:
-        for source in self._shipment.sources.values():
+        for source in self._state.sources.values():
             source.in_flight = 0
             source.rewind()  # first: what was sent and not acknowledged may lie before another partition's records
             self._place(source)
@@ -228,7 +228,7 @@ class Session:
         for sources in self._sources.values():
             if source in sources:
                 sources.remove(source)
-        progress = self._shipment.progress
+        progress = self._state.progress
         partition = progress.topic_partition(source.partition, source.next_offset)
         if 0 < source.next_offset == progress.same_since(source.partition, source.next_offset):
             source.begin_elsewhere()
@@ -239,7 +239,7 @@ class Session:
 
     # -- what is there to send -------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _poll_logs(self) -> None:
         """Ask the logs how far they are stable, now and then."""
         now_s = self._loop.time()
         if now_s < self._look_at_s:
@@ -247,7 +247,7 @@ class Session:
         now_ms = self._clock.monotonic_ms()
         for partition, sources in self._sources.items():
             for source in sources:
-                has_more = source.look()
+                has_more = source.poll()
                 if source.stopped is not None and now_ms < source.stopped_until_ms:
                     continue
                 if source.stopped is not None and source.is_matching:  # its log could not be read
@@ -304,7 +304,7 @@ class Session:
         """Its next record belongs to a later PID epoch, which may go to another partition."""
         before = set(self._pipelines)
         self._place(source)
-        partition = self._shipment.progress.topic_partition(source.partition, source.next_offset)
+        partition = self._state.progress.topic_partition(source.partition, source.next_offset)
         source.is_matching = True
         self._run(self._join(partition, source, is_first=partition not in before))
 
@@ -325,7 +325,7 @@ class Session:
             _LOG.error("partition %d is stopped at offset %d: %s", source.partition, source.next_offset, reason)
         source.stop(reason, self._clock.monotonic_ms() + STOPPED_RETRY_MS)
         self._recovery.look_again()
-        self._shipment.moved()
+        self._state.moved()
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -433,21 +433,21 @@ class Session:
             channel.blocked_until_s = self._loop.time() + throttle_ms / 1000
         missing = connection_lost("the broker's answer leaves it out")
         for partition, sent in batches.items():
-            self._take(self._pipelines[partition], sent, answers.get(partition, missing))
-        self._shipment.moved()
+            self._on_answer(self._pipelines[partition], sent, answers.get(partition, missing))
+        self._state.moved()
         self._wake.set()
 
     def _lost(self, node: int, batches: dict[int, SentBatch], error: BaseException) -> None:
         self._cluster.drop(node)
         self._refresh()
         for partition, sent in batches.items():
-            self._take(self._pipelines[partition], sent, connection_lost(repr(error)))
+            self._on_answer(self._pipelines[partition], sent, connection_lost(repr(error)))
         self._wake.set()
 
-    def _take(self, pipeline: Pipeline, sent: SentBatch, answer: BrokerAnswer) -> None:
+    def _on_answer(self, pipeline: Pipeline, sent: SentBatch, answer: BrokerAnswer) -> None:
         partition = pipeline.partition
         for done in pipeline.on_answer(sent, answer):
-            source = self._shipment.sources[done.partition]
+            source = self._state.sources[done.partition]
             source.in_flight -= 1
             assert done.base_offset is not None, "it was acknowledged"
             at = done.base_offset + len(done.batch) if done.base_offset >= 0 else -1
@@ -460,7 +460,7 @@ class Session:
             self._ends[partition] = max(at, known)
             source.on_acknowledged(done.end, done.log_crc, at, newest)
             self._recovery.succeeded(partition)
-            self._shipment.told(None)
+            self._state.set_trouble(None)
         self._last_answer_ms[partition] = self._clock.monotonic_ms()
         if pipeline.is_drained:
             self._run(self._recover(pipeline))
@@ -473,16 +473,16 @@ class Session:
 
     def _others_wrote(self, partition: int, start: int, end: int) -> None:
         """Between our own records: without a fence it may be a copy of this outbox, which takes the same positions."""
-        unread = self._shipment.unread
+        unread = self._state.unread
         is_read_already = partition in unread
         unread[partition] = (unread[partition][0] if is_read_already else start, end)
         if not is_read_already:
             self._run(self._read_others(partition))
 
     async def _read_others(self, partition: int) -> None:
-        while partition in self._shipment.unread:
+        while partition in self._state.unread:
             await self._recovery.read_others(partition)
-            self._shipment.moved()
+            self._state.moved()
 
     async def _recover(self, pipeline: Pipeline) -> None:
         sources = self._sources[pipeline.partition]
@@ -501,10 +501,10 @@ class Session:
         try:
             channel.connection = await self._cluster.connection(node)
         except (*UNREACHABLE, KafkaUnreachable) as error:
-            self._shipment.told(f"broker {node} can't be reached: {error!r}")
+            self._state.set_trouble(f"broker {node} can't be reached: {error!r}")
             await self._recovery.refresh()
         else:
-            self._shipment.told(None)
+            self._state.set_trouble(None)
 
     def _refresh(self) -> None:
         if not self._recovery.is_refreshing:

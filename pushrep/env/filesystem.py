@@ -26,8 +26,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from pushrep.seams.directory_watch import Watch, watch_directory
-from pushrep.seams.file_witness import FileWitness, real_witness
+from pushrep.env.directory_watch import Watch, watch_directory
+from pushrep.env.file_witness import FileWitness, real_witness
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 """What can be written: anything with bytes in one piece."""
