@@ -25,14 +25,14 @@ class Pending(Protocol):
     def metadata(self) -> StreamMetadata: ...
 
 
-Taken = TypeVar("Taken", bound=Pending)
+Record = TypeVar("Record", bound=Pending)
 
 
-class InFlightQueue(Generic[Taken]):
+class InFlightQueue(Generic[Record]):
     """See the file's map. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._pending: defaultdict[int, deque[Taken]] = defaultdict(deque)
+        self._pending: defaultdict[int, deque[Record]] = defaultdict(deque)
         self._stopped: dict[int, Exception] = {}
         self._highest: dict[tuple[int, int], int] = {}
         self._count = 0
@@ -58,14 +58,14 @@ class InFlightQueue(Generic[Taken]):
         """What a stopped partition answers."""
         return PartitionStopped(partition, self._pending[partition][0].metadata, self._stopped[partition])
 
-    def enqueue(self, pending: Taken) -> None:
+    def enqueue(self, pending: Record) -> None:
         """A record that `check` let through is on its way, behind all others of its partition."""
         metadata = pending.metadata
         self._highest[metadata.pid, metadata.partition] = metadata.offset
         self._pending[pending.partition].append(pending)
         self._count += 1
 
-    def acknowledge(self, pending: Taken) -> bool:
+    def acknowledge(self, pending: Record) -> bool:
         """It is in the log. False if one before it is not known to be: it stays, and goes out again behind that."""
         waiting = self._pending[pending.partition]
         if not waiting or waiting[0] is not pending:
@@ -74,7 +74,7 @@ class InFlightQueue(Generic[Taken]):
         self._count -= 1
         return True
 
-    def fail(self, pending: Taken, error: Exception) -> None:
+    def fail(self, pending: Record, error: Exception) -> None:
         """It will not get through by being sent again: nothing more is taken for its partition until `resume`.
 
         A failure of one that waits behind another says nothing: it comes again, or does not, once it is the first.
@@ -87,7 +87,7 @@ class InFlightQueue(Generic[Taken]):
         """What it failed of is mended."""
         self._stopped.pop(partition, None)
 
-    def outgoing(self, partition: int | None = None) -> Iterator[Taken]:
+    def outgoing(self, partition: int | None = None) -> Iterator[Record]:
         """What is not acknowledged, each partition in order; None: of all partitions that are not stopped."""
         partitions = self._pending if partition is None else (partition,)
         for each in partitions:

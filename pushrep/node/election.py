@@ -1,6 +1,6 @@
 """Election: carries out what a Candidate decides, by the network and on the own disk; a thin shell.
 
-    Look, SendGrant            asked of all at once (asking.py); the answers go back to the rules
+    Look, SendGrant            asked of all at once (member_clients.py); the answers go back to the rules
     TakeEpoch, StoreGrant      promises.json, synced before the next effect
     Fetch                      set aside, cut, fetch, append, flush
     Refused                    raised; a newer grant for another is kept first, so that the directory can follow it
@@ -41,7 +41,7 @@ from pushrep.replication.candidate import (
     SendGrant,
 )
 from pushrep.replication.effects import StoreGrant, TakeEpoch
-from pushrep.replication.epochs import EpochEnd, marked_ungranted, without_ungranted
+from pushrep.replication.epochs import EpochEnd, marked_unfenced, without_unfenced
 from pushrep.replication.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import Grant, OfferedGrant, judge_grant, newest_of, next_ballot
 from pushrep.replication.outcome import Outcome
@@ -191,7 +191,7 @@ class Election:
         with self.keeper.lock:
             kept = self.keeper.kept
             names = {log.path.name: log for log in self.logs.values()}
-            marks = {name: marked_ungranted(ends_of(log), kept.unfenced.get(name)) for name, log in names.items()}
+            marks = {name: marked_unfenced(ends_of(log), kept.unfenced.get(name)) for name, log in names.items()}
             self.keeper.keep(replace(kept, number=number, unfenced=marks))
         _begin_epochs(self.logs.values(), number)
         return number
@@ -262,7 +262,7 @@ class Election:
         mark = self.keeper.kept.unfenced.get(log.path.name)
         if mark is None:
             return
-        kept, before = without_ungranted(ends_of(log), mark), log.log_end_offset
+        kept, before = without_unfenced(ends_of(log), mark), log.log_end_offset
         cut_unfenced(log, kept)
         with self.keeper.lock:
             marks = {name: one for name, one in self.keeper.kept.unfenced.items() if name != log.path.name}

@@ -9,7 +9,7 @@
     <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
 
 A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
-becomes the other. Version 1 had no `member`, `number`, `unfenced` and `unfilled`; version 2 no `generation` and no
+becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation` and no
 `log_generation`, and a member was [index, address] alone.
 
 A grant of a higher generation is kept first, then the logs are set aside, then `log_generation` follows: while it does

@@ -2,7 +2,7 @@
 
 StartReplay   worker: find the log, its offsets, the time ─▶ judge (plan.py) ─▶ worker: lease, first batch ─▶ answer
 Attach        at once                           StopReplay           at once
-Describe, Extend, Truncate, Purge, Delete       worker (replay_keeping.py) ─▶ answer
+Describe, Extend, Truncate, Purge, Delete       worker (recording_maintenance.py) ─▶ answer
 """
 
 import logging

@@ -1,8 +1,8 @@
 """What a node keeps: outboxes, their promises, their logs. Everything is opened when it is first asked for.
 
     <data>/.lock                             one node per directory
-          /replica-epoch.json                raised at each start      (promises.py)
-          /<outbox id>/promises.json         newest grant and epoch    (promises.py)
+          /replica-epoch.json                raised at each start      (election_state.py)
+          /<outbox id>/promises.json         newest grant and epoch    (election_state.py)
           /<outbox id>/<topic>-<n>/          a log                     (replica.py)
 
 A log that failed is closed, and opened again when it is described next: its leader comes back with backoff.

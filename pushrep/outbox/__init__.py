@@ -1,7 +1,7 @@
 """The outbox: durable, ordered append for a producer service, each record with where it first lived.
 
 with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as outbox:
-    receipt = outbox.append(0, b"...")            outbox.append_many(0, values)      the fast road
+    receipt = outbox.append(0, b"...")            outbox.append_many(0, values)      the fast path
     offset = receipt.result(timeout=5)            outbox.last_metadata(pid, 0)       where to go on after a crash
 """
 

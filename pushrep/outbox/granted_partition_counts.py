@@ -21,7 +21,7 @@ Destinations = tuple[tuple[UUID, int], ...]
 
 
 class GrantedPartitionCounts:
-    """pushrep.kafka.partition_counts.Pins over the members of an open outbox."""
+    """pushrep.kafka.partition_counts.FixedPartitionCounts over the members of an open outbox."""
 
     def __init__(self, replication: "Replication") -> None:
         self._replication = replication

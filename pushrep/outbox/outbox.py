@@ -62,7 +62,7 @@ from pushrep.outbox.shared import Shared
 from pushrep.outbox.shipping import check_destination
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
-from pushrep.outbox.threads import LingerTimer, WriterThreads, release_sealer, sealer_for
+from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for, release_linger_timer
 from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
 
@@ -85,7 +85,7 @@ class Outbox:
         directory: Path,
         opened: Opened,
         settings: OutboxSettings,
-        sealer: LingerTimer,
+        linger_timer: LingerTimer,
         *,
         filesystem: Filesystem,
         clock: Clock,
@@ -97,7 +97,7 @@ class Outbox:
         self._settings, self._clock, self._resources = settings, clock, ExitStack()
         self._budget = Budget(settings.buffer_bytes, clock)
         self._writers = WriterThreads(filesystem, directory, settings.durability)
-        shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, sealer.opened)
+        shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, linger_timer.opened)
         self._all_appenders = [PartitionAppender(log, shared, store, opened.replicas_of(log)) for log, store in logs]
         self._appenders: Mapping[int, PartitionAppender] = {one.partition: one for one in self._all_appenders}
         self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
@@ -242,9 +242,11 @@ class Outbox:
             clock=clock,
         )
         with ExitStack() as resources:
-            sealer = sealer_for(settings.linger_ms, clock)
-            resources.callback(release_sealer, sealer)
-            outbox = cls(directory, open_all(resources, asked), settings, sealer, filesystem=filesystem, clock=clock)
+            linger_timer = linger_timer_for(settings.linger_ms, clock)
+            resources.callback(release_linger_timer, linger_timer)
+            outbox = cls(
+                directory, open_all(resources, asked), settings, linger_timer, filesystem=filesystem, clock=clock
+            )
             leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_appenders, filesystem)
             outbox.facts.shipping.when_head_was_cut(leap)
             if asked.on_diverged is OnDiverged.REFUSE:
@@ -335,7 +337,7 @@ class Outbox:
         metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
         block: bool = True,
     ) -> Receipt:
-        """Append records that stay neighbours in the log: the fast road. One receipt; its result is the first offset.
+        """Append records that stay neighbours in the log: the fast path. One receipt; its result is the first offset.
 
         All or none of them are taken. `keys`, `headers`, `timestamps_ms`: one per record, or None; one timestamp may
         serve all. `metadata`: the first record's position, the others taking the offsets after it, or one per record.
@@ -475,7 +477,7 @@ class Outbox:
         if deadline_ms is None:
             deadline_ms = self._clock.monotonic_ms() + block_ms
         for appender in self._all_appenders:
-            appender.request_flush()  # what lingers holds room, too
+            appender.request_flush()  # what lingers holds bytes, too
         if not self._budget.wait_for(size, deadline_ms):
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=block_ms)
         return deadline_ms

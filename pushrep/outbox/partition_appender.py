@@ -5,7 +5,7 @@
 
 One lock guards it. At most one writer works on an appender at a time, so batches reach the log in the records' order.
 A batch that fails fails everything that waits behind it: what was appended later must not reach the log first.
-With acks=ALL a written batch waits for its replicas (lane_replicas.py) before it is decided, and keeps its bytes.
+With acks=ALL a written batch waits for its replicas (partition_replicas.py) before it is decided, and keeps its bytes.
 """
 
 import os

@@ -38,7 +38,7 @@ from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.replication.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, Purpose, leader_alive
-from pushrep.replication.epochs import common_end, without_ungranted
+from pushrep.replication.epochs import common_end, without_unfenced
 from pushrep.replication.errors import (
     LogNotFit,
     NotAhead,
@@ -469,14 +469,14 @@ def _fetches(own: MemberAnswer, found: Mapping[int, MemberAnswer], *, catch_up: 
     for partition, log in own.logs.items():
         held = [(one.logs[partition], index) for index, one in found.items() if one.counts and partition in one.logs]
         theirs, index = max(held, key=lambda pair: pair[0].granted, default=(log, own.index))
-        kept = without_ungranted(log.log, log.unfenced)
+        kept = without_unfenced(log.log, log.unfenced)
         if theirs.granted <= log.granted:
             if is_anothers and log.unfenced is not None:
                 fetches.append(Fetch(partition, own.index, kept.log_end_offset, log.granted))
             continue
         if not catch_up:
             raise NotAhead(partition=partition, own=log.granted, member=index, theirs=theirs.granted)
-        at = common_end(kept, without_ungranted(theirs.log, theirs.unfenced))
+        at = common_end(kept, without_unfenced(theirs.log, theirs.unfenced))
         if at < max(log.high_watermark, theirs.log.log_start_offset):
             raise LogNotFit(partition, f"it agrees with member {index} only up to {at}: promote that one")
         fetches.append(Fetch(partition, index, at, theirs.granted))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Shared(NamedTuple):
-    """`ready(appender)` calls a writer, `opened(batch)` tells the sealer."""
+    """`ready(appender)` calls a writer, `opened(batch)` tells the linger timer."""
 
     identity: OutboxIdentity
     pid: int

@@ -84,8 +84,8 @@ class DestinationStatus:
     """A Kafka topic that is shipped to; `name` is `kafka:<topic>`.
 
     records, size_bytes, age_ms, trouble: as `DestinationLag`; bytes and age are None while nobody has the outbox open.
-    trouble_ms: for how long that has been so. is_fenced:
-    whether brokers refuse other instances of the outbox; None where none are to be shut out, or nobody knows yet.
+    trouble_ms: for how long that has been so. is_fenced: whether brokers refuse other instances of the outbox; None
+    where none are to be shut out, or nobody knows yet.
     """
 
     name: str

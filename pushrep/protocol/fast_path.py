@@ -1,6 +1,7 @@
 """AppendRecords and its answer by hand: they stand in every push, the others once a connection.
 
-The same dictionaries and objects as `structs.road_of` makes, without its calls per field (benchmarks/protocol.py).
+The same dictionaries and objects as `structs.serializer_of` makes, without its calls per field
+(benchmarks/protocol.py).
 """
 
 from typing import Any
@@ -109,7 +110,7 @@ def _response_from_datum(datum: Datum, body: BodyCursor) -> AppendRecordsRespons
     )
 
 
-HOT_ROADS: dict[type[Struct], StructSerializer] = {
+FAST_SERIALIZERS: dict[type[Struct], StructSerializer] = {
     AppendRecordsRequest: StructSerializer(_request_to_datum, _request_from_datum, _request_body_bytes),
     AppendRecordsResponse: StructSerializer(_response_to_datum, _response_from_datum, no_body),
 }

@@ -115,7 +115,7 @@ assert _has_fields(AppendRecordsRequest, "partitions")
 assert _has_fields(AppendRecordsResponse, "error_code results grants")
 assert _has_fields(ReplayData, "session_id start_offset end_offset tip_offset cleaned_offset records")
 
-HOT_WRITERS: dict[type[Struct], HeaderWriter] = {
+FAST_WRITERS: dict[type[Struct], HeaderWriter] = {
     AppendRecordsRequest: write_request,
     AppendRecordsResponse: write_response,
     ReplayData: write_replay_data,

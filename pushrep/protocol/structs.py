@@ -3,8 +3,8 @@
     to_datum(message, bodies)     bodies: every `records` in the schema's order, which is the order on the wire
     from_datum(datum, body)       body: a cursor over the bytes behind the header
 
-One converter a field, made once from the class's type hints. The two messages of the hot path have roads of their own
-(fast_path.py), which the tests hold against these.
+One converter a field, made once from the class's type hints. The two messages of the hot path have serializers of their
+own (fast_path.py), which the tests hold against these.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def partition_datum(tp: TopicIdPartition) -> Datum:
     return {"topic_id": tp.topic_id.bytes, "topic": tp.topic, "partition": tp.partition}
 
 
-_PARTITION_ROAD = StructSerializer(
+_PARTITION_SERIALIZER = StructSerializer(
     lambda tp, _bodies: partition_datum(tp),
     lambda datum, _body: partition_of(datum["topic_id"], datum["topic"], datum["partition"]),
     no_body,
@@ -73,19 +73,23 @@ _PARTITION_ROAD = StructSerializer(
 
 @cache
 def serializer_of(struct: type[Any]) -> StructSerializer:
-    """The road of a class, made of its fields."""
+    """The serializer of a class, made of its fields."""
     if struct is TopicIdPartition:
-        return _PARTITION_ROAD
+        return _PARTITION_SERIALIZER
     hints = get_type_hints(struct)
     steps = [(field.name, _field_serializer(field.name, hints[field.name])) for field in fields(struct)]
-    steps_of_names = [(name, RECORDS_SIZE_FIELD if name == RECORDS_FIELD else name, road) for name, road in steps]
-    sized = [(avro, road.body_bytes) for _, avro, road in steps_of_names if road.body_bytes is not no_body]
+    steps_of_names = [
+        (name, RECORDS_SIZE_FIELD if name == RECORDS_FIELD else name, serializer) for name, serializer in steps
+    ]
+    sized = [
+        (avro, serializer.body_bytes) for _, avro, serializer in steps_of_names if serializer.body_bytes is not no_body
+    ]
 
     def to_datum(value: Struct, bodies: Bodies) -> Datum:
-        return {avro: road.to_datum(getattr(value, name), bodies) for name, avro, road in steps_of_names}
+        return {avro: serializer.to_datum(getattr(value, name), bodies) for name, avro, serializer in steps_of_names}
 
     def from_datum(datum: Datum, body: BodyCursor) -> Any:
-        return struct(**{name: road.from_datum(datum[avro], body) for name, avro, road in steps_of_names})
+        return struct(**{name: serializer.from_datum(datum[avro], body) for name, avro, serializer in steps_of_names})
 
     def body_bytes(datum: Datum) -> int:
         return sum(size(datum[avro]) for avro, size in sized)
@@ -99,12 +103,12 @@ def _field_serializer(name: str, hint: Any) -> StructSerializer:
     if get_origin(hint) is tuple:
         return _array_serializer(_field_serializer("", get_args(hint)[0]))
     if hint is UUID:
-        return _UUID_ROAD
+        return _UUID_SERIALIZER
     if issubclass(hint, IntEnum):
         return StructSerializer(_int_to_datum, lambda number, _body: hint(number), no_body)
     if issubclass(hint, Struct | TopicIdPartition):
         return serializer_of(hint)
-    return _PLAIN_ROAD
+    return _PLAIN_SERIALIZER
 
 
 def _array_serializer(item: StructSerializer) -> StructSerializer:
@@ -141,5 +145,5 @@ def _uuid_of(datum: Any, _body: BodyCursor) -> UUID:
     return UUID(bytes=datum.encode("latin-1") if isinstance(datum, str) else datum)
 
 
-_UUID_ROAD = StructSerializer(lambda value, _bodies: value.bytes, _uuid_of, no_body)
-_PLAIN_ROAD = StructSerializer(lambda value, _bodies: value, lambda datum, _body: datum, no_body)
+_UUID_SERIALIZER = StructSerializer(lambda value, _bodies: value.bytes, _uuid_of, no_body)
+_PLAIN_SERIALIZER = StructSerializer(lambda value, _bodies: value, lambda datum, _body: datum, no_body)

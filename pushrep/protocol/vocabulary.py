@@ -16,8 +16,8 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from pushrep.errors import BadArgument
 from pushrep.protocol.calls import CALL_OF_EVENT, CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.errors import MalformedMessage, NotInVersion, SchemaMismatch, UnknownCall
-from pushrep.protocol.fast_path import HOT_ROADS
-from pushrep.protocol.fast_path_writers import HOT_WRITERS, HeaderWriter
+from pushrep.protocol.fast_path import FAST_SERIALIZERS
+from pushrep.protocol.fast_path_writers import FAST_WRITERS, HeaderWriter
 from pushrep.protocol.frames import FrameKind, OpenedFrame, Prefix, frame_head
 from pushrep.protocol.schema_files import (
     Schema,
@@ -90,7 +90,7 @@ class Vocabulary:
                 raise SchemaMismatch(f"no schema of {struct.__name__}")
             check_schemas(struct, versions)
             newest = max(versions)
-            road = HOT_ROADS[struct] if struct in HOT_ROADS else _table_serializer(struct)
+            serializer = FAST_SERIALIZERS[struct] if struct in FAST_SERIALIZERS else _table_serializer(struct)
             reader = parse_schema(versions[newest])
             for version, schema in versions.items():
                 is_newest = version == newest
@@ -102,9 +102,9 @@ class Vocabulary:
                     struct,
                     writer,
                     None if is_newest else reader,
-                    road,
+                    serializer,
                     losses,
-                    HOT_WRITERS.get(struct) if is_newest else None,
+                    FAST_WRITERS.get(struct) if is_newest else None,
                 )
             ranges.add(VersionRange(min(versions), newest))
         if len(ranges) != 1:

@@ -5,7 +5,7 @@
     header: | nameLength varint, name UTF-8 | valueLength varint, value |
 
 Deltas count from the batch's base offset and from the timestamp of its first record.  Source: Kafka's protocol guide.
-The records are encoded by roads.py; here are the checks, the compression, the header and the checksum.
+The records are encoded by encoder_choice.py; here are the checks, the compression, the header and the checksum.
 """
 
 from collections.abc import Sequence

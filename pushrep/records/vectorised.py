@@ -24,7 +24,7 @@ Pieces: TypeAlias = NDArray[np.void]
 Field: TypeAlias = bytes | Pieces
 """The same bytes in every record, or a piece for each."""
 
-_BAND_RECORDS_MIN = 32  # with shorter bands the general road is faster
+_BAND_RECORDS_MIN = 32  # with shorter bands the general encoder is faster
 
 
 def pieces(data: Buffer, count: int) -> Field:

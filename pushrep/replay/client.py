@@ -52,7 +52,7 @@ class ReplayClient:
     ) -> None:
         """Opens nothing yet. Raises BadArgument for what is neither, or an option of the other."""
         self.where = str(where)
-        self._road: LocalReplays | RemoteReplays
+        self._replays: LocalReplays | RemoteReplays
         self._disk = filesystem if filesystem.exists(Path(where)) else None
         self._clock = clock
         if self._disk is not None:
@@ -60,7 +60,7 @@ class ReplayClient:
                 raise BadArgument("where", f"{where} is a file: give a directory of logs, or a node as host:port")
             if node is not None:
                 raise BadArgument("node", f"{where} is a directory, and no node is spoken to")
-            self._road = LocalReplays(
+            self._replays = LocalReplays(
                 where, logs=logs, counters=counters, settings=settings, clock=clock, filesystem=filesystem
             )
             return
@@ -70,27 +70,27 @@ class ReplayClient:
             raise BadArgument("where", f"{where} {why}")
         if counters is not None or settings is not None or tuple(logs):
             raise BadArgument("where", f"{where} is a node: logs, counters and settings are its own to say")
-        self._road = RemoteReplays(address, node if node is not None else NodeAccess(), clock)
+        self._replays = RemoteReplays(address, node if node is not None else NodeAccess(), clock)
 
     def recordings(self) -> list[RecordingInfo]:
         """Every log there, by topic and partition. Raises NotALogDirectory, ReplayRefused."""
-        return self._road.recordings()
+        return self._replays.recordings()
 
     def tip_of(self, recording: int | str, bound: str = "stable") -> int:
         """Where what comes from now on begins. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument for the bound."""
         if bound not in LOG_BOUNDS:
             raise BadArgument("bound", f"{bound!r} is none of {', '.join(LOG_BOUNDS)}")
-        return self._road.tip_of(recording, bound)
+        return self._replays.tip_of(recording, bound)
 
     def replay(self, request: ReplayRequest) -> Replay:
         """A replay and its subscriber in one. Raises ReplayRefused."""
         try:
-            return Replay(self._road.replay(request))
+            return Replay(self._replays.replay(request))
         except ReplayRefused as refused:
             if refused.code is not ErrorCode.UNKNOWN_REPLAY:
                 raise
         # A machine that stood still between the start and its own subscriber: nobody has had anything of it.
-        return Replay(self._road.replay(request))
+        return Replay(self._replays.replay(request))
 
     @overload
     def subscribe(
@@ -130,22 +130,22 @@ class ReplayClient:
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""
-        return self._road.start_replay(request)
+        return self._replays.start_replay(request)
 
     def attach(self, session_id: int) -> Replay:
         """The one subscriber of a session that has none yet. Raises ReplayRefused (UNKNOWN_REPLAY).
 
         Of a node, it may be one that another client has started; it does not come again then if its connection breaks.
         """
-        return Replay(self._road.attach(session_id))
+        return Replay(self._replays.attach(session_id))
 
     def stop(self, session_id: int) -> None:
         """End a session; unknown ids, and those that are over, are fine."""
-        self._road.stop(session_id)
+        self._replays.stop(session_id)
 
     def stop_all(self, recording: int | str) -> int:
         """End all sessions of a recording; how many it ended."""
-        return self._road.stop_all(recording)
+        return self._replays.stop_all(recording)
 
     def extend(self, recording: int | str, leader_epoch: int) -> int:
         """Let a stopped recording of a node go on at its end, under a higher epoch; the offset of that end.
@@ -168,7 +168,7 @@ class ReplayClient:
 
     def close(self) -> None:
         """End every session; closing twice is fine."""
-        self._road.close()
+        self._replays.close()
 
     def _own_startpoints(self) -> "StartpointStore":
         """Those beside the logs. Raises BadArgument for a node, which keeps none."""
@@ -188,6 +188,6 @@ class ReplayClient:
         self.close()
 
     def _node(self) -> RemoteReplays:
-        if isinstance(self._road, LocalReplays):
+        if isinstance(self._replays, LocalReplays):
             raise BadArgument("where", f"{self.where} is a directory: keep its logs with `pushrep log`")
-        return self._road
+        return self._replays

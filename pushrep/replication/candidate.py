@@ -35,7 +35,7 @@ from pushrep.replication.epochs import (
     Unfenced,
     common_end,
     granted_end,
-    without_ungranted,
+    without_unfenced,
 )
 from pushrep.replication.errors import (
     AnotherDirectory,
@@ -447,7 +447,7 @@ class Candidate:
                 if (index in counting or (index == self.index and holds_others)) and partition in answer.logs
             ]
             ahead, member = max(held, key=lambda pair: (pair[0], pair[1] == self.index))
-            granted = without_ungranted(own.log, own.unfenced)
+            granted = without_unfenced(own.log, own.unfenced)
             if own.why_unfit is not None and (own.held_to is None or ahead < own.held_to):
                 return self._not_held(partition, own)
             if ahead == own.granted:
@@ -458,7 +458,7 @@ class Candidate:
                 is_fenced = self.grant is not None
                 return NotAhead(partition=partition, own=own.granted, member=member, theirs=ahead, is_fenced=is_fenced)
             theirs = self._answers[member].logs[partition]
-            cut_at = common_end(granted, without_ungranted(theirs.log, theirs.unfenced))
+            cut_at = common_end(granted, without_unfenced(theirs.log, theirs.unfenced))
             anew = None
             if granted.log_start_offset < theirs.log.log_start_offset >= cut_at:
                 cut_at = theirs.log.log_start_offset

@@ -95,14 +95,14 @@ def granted_end(log: LogEnds, unfenced: Unfenced | None) -> EpochEnd:
     )  # a power cut took some of it
 
 
-def marked_ungranted(log: LogEnds, unfenced: Unfenced | None) -> Unfenced:
+def marked_unfenced(log: LogEnds, unfenced: Unfenced | None) -> Unfenced:
     """What has to be on disk before a number without a grant begins at the log's end."""
     if unfenced is not None and unfenced.start_offset <= log.log_end_offset:
         return unfenced
     return Unfenced(log.log_end_offset, granted_end(log, unfenced))
 
 
-def without_ungranted(log: LogEnds, unfenced: Unfenced | None) -> LogEnds:
+def without_unfenced(log: LogEnds, unfenced: Unfenced | None) -> LogEnds:
     """The log as it is once its unfenced end was set aside; its newest granted epoch stands in the list again."""
     if unfenced is None:
         return log

@@ -39,7 +39,7 @@ from pushrep.replication.effects import (
     TakeEpoch,
     Truncate,
 )
-from pushrep.replication.epochs import LogEnds, Unfenced, without_ungranted
+from pushrep.replication.epochs import LogEnds, Unfenced, without_unfenced
 from pushrep.replication.findings import FOLLOWER_RULES, Cut, Finding, Found, find
 from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, are_rivals, owner_of
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
@@ -146,7 +146,7 @@ def follow(state: ReplicaState | None, request: AppendRecords, batch_at: BatchAt
         return (*effects, Answer(_result(state, error)))
     if (request.leader_epoch, request.session_id) > state.session[:2]:
         effects.append(OpenSession(ReplicaSession(request.leader_epoch, request.session_id)))
-    log = without_ungranted(state.log, state.unfenced)
+    log = without_unfenced(state.log, state.unfenced)
     if state.unfenced is not None:  # its next grant is for another: only then does anybody push to it
         effects.append(SetUngrantedAside(log))
     found = find(log, state.high_watermark, request, batch_at)

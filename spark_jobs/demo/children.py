@@ -1,6 +1,6 @@
 """The programs that a run started: each is known here from its first moment, and ends here at the latest.
 
-Beside them what every supervisor needs of time: the run's own clock, and the alarm when nothing moves any more.
+Beside them what every supervisor needs of time: the run's own clock, and the watchdog when nothing moves any more.
 """
 
 import signal

@@ -2,7 +2,7 @@
 
 The kernel is asked to kill this process when its parent dies (Linux, prctl PR_SET_PDEATHSIG), then the program takes
 its place. A program of its own and not a `preexec_fn`: nothing runs between fork and exec in a parent that has threads.
-The JVM that a driver starts needs no tether: it ends when its standard input, the driver, is gone.
+The JVM that a driver starts needs none of it: it ends when its standard input, the driver, is gone.
 """
 
 import ctypes

@@ -30,7 +30,7 @@ class Supervisor:
 
     def __init__(self, programs: Programs, plan: ChaosPlan, live: Live) -> None:
         self._programs, self._plan, self._live = programs, plan, live
-        self._crew = ChildProcesses()
+        self._children = ChildProcesses()
         self.history = History()
         self.dropped = 0
         """Records that the replay filter said it dropped; known after `run`."""
@@ -38,50 +38,50 @@ class Supervisor:
     def run(self) -> Findings:
         """Append, apply, kill, check. Raises ProgramFailed and Stalled; children may live until `close`."""
         batches = self._append_and_apply()
-        began = self._crew.now_s()
+        began = self._children.now_s()
         self._live.say("comparing the table with the original file (Spark SQL, a new JVM)")
         found = self._check()
-        self.history.check_s = self._crew.now_s() - began
-        self.history.total_s = self._crew.now_s()
+        self.history.check_s = self._children.now_s() - began
+        self.history.total_s = self._children.now_s()
         self.dropped = count_dropped(batches, found.batches)
         return found
 
     def close(self) -> None:
         """Kill what still runs, with all it started; a second Ctrl-C doesn't keep it from that."""
-        self._crew.close()
+        self._children.close()
 
     def _append_and_apply(self) -> Mapping[int, AppliedBatch]:
         """Returns what the stream told of its batches."""
-        appending = Appending(self._crew.tracked(self._programs.producer), self._plan, self.history, self._live.say)
+        appending = Appending(self._children.tracked(self._programs.producer), self._plan, self.history, self._live.say)
         while not appending.opened:  # there is no topic to read before that
-            appending.step(self._crew.now_s())
+            appending.step(self._children.now_s())
             time.sleep(TICK_S)
         applying = Applying(
-            self._crew.tracked(self._programs.stream),
+            self._children.tracked(self._programs.stream),
             self._programs.output.checkpoint,
             self._plan.stream_kill,
             self.history,
             self._live.say,
         )
         self._live.say("producer and stream have started")
-        alarm = Watchdog(self._programs.output.root, 0.0)
+        watchdog = Watchdog(self._programs.output.root, 0.0)
         while not (appending.done and applying.done):
-            now_s = self._crew.now_s()
+            now_s = self._children.now_s()
             appending.step(now_s)
             if appending.done and not self.history.append_s:
                 self.history.append_s = now_s
                 self._live.say(f"producer is done: {appending.records:,} records, {appending.flights:,} flights")
-            applying.step(self._crew.now_s(), appending.log_ends if appending.done else None)
+            applying.step(self._children.now_s(), appending.log_ends if appending.done else None)
             self._sample(appending, applying)
-            alarm.look(now_s, (appending.records, applying.records, len(self.history.kills)))
+            watchdog.look(now_s, (appending.records, applying.records, len(self.history.kills)))
             time.sleep(TICK_S)
-        self.history.apply_s = self._crew.now_s()
+        self.history.apply_s = self._children.now_s()
         self._live.say(f"stream is done: {applying.records:,} records read")
         return applying.batches
 
     def _sample(self, appending: Appending, applying: Applying) -> None:
         """Remember and show how far it is; the picture needs no more than four points a second."""
-        now_s, samples = self._crew.now_s(), self.history.samples
+        now_s, samples = self._children.now_s(), self.history.samples
         done = appending.done and applying.done
         if samples and not done and now_s - samples[-1].at_s < SAMPLE_EVERY_S:
             return
@@ -101,4 +101,4 @@ class Supervisor:
 
     def _check(self) -> Findings:
         asked = json.dumps(moments(self.history))
-        return Findings.from_json(self._crew.answer_of(lambda: self._programs.check(asked)))
+        return Findings.from_json(self._children.answer_of(lambda: self._programs.check(asked)))

@@ -28,7 +28,7 @@ from pushrep.replication import candidate as candidates
 from pushrep.replication import effects as do
 from pushrep.replication import follower, leader
 from pushrep.replication.candidate import Candidate, CandidateState, MemberAnswer, PartitionLog, Purpose
-from pushrep.replication.epochs import LogEnds, Unfenced, granted_end, marked_ungranted, without_ungranted
+from pushrep.replication.epochs import LogEnds, Unfenced, granted_end, marked_unfenced, without_unfenced
 from pushrep.replication.errors import NotAMember, NotLeader
 from pushrep.replication.follower import ReplicaState
 from pushrep.replication.grants import (
@@ -608,7 +608,7 @@ class World:
     def begin_fetch(self, machine, fetch):
         disk = machine.disk
         if disk.unfenced is not None:
-            self.set_aside_ungranted(disk, without_ungranted(disk.ends, disk.unfenced))
+            self.set_aside_ungranted(disk, without_unfenced(disk.ends, disk.unfenced))
         if fetch.cut_at < disk.high_watermark:
             raise Violation(f"{machine.index} would cut at {fetch.cut_at}, below its watermark {disk.high_watermark}")
         if fetch.anew is not None:
@@ -682,7 +682,7 @@ class World:
         """acks=LOCAL while too few answer: under the next own number, marked, never pushed."""
         disk = machine.disk
         epoch = next_ballot(machine.index, disk.highest_epoch)
-        disk.unfenced = marked_ungranted(disk.ends, disk.unfenced)
+        disk.unfenced = marked_unfenced(disk.ends, disk.unfenced)
         disk.numbers = epoch
         self.begin_epoch(disk, epoch, disk.end)
         for _ in range(self.random.randint(1, 3)):

@@ -130,7 +130,7 @@ def test_a_child_dies_with_its_parent(start, tmp_path):
     )
     supervisor = start(str(parent), str(tmp_path))
     session = int(wait_for(lambda: list(supervisor.lines()), "the inner child")[0])
-    wait_for(lambda: any(p.name == "sleep" for p in of_session(session)), "the tether to become its program")
+    wait_for(lambda: any(p.name == "sleep" for p in of_session(session)), "the child to become its program")
     os.kill(supervisor.pid, 9)
     wait_for(lambda: not any(p.alive for p in of_session(session)), "the child's death after kill -9 of its parent")
     for orphan in of_session(session):

@@ -49,7 +49,7 @@ def test_a_lingering_batch_is_sealed_in_time_without_being_asked(tmp_path):
     with open_outbox(tmp_path, RealFilesystem(), linger_ms=10) as outbox:
         for n in range(3):
             receipt = outbox.append(0, b"%d" % n)
-            until(receipt.done, "the sealer writes what lingers")
+            until(receipt.done, "the linger timer has it written")
             assert receipt.result(0) == n
 
 

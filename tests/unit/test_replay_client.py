@@ -353,14 +353,14 @@ def test_slots_come_back_by_end_stop_and_missing_subscribers(tmp_path, log):
 def test_a_machine_that_stands_still_before_a_replay_has_its_subscriber_begins_it_anew(tmp_path, log, monkeypatch):
     clock = SimulatedClock()
     with ReplayClient(tmp_path, clock=clock) as client:
-        started, pauses_ms = client._road.start_replay, [5_000, 0]
+        started, pauses_ms = client._replays.start_replay, [5_000, 0]
 
         def late(request):
             session_id = started(request)
             clock.advance(pauses_ms.pop(0))
             return session_id
 
-        monkeypatch.setattr(client._road, "start_replay", late)
+        monkeypatch.setattr(client._replays, "start_replay", late)
         assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(100))
         pauses_ms += [5_000, 5_000]
         assert refusal(client).code is ErrorCode.UNKNOWN_REPLAY, "not for ever"

@@ -13,7 +13,7 @@ from pushrep.replication.epochs import (
     common_end,
     granted_end,
     step_back,
-    without_ungranted,
+    without_unfenced,
 )
 from pushrep.replication.messages import batches_of
 
@@ -76,7 +76,7 @@ def test_what_was_not_granted_counts_for_nothing_and_hides_nothing():
     appended = LogEnds(0, 5, begun.leader_epochs.assigned(6, 2))
     assert appended.leader_epochs.entries == ((1, 0), (6, 2))
     assert granted_end(appended, unfenced) == (4, 2)
-    assert without_ungranted(appended, unfenced) == begun
+    assert without_unfenced(appended, unfenced) == begun
 
 
 def test_a_power_cut_below_the_granted_end_lowers_what_counts():

@@ -28,7 +28,7 @@ def main() -> None:
     over = threading.Event()  # and no exception: a server that is half started has to be ended, too
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())
-    if sys.platform == "linux":  # not SIGKILL, as the tether set it: the server is in no session of ours
+    if sys.platform == "linux":  # not SIGKILL, as parent_death.py sets it: the server is in no session of ours
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="pushrep-demo-") as home:
         server = start(Path(home) / "data")

@@ -20,7 +20,7 @@ from spark_jobs.demo.picture import (
     render,
 )
 from spark_jobs.demo.report import FOOTER, kill_row
-from spark_jobs.demo.report import outcome as told_of_a_log
+from spark_jobs.demo.report import outcome as outcome_of_program
 
 _LOOKS: Final = {
     PRODUCER: ("producer", KILL, False),
@@ -53,7 +53,7 @@ def outcome(kill: Kill) -> str:
     """What came of it."""
     if kill.program == BROKER:
         return "started again on its data" + (f"; back after {kill.back_s:.1f} s" if kill.back_s is not None else "")
-    return told_of_a_log(kill)
+    return outcome_of_program(kill)
 
 
 def render_run(history: History, samples: list[KafkaSample], found: KafkaFindings, summary: KafkaSummary) -> str:

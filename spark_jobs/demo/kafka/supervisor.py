@@ -36,7 +36,7 @@ class KafkaSupervisor:
 
     def __init__(self, home: Home, servers: Servers, plan: KafkaPlan, live: Live) -> None:
         self._home, self._servers, self._plan, self._live = home, servers, plan, live
-        self._crew = ChildProcesses()
+        self._children = ChildProcesses()
         self.history = History()
         self.samples: list[KafkaSample] = []
         self.counted = Counted(logged=0, relay_dropped=0, apply_dropped=0, relay_s=0.0)
@@ -44,47 +44,47 @@ class KafkaSupervisor:
     def run(self, programs: Callable[[Road], KafkaPrograms]) -> KafkaFindings:
         """Start, append, relay, apply, kill, check. Raises ProgramFailed, Stalled, NotReady."""
         brokering, road = self._start_servers()
-        run = _Run(programs(road), self._plan, self.history, self._live.say, self._crew.tracked)
+        run = _Run(programs(road), self._plan, self.history, self._live.say, self._children.tracked)
         watching = Watching(
-            self._crew.tracked(lambda: self._servers.watch(road.servers, road.first, road.second)),
+            self._children.tracked(lambda: self._servers.watch(road.servers, road.first, road.second)),
             (road.first, road.second),
-            self._crew.at_s,
+            self._children.at_s,
         )
         self._live.say("producer, relay and apply job have started")
-        alarm = Watchdog(self._servers.output.root, self._crew.now_s())
+        watchdog = Watchdog(self._servers.output.root, self._children.now_s())
         while not (run.done and (brokering is None or brokering.done)):
-            now_s = self._crew.now_s()
+            now_s = self._children.now_s()
             watching.step()
             if brokering is not None:
                 done = watching.records(road.first) + run.relaying.records + run.applying.records
                 brokering.step(done // 3, watching.answered_at_s)
-            run.step(self._crew.now_s, watching)
+            run.step(self._children.now_s, watching)
             self._sample(run, watching, road)
-            alarm.look(now_s, (sum(self.samples[-1][1:]), len(self.history.kills)))
+            watchdog.look(now_s, (sum(self.samples[-1][1:]), len(self.history.kills)))
             time.sleep(TICK_S)
         return self._judge(run)
 
     def close(self) -> None:
         """Kill what still runs, with all it started; a second Ctrl-C doesn't keep it from that."""
-        self._crew.close(self._home.close, reap_orphans)
+        self._children.close(self._home.close, reap_orphans)
 
     def _start_servers(self) -> tuple[Brokering | None, Road]:
         database = self._home.database()
         self._home.prepare_broker()
         brokering = None
         if self._home.home is not None:
-            start = self._crew.tracked(self._home.start_broker)
-            brokering = Brokering(start, self._plan.broker_kills, self.history, self._live.say, self._crew.now_s)
+            start = self._children.tracked(self._home.start_broker)
+            brokering = Brokering(start, self._plan.broker_kills, self.history, self._live.say, self._children.now_s)
         return brokering, self._home.road(database)
 
     def _judge(self, run: "_Run") -> KafkaFindings:
-        began = self._crew.now_s()
+        began = self._children.now_s()
         self.history.append_s, self.history.apply_s = run.shipped_at_s, run.applied_at_s
         self._live.say("comparing the table with the original file, and counting both topics (SQL in PostgreSQL)")
         asked = {"moments": moments(self.history), "relay_ends": run.relay_ends()}
-        found = KafkaFindings.from_json(self._crew.answer_of(lambda: run.programs.check(json.dumps(asked))))
-        self.history.check_s = self._crew.now_s() - began
-        self.history.total_s = self._crew.now_s()
+        found = KafkaFindings.from_json(self._children.answer_of(lambda: run.programs.check(json.dumps(asked))))
+        self.history.check_s = self._children.now_s() - began
+        self.history.total_s = self._children.now_s()
         self.counted = Counted(
             logged=run.appending.records,
             relay_dropped=count_dropped(run.relaying.batches, found.relay_batches),
@@ -95,7 +95,7 @@ class KafkaSupervisor:
 
     def _sample(self, run: "_Run", watching: Watching, road: Road) -> None:
         """Remember and show how far it is; the picture needs no more than four points a second."""
-        now_s, samples = self._crew.now_s(), self.samples
+        now_s, samples = self._children.now_s(), self.samples
         if samples and not run.done and now_s - samples[-1].at_s < SAMPLE_EVERY_S:
             return
         appending, relaying, applying = run.appending, run.relaying, run.applying
