@@ -375,7 +375,7 @@ def test_an_id_that_the_coordinator_forgot_is_said_or_refused(forgetful, tmp_pat
         wait_until(lambda: fence_of(outbox).earlier_unfenced, "the renewal finds it out")
         outbox.wait_shipped(WAIT_S)
         assert samples_of(outbox)["pushrep_destination_earlier_unfenced"] == 1
-        assert "earlier instances are not fenced" in caplog.text
+        wait_until(lambda: "earlier instances are not fenced" in caplog.text, "the renewal ends and says it")
         assert_each_once(forgetful, topic, outbox)
         assert fence_of(outbox).producer.id != older.id
         assert send_under(forgetful.bootstrap_servers, topic, ALL, older, 40) == TAKEN
