@@ -48,6 +48,7 @@ from pushrep.log.segment_look import BATCH_KINDS, Expected, Kind, segment_name
 from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
 from pushrep.log.verify import VerifyReport, verify_log
 from pushrep.log.walk import WINDOW_BYTES, Damage, ScanRange, TornTail, WholeBatch, scan
+from pushrep.records.leader_epochs import LeaderEpochs
 
 
 @dataclass(slots=True)
@@ -436,6 +437,10 @@ class _Unsealed:
     @property
     def log_id(self) -> UUID | None:
         return read_partition_metadata(self.path, self._filesystem)
+
+    @property
+    def leader_epochs(self) -> LeaderEpochs:
+        return read_leader_epochs(self.path, self._filesystem) or LeaderEpochs()
 
     def sealed(self) -> list[tuple[int, int]]:
         bases = list_segments(self._filesystem, self.path)

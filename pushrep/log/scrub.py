@@ -2,6 +2,7 @@
 
     every open directory of logs    log by log, at `scrub_bytes_per_s`; then a pause of `scrub_pause_s`
       each batch                    in its place, its CRC                             as recovery and verify scan
+                                    its leader epoch                                  as the log's list of them says
       the whole segment             held against its seal                             seals.py
       no seal                       made, where all of that holds; reported
       a seal of another size        made anew where no offset is missing, an older version wrote there; else damage
@@ -28,8 +29,9 @@ from pushrep.log.directory_files import parse_log_name
 from pushrep.log.flusher import Flusher
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.segment_files import segment_path
-from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, scan_runs
+from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, count_in_history, scan_runs
 from pushrep.records import BatchRun
+from pushrep.records.leader_epochs import LeaderEpochs
 
 _LOG = logging.getLogger("pushrep.log")
 
@@ -45,6 +47,8 @@ class Scrubbed(Protocol):
     def path(self) -> Path: ...
     @property
     def log_id(self) -> UUID | None: ...
+    @property
+    def leader_epochs(self) -> LeaderEpochs: ...
     def sealed(self) -> list[tuple[int, int]]:
         """(base, base of the next one) of every segment but the newest, ascending."""
         ...
@@ -268,7 +272,11 @@ class Scrub:
                 if not isinstance(step, BatchRun):
                     end = step
                     break
-                headers.add_run(step)
+                in_history = step.first(count_in_history(step, log.leader_epochs))
+                headers.add_run(in_history)
+                if len(in_history) < len(step):
+                    end = _of_another_history(step, len(in_history), log.leader_epochs)
+                    break
                 read = int(step.size_bytes.sum())
                 self._status = replace(self._status, bytes_read=self._status.bytes_read + read)
                 yield read
@@ -336,3 +344,8 @@ class Scrub:
         gone = (log.path.name, segment_path(Path(), base).name)
         kept = tuple(found for found in self._status.findings if (found.log, found.segment) != gone)
         self._status = replace(self._status, findings=kept)
+
+
+def _of_another_history(run: BatchRun, number: int, epochs: LeaderEpochs) -> Damage:
+    base_offset, leader_epoch = int(run.base_offset[number]), int(run.leader_epoch[number])
+    return Damage(int(run.position[number]), base_offset, epochs.contradiction(base_offset, leader_epoch) or "")

@@ -28,7 +28,7 @@ from pushrep.log.directory_files import parse_log_name
 from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_seal
 from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, segment_path
 from pushrep.log.splicing import RepairRefused
-from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, scan, scan_runs
+from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, count_in_history, scan, scan_runs
 from pushrep.records import BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 
@@ -159,7 +159,7 @@ class SegmentRepair:
                 if not isinstance(step, BatchRun):
                     end = step
                     break
-                good = self._of_our_history(step)
+                good = step.first(count_in_history(step, self._epochs))
                 if not len(good):
                     break
                 start = int(good.position[0])
@@ -173,13 +173,6 @@ class SegmentRepair:
             return
         self._near = last
         self._replaced.append(_Replaced(self._position))
-
-    def _of_our_history(self, run: BatchRun) -> BatchRun:
-        """The batches before the first whose leader epoch the list contradicts."""
-        for number, (base, epoch) in enumerate(zip(run.base_offset.tolist(), run.leader_epoch.tolist(), strict=True)):
-            if self._epochs.contradiction(base, epoch) is not None:
-                return run.first(number)
-        return run
 
     def _reaches_end(self) -> bool:
         return self._next_offset == self.end_offset or self._range().is_hole(self._next_offset, self.end_offset)

@@ -45,6 +45,7 @@ from pushrep.records.header import (
     RECORD_BYTES_MIN,
     unpack_walked,
 )
+from pushrep.records.leader_epochs import LeaderEpochs
 
 WINDOW_BYTES = 1 << 20
 """Sequential reads of 1 MiB: four batches of the usual size each, and they stay in the processor's cache."""
@@ -357,6 +358,15 @@ def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
     if what.closed_at is not None:
         good &= run.last_offset < what.closed_at
     return good
+
+
+def count_in_history(run: BatchRun, epochs: LeaderEpochs) -> int:
+    """How many of its batches come before the first whose leader epoch the log's list contradicts."""
+    starts = np.array([start for _, start in epochs.entries], np.int64)
+    known = np.array([-1, *(epoch for epoch, _ in epochs.entries)], np.int64)
+    known = known[starts.searchsorted(run.base_offset, side="right")]
+    good = (known == run.leader_epoch) | (known == -1)
+    return len(run) if good.all() else int(good.argmin())
 
 
 def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: int) -> int:

@@ -16,6 +16,7 @@ from pushrep.log.inspection import leftovers
 from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.segment_look import Kind
 from pushrep.log.verify import verify_log
+from tests.readers.batch_bytes import parse_batches
 
 SMALL = LogConfig(segment_bytes=1024)
 
@@ -168,8 +169,30 @@ def test_the_scrub_seals_what_has_none_and_what_an_older_version_wrote(tmp_path)
     assert {file.name: file.read_bytes() for file in path.glob("*.seal")} == kept
 
 
-@pytest.mark.parametrize(("at", "behind"), [(3, 0), (14, 10), (70, 0)], ids=["base offset", "leader epoch", "a record"])
-def test_the_scrub_reports_a_rotten_bit_until_it_is_whole_again(tmp_path, at, behind, caplog):
+@pytest.mark.parametrize("bit", [99, 127], ids=["much", "by one"])
+def test_o6_a_last_batch_of_an_epoch_that_never_was_is_not_sealed(tmp_path, bit, caplog):
+    """identity O6: it falls nowhere inside of its segment; the list of leader epochs knows when each began."""
+    path = made(tmp_path / "orders-0")
+    first = bases(path)[0]
+    segment, seal = path / f"{first:020d}.log", path / f"{first:020d}.seal"
+    whole = segment.read_bytes()
+    rotten, (*_, last) = bytearray(whole), parse_batches(whole)
+    rotten[last.position + bit // 8] ^= 0x80 >> bit % 8
+    segment.write_bytes(rotten)
+    seal.unlink()
+    with SegmentLog.open(path, SMALL) as log:
+        status = log.scrub.run_pass()
+        assert (status.seals_made, seal.exists()) == (0, False)
+        (finding,) = status.findings
+        assert (finding.position, finding.offset) == (last.position, last.base_offset)
+        assert "leader epoch" in finding.reason
+        assert finding.reason in caplog.text
+        segment.write_bytes(whole)
+        assert (log.scrub.run_pass().findings, seal.exists()) == ((), True)
+
+
+@pytest.mark.parametrize("at", [3, 14, 70], ids=["base offset", "leader epoch", "a record"])
+def test_the_scrub_reports_a_rotten_bit_until_it_is_whole_again(tmp_path, at, caplog):
     """identity O8: nothing is changed."""
     path = made(tmp_path / "orders-0")
     segment = path / f"{bases(path)[1]:020d}.log"
@@ -180,7 +203,7 @@ def test_the_scrub_reports_a_rotten_bit_until_it_is_whole_again(tmp_path, at, be
         assert log.scrub.run_pass().findings == ()
         segment.write_bytes(rotten)
         (finding,) = log.scrub.run_pass().findings
-        assert (finding.log, finding.segment, finding.offset) == ("orders-0", segment.name, bases(path)[1] + behind)
+        assert (finding.log, finding.segment, finding.offset) == ("orders-0", segment.name, bases(path)[1])
         assert segment.name in caplog.text
         log.scrub.run_pass()
         assert len(log.scrub.status.findings) == 1
