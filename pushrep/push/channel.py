@@ -54,12 +54,12 @@ _PARTS_MAX = 1024  # partitions in one request: its header stays far below what 
 
 
 class Beats(NamedTuple):
-    """What a leader says once a second; on_another(generation, epoch, leader): in the answer another grant was
-    shown than its own, perhaps a newer one.
+    """What a leader says once a second; on_another(replica, generation, epoch, leader): in the answer that one showed
+    another grant than the leader's own: a newer one, or an older one or none (-1), because its disk is not the same.
     """
 
     request: BeatRequest
-    on_another: Callable[[int, int, int], None]
+    on_another: Callable[[int, int, int, int], None]
 
 
 class Waker:
@@ -473,7 +473,8 @@ class Channel:
             return
         ours = (self._beats.request.generation, self._beats.request.leader_epoch)
         if (response.generation, response.grant_epoch) != ours:
-            self._beats.on_another(response.generation, response.grant_epoch, response.grant_leader)
+            shown = (response.generation, response.grant_epoch, response.grant_leader)
+            self._beats.on_another(self.replica.index, *shown)
 
     def _answered(self, request: OnItsWay, response: AppendRecordsResponse) -> None:
         if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):

@@ -84,7 +84,7 @@ class Leading:
         beat = wire.BeatRequest(
             outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch, generation=grant.generation
         )
-        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._notify_grant))
+        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._on_another_grant))
         self._clock, self._lag_ms = clock, replica_lag_max_ms
         threads = self.manager.settings.network.threads
         self._stop = threads.event()
@@ -213,6 +213,15 @@ class Leading:
         """A member showed these; one that is newer than ours, or was forced beside it, ends our lead."""
         for grant in grants:
             self._notify_grant(grant.generation, grant.epoch, grant.leader)
+
+    def _on_another_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
+        """A replica answered a beat with another grant. With an older one, or none, it lost what its sessions rest on,
+        though nothing is pushed that it could refuse: they begin anew, by our grant and a look at its logs.
+        """
+        self._notify_grant(generation, epoch, leader)
+        if (generation, epoch) < self.grant.rank:
+            for led in self.partitions.values():
+                led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
 
     def _notify_grant(self, generation: int, epoch: int, leader: int) -> None:
         for led in self.partitions.values():
@@ -412,9 +421,8 @@ class _Driver:
             raise self._refused(answer)
         if answer.member != self.replica.index and answer.member in grant.indexes:
             # Two addresses of one node: its disk would count twice, and what it alone holds pass for safe.
-            raise ReplicaUnreachable(
-                str(self.replica.address), f"it is member {answer.member}, not {self.replica.index}"
-            )
+            twice = f"{ErrorCode.MEMBER_TWICE.name}: it is member {answer.member}, not {self.replica.index}"
+            raise ReplicaUnreachable(str(self.replica.address), twice)
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
             why = answer.error_message or answer.error_code.meaning
             _LOG.warning("%s refuses our grant: %s", self.replica, why)

@@ -185,6 +185,12 @@ class LedPartition:
             effects = self.leader.end_session(session.replica.index, reason)
         self._apply(effects)
 
+    def end_session_of(self, replica: int, reason: PushSessionEndReason) -> None:
+        """End the live session of this replica, if it has one."""
+        with self.lock:
+            effects = self.leader.end_session(replica, reason)
+        self._apply(effects)
+
     def on_grant_shown(self, generation: int, epoch: int, leader: int) -> None:
         """A member keeps such a grant: a newer one, or one that was forced beside ours, ends this lead."""
         with self.lock:

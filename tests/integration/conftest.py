@@ -189,7 +189,8 @@ class ScriptedReplica:
             with self.changed:
                 self.beats.append(request)
                 self.changed.notify_all()
-            return wire.BeatResponse()
+            grant = {"grant_epoch": request.leader_epoch, "grant_leader": request.leader}
+            return wire.BeatResponse(generation=request.generation, **grant)
         if isinstance(request, wire.DescribeLogRequest):
             logs = tuple(wire.LogDescription(tp=tp) for tp in request.partitions)
             return wire.DescribeLogResponse(replica_epoch=self.replica_epoch, logs=logs)

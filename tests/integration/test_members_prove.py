@@ -25,6 +25,7 @@ from pushrep.outbox.replication import Replication
 from pushrep.protocol.client import ClientConnection
 from pushrep.protocol.server import ServerConnection
 from pushrep.push.sockets import Address
+from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replication.errors import LeaderMayBeAlive, MemberTwice, NotLeader, TooFewMembers
 from tests.integration.older_peers import of_version, without_beats
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
@@ -133,6 +134,30 @@ def test_a_disk_that_is_lost_under_a_running_leader_is_filled_again(world):
         wait_until(lambda: not kept(world, 2).election_state.is_unfilled, "it counts again")
         found = kept(world, 2).directory
     assert values(found) == [b"a", b"b"]
+
+
+def test_a_disk_that_is_lost_under_an_idle_leader_is_noticed_and_filled_without_a_record(world):
+    """Until the next record the member would pass for one that is in sync."""
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        wait_until(lambda: world.replica(2).log.high_watermark == 1, "nothing is left to be told")
+        lose(world, 2)
+        world.node(2)
+        wait_until(lambda: counts(world, 2), "it is filled, and counts again")
+        found = kept(world, 2).directory
+        ended = outbox.facts.replication.manager.session_ends
+        assert ended.keys() <= {PushSessionEndReason.STALE_REPLICA_EPOCH, PushSessionEndReason.SHUTDOWN}
+    assert values(found) == [b"a"]
+
+
+def counts(world, index):
+    if not (found := world.nodes[index]._store.outboxes()):
+        return False
+    (state,) = (one.election_state for one in found)
+    return state.grant is not None and not state.is_unfilled
 
 
 def kept(world, index):
@@ -313,6 +338,18 @@ def test_a_node_under_two_names_is_one_member(world):
     assert (refused.value.first, refused.value.second) == (1, 2)
     with open_listed(world, partitions=1, replicas=listed[:1], directory=world.root / "other") as outbox:
         outbox.append(0, b"a").result(WAIT_S)
+
+
+def test_an_old_node_that_says_which_member_it_is_is_not_added_as_another(world, pushrep, monkeypatch):
+    """It takes the grant of a second index; at once, not when the time for catching up is over."""
+    monkeypatch.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(0))
+    port = world.node(1).address.port
+    with open_listed(world, partitions=1, replicas=[f"127.0.0.1:{port}"]) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        code, _, errors = pushrep("replica", "add", outbox.directory, f"localhost:{port}", "--timeout", 10)
+        assert code == 1
+        assert "MEMBER_TWICE: it is member 1, not 2" in errors
+        assert [one.index for one in outbox.status().members] == [0, 1]
 
 
 def test_a_second_address_of_a_member_is_not_added(world, pushrep):
