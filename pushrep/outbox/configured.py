@@ -6,6 +6,7 @@
     segment_bytes = 67108864
     [kafka]                     PUSHREP_KAFKA_BOOTSTRAP_SERVERS=broker:9092      fields of KafkaDestination
     sasl_password_file = "/run/secrets/kafka"                              a text's value is the file's content
+    [health]                    PUSHREP_HEALTH_LISTEN=127.0.0.1:9400       fields of HealthSettings
 
 A variable wins over the file. What is misspelt is refused by its name; the values are checked where they always are.
 """
@@ -22,6 +23,7 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pushrep.errors import checked_path
+from pushrep.health import HealthSettings
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import LogConfig
 from pushrep.outbox.errors import SettingRefused
@@ -29,8 +31,8 @@ from pushrep.outbox.outbox import Outbox
 
 PREFIX = "PUSHREP_"
 _FILE = "_file"
-_SECTIONS = {"outbox": PREFIX, "log": f"{PREFIX}LOG_", "kafka": f"{PREFIX}KAFKA_"}
-_OBJECTS = {"kafka", "push", "log_config", "filesystem", "clock"}  # arguments that are no plain values
+_SECTIONS = {"outbox": PREFIX, "log": f"{PREFIX}LOG_", "kafka": f"{PREFIX}KAFKA_", "health": f"{PREFIX}HEALTH_"}
+_OBJECTS = {"kafka", "push", "health", "log_config", "filesystem", "clock"}  # arguments that are no plain values
 
 
 class Setting(NamedTuple):
@@ -64,7 +66,7 @@ def all_settings() -> list[Setting]:
     for name, parameter in inspect.signature(Outbox.open).parameters.items():
         if name not in _OBJECTS:
             found.append(Setting("outbox", name, _kinds(hints[name]), parameter.default))
-    for section, made in (("log", LogConfig), ("kafka", KafkaDestination)):
+    for section, made in (("log", LogConfig), ("kafka", KafkaDestination), ("health", HealthSettings)):
         hints = get_type_hints(made)
         for field in fields(made):
             kinds = _kinds(hints[field.name])
@@ -94,6 +96,10 @@ def outbox_settings(
         if "bootstrap_servers" not in given["kafka"]:
             raise SettingRefused("kafka.bootstrap_servers", "the other settings of kafka want it: 'host:port'")
         settings["kafka"] = KafkaDestination(**given["kafka"])
+    if given["health"]:
+        if "listen" not in given["health"]:
+            raise SettingRefused("health.listen", "the other settings of health want it: 'host:port'")
+        settings["health"] = HealthSettings(**given["health"])
     settings = in_code | settings
     missing = [one for one in known.values() if one.section == "outbox" and one.is_needed and one.name not in settings]
     if missing:

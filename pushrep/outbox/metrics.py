@@ -11,6 +11,7 @@ outbox tells nothing more. Needs the extra `metrics`.
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -26,7 +27,6 @@ from pushrep.log.inspection import lock_holder, summarize
 from pushrep.log.slots import slot_directories
 from pushrep.metrics import Families
 from pushrep.outbox.identity import read_identity
-from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.shipping import holder_name
 from pushrep.outbox.status import Facts, LeadingState, MemberStatus, OutboxStatus, partitions_of, status_of
 from pushrep.push.manager import PushManager
@@ -70,18 +70,32 @@ class SlotsCollector(Collector):
             families.gauge("pushrep_slot_unshipped_records", help_, {**labels, "destination": topic}, left)
 
 
+class HasFacts(Protocol):
+    """What a collector asks of an outbox: an `Outbox` has it."""
+
+    @property
+    def facts(self) -> Facts:
+        """What it consists of. Raises ForkedProcess in a fork."""
+
+
+class OutboxView(NamedTuple):
+    """An outbox by its facts alone, for who must not keep it from being collected."""
+
+    facts: Facts
+
+
 class OutboxCollector(Collector):
     """Thread-safe. by_partition: samples of each partition, too; without it they are as few however many there are."""
 
-    def __init__(self, *outboxes: Outbox, by_partition: bool = True) -> None:
+    def __init__(self, *outboxes: HasFacts, by_partition: bool = True) -> None:
         self._outboxes = tuple(outboxes)
         self._by_partition = by_partition
 
-    def add(self, outbox: Outbox) -> None:
+    def add(self, outbox: HasFacts) -> None:
         """Tell of this one, too."""
         self._outboxes = (*self._outboxes, outbox)
 
-    def remove(self, outbox: Outbox) -> None:
+    def remove(self, outbox: HasFacts) -> None:
         """Tell of it no more."""
         self._outboxes = tuple(one for one in self._outboxes if one is not outbox)
 

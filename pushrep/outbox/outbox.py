@@ -24,13 +24,14 @@ from typing import Any, NoReturn, Self, cast
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, checked_path, checked_timeout
+from pushrep.health import HealthSettings
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.outbox.batch import Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import RecordRules
-from pushrep.outbox.control.serving import serve_control
+from pushrep.outbox.control.serving import serve_control, serve_health
 from pushrep.outbox.epoch import leap_epoch
 from pushrep.outbox.errors import (
     BufferFull,
@@ -145,6 +146,7 @@ class Outbox:
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         log_config: LogConfig | None = None,
+        health: HealthSettings | None = None,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
     ) -> "Outbox":
@@ -173,6 +175,7 @@ class Outbox:
             destination, a replica or a replay needs.
         retention_bytes: whole old segments go, too, while the log without them still has this size; -1 or None: never.
         log_config: everything else about the files and the disk, with the percentages at which appends are refused.
+        health: where /livez, /readyz and /metrics are served while it is open (docs/operating.md).
         replicas: "host:port" of each node (`pushrep replica serve`) that keeps a copy; fixed when they are first given.
         acks: who must have a record before its receipt says so. ALL (the default with replicas): `min_insync_replicas`
             members at least, this one counted, and every one that is in sync; LOCAL: this one.
@@ -221,6 +224,8 @@ class Outbox:
             min_insync_replicas=min_insync_replicas,
         )
         check_flags(create=create, accept_loss=accept_loss, copy_check=copy_check)
+        if not isinstance(health, HealthSettings | None):
+            raise SettingRefused("health", f"give a HealthSettings, not {type(health).__name__}")
         directory = checked_path("directory", directory)
         refuse_other_kinds(directory)
         if not create and read_identity(filesystem, directory) is None:
@@ -253,6 +258,11 @@ class Outbox:
                 outbox.facts.shipping.when_diverged(partial(_refuse_appends, outbox._all_appenders))
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
             serve_control(outbox._resources, outbox.facts, filesystem)
+            try:
+                serve_health(outbox._resources, outbox.facts, health)
+            except BaseException:
+                outbox.close()
+                raise
             return outbox
 
     @classmethod

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from pushrep.cli.main import GROUP, PREFIX, cli, give_variables
+from pushrep.health import HealthSettings
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import LogConfig
 from pushrep.outbox import Outbox
@@ -56,6 +57,7 @@ TITLES = {
     "outbox": ("Outbox.open", "[outbox]", Outbox.open),
     "log": ("LogConfig: files and disk", "[log]", LogConfig),
     "kafka": ("KafkaDestination", "[kafka]", KafkaDestination),
+    "health": ("HealthSettings", "[health]", HealthSettings),
 }
 
 

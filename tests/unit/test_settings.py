@@ -87,6 +87,8 @@ def test_an_outbox_opens_by_variables_alone(tmp_path):
         ("[log]\nsegment_bytes = 'much'", {}, "segment_bytes: give a number"),
         ("[log]\ndisk_warn_percent = 101", {}, "disk_warn_percent"),
         ("[kafka]\ntopic = 't'", {}, "kafka.bootstrap_servers"),
+        ("[health]\nplain = true", {}, "health.listen"),
+        ("[health]\nlisten = '0.0.0.0:1'", {}, "health.listen"),
         ("", {"PUSHREP_PARTITION": "4"}, "did you mean PUSHREP_PARTITIONS?"),
         ("", {"PUSHREP_PARTITIONS": "four"}, "partitions: give a number"),
         ("", {"PUSHREP_CREATE": "maybe"}, "create: give true or false"),

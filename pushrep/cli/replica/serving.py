@@ -1,4 +1,4 @@
-"""`pushrep replica serve`: a node until it is stopped (Ctrl-C, SIGTERM), and its metrics page."""
+"""`pushrep replica serve`: a node until it is stopped (Ctrl-C, SIGTERM), its health and its metrics."""
 
 import logging
 import signal
@@ -13,23 +13,25 @@ import click
 from pushrep.cli.common import log_at_least
 from pushrep.cli.log_settings import copy_check_option, node_log_options, replay_options
 from pushrep.errors import BadArgument
+from pushrep.health import HealthServer, HealthSettings
 from pushrep.log import LogConfig
-from pushrep.node import CantListen, NodeSettings, ReplicaNode
+from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.node.access import AUDIT
 from pushrep.node.reloading import CertificateFiles
+from pushrep.node.status import status_of
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.push.sockets import Address
 from pushrep.replay.model import ReplaySettings
 
 
 @contextmanager
-def metrics_of(node: ReplicaNode, address: Address | None, files: CertificateFiles | None) -> Iterator[str]:
-    """Serve them at `address`, by mutual TLS if there are certificates; what is to be said of it. Raises CantListen."""
+def health_of(node: ReplicaNode, address: Address | None, files: CertificateFiles | None) -> Iterator[str]:
+    """Serve health and metrics at `address`; what is to be said of it. Raises BadArgument."""
     if address is None:
         yield ""
         return
     try:
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
         from pushrep.node.metrics import NodeCollector  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -39,25 +41,11 @@ def metrics_of(node: ReplicaNode, address: Address | None, files: CertificateFil
         ) from error
     registry = CollectorRegistry()
     registry.register(NodeCollector(node))
-    try:
-        server, thread = start_http_server(
-            address.port,
-            address.host,
-            registry,
-            certfile=None if files is None else str(files.cert),
-            keyfile=None if files is None else str(files.key),
-            client_cafile=None if files is None else str(files.ca),
-            client_auth_required=files is not None,
-        )
-    except OSError as error:
-        raise CantListen(str(address), error.strerror or str(error)) from error
-    try:
-        where = Address(address.host, server.server_port)
-        yield f", metrics at {'http' if files is None else 'https'}://{where}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    cert, key, ca = (None, None, None) if files is None else map(str, files)
+    # `plain`: who may listen off loopback was asked of both addresses together.
+    settings = HealthSettings(listen=str(address), cert=cert, key=key, ca=ca, plain=True)
+    with HealthServer(settings, lambda: status_of(node).problems(), registry) as server:
+        yield f", metrics at {server.url}/metrics"
 
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -102,7 +90,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
     "--metrics",
     callback=_optional_address,
     metavar="HOST:PORT",
-    help="Serve metrics for Prometheus there; with --cert by TLS, to who shows a certificate of --ca.",
+    help="Serve /livez, /readyz and /metrics there. With --cert by TLS: /metrics to who shows a certificate of --ca.",
 )
 @click.option("--max-replays", type=click.IntRange(1), help="Replays at once: 20, unless --replay says otherwise.")
 @replay_options
@@ -165,7 +153,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with ReplicaNode(directory, settings) as node, HandoverSocket(node), metrics_of(node, metrics, files) as shown:
+    with ReplicaNode(directory, settings) as node, HandoverSocket(node), health_of(node, metrics, files) as shown:
         if files is not None or allow_file is not None:
             signal.signal(signal.SIGHUP, lambda *_: node.reload_soon())
         click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")

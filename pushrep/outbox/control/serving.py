@@ -12,6 +12,7 @@ An outbox whose disk takes no socket (a network share, say), or that stands on a
 the service is there for its records.
 """
 
+import importlib.util
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from typing import Any
 
 from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument
+from pushrep.health import HealthServer, HealthSettings
 from pushrep.outbox.control.server import Calls, ControlServer
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
@@ -40,6 +42,22 @@ def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) ->
         )
         return
     resources.callback(server.close)
+
+
+def serve_health(resources: ExitStack, facts: Facts, settings: HealthSettings | None) -> None:
+    """Answer /livez, /readyz and /metrics from now on; what `resources` holds ends it first. Raises BadArgument."""
+    if settings is None:
+        return
+    registry = None
+    if importlib.util.find_spec("prometheus_client") is not None:
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+
+        from pushrep.outbox.metrics import OutboxCollector, OutboxView  # noqa: PLC0415
+
+        registry = CollectorRegistry()
+        registry.register(OutboxCollector(OutboxView(facts)))
+    limit_s = settings.kafka_away_limit_s
+    resources.callback(HealthServer(settings, lambda: status_of(facts).problems(limit_s), registry).close)
 
 
 def calls_of(facts: Facts) -> Calls:

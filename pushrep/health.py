@@ -1,0 +1,247 @@
+"""Health and metrics over HTTP: one small server for services, nodes and jobs.
+
+    GET /livez      200 while the process answers
+    GET /readyz     200 or 503, {"ready": bool, "problems": [Problem.as_dict(), ...]}, worst first
+    GET /metrics    for Prometheus, where there is a registry (the extra `metrics`)
+    anything else   404
+
+With certificates it speaks TLS. A probe that shows none gets /livez and /readyz, and of a problem the word alone: `why`
+names topics and members. /metrics wants one that `ca` signed, else 403. Changed files serve the next connection.
+"""
+
+import json
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socket import AF_INET, AF_INET6, socket
+from typing import TYPE_CHECKING, Any, Self
+
+from pushrep.errors import BadArgument, PushrepError
+from pushrep.problems import AWAY_LIMIT_S, Problem, worst_first
+from pushrep.push.certificates import mutual_tls
+from pushrep.push.sockets import Address
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import CollectorRegistry
+
+_LOG = logging.getLogger("pushrep.health")
+_SILENT_S = 10.0  # a peer that says nothing for so long is given up
+_STOP_LOOK_S = 0.1
+_JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSettings:
+    """Where a process answers for its health, and to whom; raises BadArgument.
+
+    listen: HOST:PORT; port 0 lets the system choose. Off loopback it wants cert, key and ca, or `plain`.
+    cert: this server's certificate (PEM), with key and ca: TLS.
+    key: its private key (PEM).
+    ca: who signs the certificates of those that may read /metrics (PEM).
+    plain: listen off loopback without TLS: anybody who reaches the port reads all of it.
+    kafka_away_limit_s: a Kafka that nothing has reached for so long makes the process not ready.
+    """
+
+    listen: str
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    plain: bool = False
+    kafka_away_limit_s: float = AWAY_LIMIT_S
+
+    def __post_init__(self) -> None:
+        try:
+            address = Address.parse(self.listen)
+        except (BadArgument, AttributeError) as error:
+            raise BadArgument("health.listen", f"{self.listen!r} is not host:port") from error
+        files = (self.cert, self.key, self.ca)
+        if any(files) and not all(files):
+            raise BadArgument("health.cert", "give cert, key and ca, all three or none")
+        if not address.is_loopback and not self.cert and not self.plain:
+            raise BadArgument(
+                "health.listen",
+                f"{address} is reached from other machines: give cert, key and ca, or plain=True if that is meant",
+            )
+        limit_s = self.kafka_away_limit_s
+        if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or limit_s < 0:
+            raise BadArgument("health.kafka_away_limit_s", f"give seconds, not {limit_s!r}")
+
+
+class HealthServer:
+    """Answers in threads of its own until `close`; see the file's map.
+
+    problems: what is wrong now, asked at each /readyz, in any thread. registry: what /metrics shows.
+    Raises BadArgument where it can't listen or a file can't be used.
+    """
+
+    def __init__(
+        self,
+        settings: HealthSettings,
+        problems: Callable[[], Iterable[Problem]],
+        registry: "CollectorRegistry | None" = None,
+    ) -> None:
+        listen = Address.parse(settings.listen)
+        try:
+            self._server = _Server(listen, settings, problems, registry)
+        except OSError as error:
+            raise BadArgument("health.listen", f"can't listen on {listen}: {error.strerror or error}") from error
+        self.address = Address(listen.host, self._server.server_address[1])
+        """Where it listens; the port that the system chose."""
+        self.url = f"{'https' if settings.cert else 'http'}://{self.address}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_STOP_LOOK_S,), name="pushrep-health", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more; the port is free. A second call does nothing."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(
+        self,
+        listen: Address,
+        settings: HealthSettings,
+        problems: Callable[[], Iterable[Problem]],
+        registry: "CollectorRegistry | None",
+    ) -> None:
+        self.address_family = AF_INET6 if ":" in listen.host else AF_INET
+        self.problems, self.registry = problems, registry
+        self._certificates = _Certificates(settings) if settings.cert else None
+        super().__init__((listen.host, listen.port), _Handler)
+
+    @property
+    def has_tls(self) -> bool:
+        return self._certificates is not None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In the connection's own thread: a peer that is slow to shake hands holds up nobody."""
+        request.settimeout(_SILENT_S)
+        if self._certificates is None:
+            super().finish_request(request, client_address)
+            return
+        with self._certificates.context().wrap_socket(request, server_side=True) as wrapped:
+            super().finish_request(wrapped, client_address)
+
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:  # noqa: ARG002
+        """A peer that went, or speaks no TLS, is its own affair."""
+        _LOG.debug("a connection of %s ended", client_address, exc_info=True)
+
+
+class _Certificates:
+    """The TLS context of the files as they are now; while they can't be used, of what they held last."""
+
+    def __init__(self, settings: HealthSettings) -> None:
+        self._files = {
+            "cert": Path(settings.cert or ""),
+            "key": Path(settings.key or ""),
+            "ca": Path(settings.ca or ""),
+        }
+        self._lock = threading.Lock()
+        self._seen, self._context = self._look(), self._read()
+
+    def context(self) -> ssl.SSLContext:
+        with self._lock:
+            if (found := self._look()) != self._seen:
+                self._seen = found
+                try:
+                    self._context = self._read()
+                except BadArgument as error:
+                    _LOG.warning("certificates of health and metrics can't be read again: %s", error)
+            return self._context
+
+    def _read(self) -> ssl.SSLContext:
+        context = mutual_tls(**self._files, is_server=True)
+        context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+    def _look(self) -> list[tuple[int, int] | None]:
+        return [_version(path) for path in self._files.values()]
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "pushrep", ""
+
+    def do_GET(self) -> None:
+        """See the file's map."""
+        path = self.path.partition("?")[0]
+        if path == "/livez":
+            self._answer(HTTPStatus.OK, _TEXT, b"ok\n")
+        elif path == "/readyz":
+            self._ready()
+        elif path == "/metrics":
+            self._metrics()
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"look at /livez, /readyz, /metrics\n")
+
+    def do_HEAD(self) -> None:
+        """As GET, without the body."""
+        self.do_GET()
+
+    def _ready(self) -> None:
+        try:
+            problems = worst_first(self.server.problems())
+        except (PushrepError, OSError) as error:  # it is being closed
+            problems = [Problem("not_answering", str(error))]
+        ready = not any(one.blocks for one in problems)
+        shown = [one.as_dict() for one in problems]
+        if not self._is_known():
+            for one in shown:
+                del one["why"]
+        body = json.dumps({"ready": ready, "problems": shown}).encode() + b"\n"
+        self._answer(HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, _JSON, body)
+
+    def _metrics(self) -> None:
+        if self.server.registry is None:
+            self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"no metrics: install pushrep with the extra metrics\n")
+        elif not self._is_known():
+            self._answer(HTTPStatus.FORBIDDEN, _TEXT, b"metrics want a client certificate\n")
+        else:
+            from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - an extra
+
+            encode, kind = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(HTTPStatus.OK, kind, encode(self.server.registry))
+
+    def _is_known(self) -> bool:
+        if not self.server.has_tls:
+            return True
+        assert isinstance(self.connection, ssl.SSLSocket), "made in finish_request"
+        return bool(self.connection.getpeercert())
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
+        """A line for each probe would be noise."""
+        _LOG.debug(format, *args)

@@ -1,0 +1,189 @@
+"""/livez, /readyz and /metrics as probes and scrapers ask for them: of outboxes and nodes, plain and by TLS."""
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from pushrep import Outbox
+from pushrep.errors import BadArgument
+from pushrep.health import HealthServer, HealthSettings
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.outbox.configured import outbox_settings
+from pushrep.problems import Problem
+from pushrep.push.certificates import mutual_tls
+from tests.integration.certificates import make_certificates
+from tests.integration.outboxes import WAIT_S, open_outbox, wait_until
+from tests.ports import reserve
+
+PORT_0 = HealthSettings(listen="127.0.0.1:0")
+
+
+def get(url, tls=None, method="GET"):
+    """(status, body) whatever the status is."""
+    request = urllib.request.Request(url, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S, context=tls) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def ready(url, tls=None):
+    """(status, the problems' words, the whole answer)."""
+    status, body = get(f"{url}/readyz", tls)
+    answer = json.loads(body)
+    assert answer["ready"] == (status == 200)
+    return status, [one["problem"] for one in answer["problems"]], answer
+
+
+@pytest.fixture
+def free_port():
+    """A port that nobody else gets; `HealthServer` may bind it all the same."""
+    held = reserve()
+    yield held.getsockname()[1]
+    held.close()
+
+
+def test_what_is_not_served_is_404_and_problems_decide_on_ready():
+    problems = []
+    with HealthServer(PORT_0, lambda: problems) as server:
+        assert get(f"{server.url}/livez") == (200, b"ok\n")
+        assert get(f"{server.url}/livez", method="HEAD") == (200, b"")
+        assert ready(server.url)[:2] == (200, [])
+        for path in ("/", "/healthz", "/nonsense", "/livez/", "/metricsx", "/readyz/x"):
+            assert get(server.url + path)[0] == 404, path
+        assert get(f"{server.url}/metrics")[0] == 404, "no registry"
+        assert get(f"{server.url}/readyz?verbose")[0] == 200
+        problems[:] = [Problem("segment_damaged", "one"), Problem("replica_away", "two")]
+        assert ready(server.url)[:2] == (200, ["segment_damaged", "replica_away"]), "an operator's, not a probe's"
+        problems.append(Problem("disk_full", "three"))
+        status, words, answer = ready(server.url)
+        assert (status, words[0]) == (503, "disk_full"), "worst first"
+        assert answer["problems"][0] == {"problem": "disk_full", "why": "three", "blocks": True}
+        assert get(f"{server.url}/livez")[0] == 200, "a restart mends no disk"
+    with pytest.raises(urllib.error.URLError):
+        get(f"{server.url}/livez")
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"),
+    [
+        ({"listen": "nowhere"}, "health.listen"),
+        ({"listen": 9400}, "health.listen"),
+        ({"listen": "0.0.0.0:0"}, "health.listen"),
+        ({"listen": "127.0.0.1:0", "cert": "a.pem"}, "health.cert"),
+        ({"listen": "127.0.0.1:0", "kafka_away_limit_s": -1}, "health.kafka_away_limit_s"),
+    ],
+)
+def test_settings_are_refused_by_name(given, argument):
+    with pytest.raises(BadArgument) as refused:
+        HealthSettings(**given)
+    assert refused.value.argument == argument
+
+
+def test_an_address_in_use_and_a_closed_outbox_are_said(tmp_path):
+    with HealthServer(PORT_0, list) as server:
+        taken = HealthSettings(listen=str(server.address))
+        with pytest.raises(BadArgument, match=r"can't listen on .*in use"):
+            Outbox.open(tmp_path / "outbox", "orders", 1, "billing", health=taken)
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "billing", health=taken) as outbox:
+        outbox.append(0, b"the directory was freed").result(WAIT_S)
+        assert ready(server.url)[:2] == (200, [])
+        assert b"pushrep_outbox_state{" in get(f"{server.url}/metrics")[1]
+    with pytest.raises(urllib.error.URLError):
+        get(f"{server.url}/livez")
+
+
+def test_an_outbox_without_its_members_is_not_ready_and_ready_once_it_leads(world, free_port):
+    health = HealthSettings(listen=f"127.0.0.1:{free_port}")
+    url = f"http://127.0.0.1:{free_port}"
+    for index in (1, 2):
+        world.node(index)
+        world.nodes[index].stop()
+    with open_outbox(world, 1, 2, open_timeout_s=0.1, replica_lag_max_ms=200, health=health) as outbox:
+        status, words, _ = ready(url)
+        assert (status, words[0]) == (503, "not_leading")
+        world.node(1)
+        wait_until(lambda: ready(url)[0] == 200, "two of three are enough")
+        wait_until(lambda: ready(url)[1] == ["replica_away"], "an operator is told of the third")
+        world.nodes[1].stop()
+        receipt = outbox.append(0, b"held by one alone")
+        wait_until(lambda: ready(url)[0] == 503, "one is too few")
+        assert ready(url)[1][0] == "under_min_insync"
+        world.node(1)
+        receipt.result(WAIT_S)
+
+
+def test_a_kafka_away_for_longer_than_the_limit_is_not_ready(tmp_path, free_port):
+    held = reserve()
+    with held:
+        kafka = KafkaDestination(bootstrap_servers=f"127.0.0.1:{held.getsockname()[1]}")
+        file = tmp_path / "billing.toml"
+        file.write_text(
+            f'[outbox]\ndirectory = "{tmp_path / "outbox"}"\ntopic = "orders"\npartitions = 1\nproducer = "billing"\n'
+            "open_timeout_s = 0.1\n[health]\nkafka_away_limit_s = 0.2\n"
+        )
+        settings = outbox_settings(file, {"PUSHREP_HEALTH_LISTEN": f"127.0.0.1:{free_port}"}, kafka=kafka)
+        with Outbox.open(**settings) as outbox:
+            outbox.append(0, b"later").result(WAIT_S)
+            wait_until(lambda: ready(f"http://127.0.0.1:{free_port}")[0] == 503, "the limit is over")
+            _, words, answer = ready(f"http://127.0.0.1:{free_port}")
+            assert words == ["kafka_away"]
+            assert "1 records behind" in answer["problems"][0]["why"]
+
+
+def test_a_probe_needs_no_certificate_and_a_scraper_does(tmp_path):
+    made = make_certificates(tmp_path)
+
+    def served(name):
+        return {"cert": str(made / f"{name}.pem"), "key": str(made / f"{name}.key"), "ca": str(made / "ca.pem")}
+
+    shutil.copy(made / "node.pem", made / "mine.pem")
+    shutil.copy(made / "node.key", made / "mine.key")
+    from prometheus_client import CollectorRegistry
+
+    settings = HealthSettings(listen="127.0.0.1:0", **served("mine"))
+    probe = ssl._create_unverified_context()  # as a kubelet
+    scraper = mutual_tls(cert=made / "billing.pem", key=made / "billing.key", ca=made / "ca.pem")
+    stranger = mutual_tls(cert=made / "stranger.pem", key=made / "stranger.key", ca=made / "ca.pem")
+    problems = [Problem("damaged", "partitions 3")]
+    with HealthServer(settings, lambda: problems, CollectorRegistry()) as server:
+        assert get(f"{server.url}/livez", probe)[0] == 200
+        status, _, answer = ready(server.url, probe)
+        assert (status, answer["problems"]) == (503, [{"problem": "damaged", "blocks": True}]), "the word alone"
+        assert get(f"{server.url}/metrics", probe)[0] == 403
+        assert ready(server.url, scraper)[2]["problems"][0]["why"] == "partitions 3"
+        assert get(f"{server.url}/metrics", scraper)[0] == 200
+        with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
+            get(f"{server.url}/livez", stranger)
+        shown = ssl.get_server_certificate(server.address)
+        shutil.copy(made / "elsewhere.key", made / "mine.key")
+        (made / "mine.pem").write_text("not yet whole")
+        assert ssl.get_server_certificate(server.address) == shown, "the last one that could be used"
+        shutil.copy(made / "elsewhere.pem", made / "mine.pem")
+        assert ssl.get_server_certificate(server.address) != shown, "renewed, without a restart"
+
+
+def test_a_node_answers_for_its_health_and_for_nothing_else(tmp_path):
+    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", str(tmp_path / "copies")]
+    environment = {**os.environ, "PUSHREP_REPLICA_SERVE_METRICS": "127.0.0.1:0"}
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as node:
+        try:
+            url = node.stdout.readline().strip().rpartition(" ")[2].removesuffix("/metrics")
+            assert ready(url)[:2] == (200, [])
+            assert get(f"{url}/livez")[0] == 200
+            assert b"pushrep_node_replica_epoch" in get(f"{url}/metrics")[1]
+            assert [get(url + path)[0] for path in ("/healthz", "/nonsense", "/")] == [404, 404, 404]
+        finally:
+            node.terminate()
+    assert node.returncode == 0
