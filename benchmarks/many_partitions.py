@@ -19,7 +19,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import (
     PARTITION_METADATA_NAME,
-    Checkpoint,
+    CheckpointFile,
     encode_partition_metadata,
     read_checkpoint,
     read_clean_marker,
@@ -47,7 +47,7 @@ def make(directory: Path, partitions: int) -> None:
     names = [f"many-{n}" for n in range(partitions)]
     (clean,) = read_clean_marker(directory, REAL_FILESYSTEM).values()
     write_clean_marker(directory, dict.fromkeys(names, clean), REAL_FILESYSTEM)
-    for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.LOG_START_OFFSET, Checkpoint.HIGH_WATERMARK):
+    for checkpoint in (CheckpointFile.RECOVERY_POINT, CheckpointFile.LOG_START_OFFSET, CheckpointFile.HIGH_WATERMARK):
         (offset,) = read_checkpoint(directory, checkpoint).values()
         write_checkpoint(directory, checkpoint, dict.fromkeys(names, offset))
 

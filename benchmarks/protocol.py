@@ -18,7 +18,7 @@ from pushrep.protocol.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
-    AppendRecordsResult,
+    WireAppendRecordsResult,
 )
 from pushrep.protocol.schema_files import read_schemas, released_schemas
 from pushrep.protocol.values import Struct
@@ -52,7 +52,7 @@ def request(partitions: int) -> AppendRecordsRequest:
 
 def response(partitions: int) -> AppendRecordsResponse:
     result = {"log_end_offset": 1_000_000_700, "flushed_offset": 1_000_000_700, "grant_epoch": 256, "grant_leader": 0}
-    return AppendRecordsResponse(results=tuple(AppendRecordsResult(**result) for _ in range(partitions)))
+    return AppendRecordsResponse(results=tuple(WireAppendRecordsResult(**result) for _ in range(partitions)))
 
 
 TP = [TopicIdPartition(UUID(int=1 << 64), "orders", number) for number in range(100)]

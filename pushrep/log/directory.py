@@ -30,7 +30,7 @@ from uuid import UUID
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.directory_files import (
-    Checkpoint,
+    CheckpointFile,
     CleanLog,
     parse_log_name,
     read_checkpoint,
@@ -60,7 +60,7 @@ from pushrep.log.segment import PREALLOCATE_BYTES_MIN
 
 _LOG = logging.getLogger("pushrep.log")
 
-_GIVEN_UP = Checkpoint.GIVEN_UP
+_GIVEN_UP = CheckpointFile.GIVEN_UP
 AHEAD_BYTES_MAX = 1 << 30
 """Files grow ahead of their data by so much at most, over all open logs of a directory: 16 MiB for 64 of them."""
 _SOON_MS = 250
@@ -180,7 +180,7 @@ class LogDirectory:
         together = min(AHEAD_BYTES_MAX, self.disk.usage.total_bytes // 20)
         return max(PREALLOCATE_BYTES_MIN, together // max(1, len(self._attached)))
 
-    def checkpointed(self, checkpoint: Checkpoint, name: str) -> int | None:
+    def checkpointed(self, checkpoint: CheckpointFile, name: str) -> int | None:
         """The number remembered for a log, None if there is none."""
         with self._lock:
             return self._offsets[checkpoint].get(name)
@@ -190,7 +190,7 @@ class LogDirectory:
         with self._lock:
             return self._seen_or_given_up(name)
 
-    def remember(self, name: str, offsets: dict[Checkpoint, int]) -> None:
+    def remember(self, name: str, offsets: dict[CheckpointFile, int]) -> None:
         """Take new numbers of a log; `sync_checkpoints` puts them on disk."""
         self.check_usable()
         with self._lock:
@@ -216,7 +216,7 @@ class LogDirectory:
                 with self._lock:
                     return not self._unwritten
             with self._lock:
-                changed = {at: dict(self._offsets[at]) for at in Checkpoint if at in self._unwritten}
+                changed = {at: dict(self._offsets[at]) for at in CheckpointFile if at in self._unwritten}
                 self._unwritten.clear()
             try:
                 for checkpoint, offsets in changed.items():
@@ -241,7 +241,7 @@ class LogDirectory:
                 if self._unwritten:  # its numbers, while other logs here stay open
                     self.sync_checkpoints_soon()
                 return
-            for checkpoint in Checkpoint:
+            for checkpoint in CheckpointFile:
                 self._fall_back(checkpoint, name)
 
     def sync_checkpoints_soon(self) -> None:
@@ -349,14 +349,14 @@ class LogDirectory:
         names = set(self.filesystem.list(self.path))  # what is no longer there has no lines
         clean = read_clean_marker(self.path, self.filesystem)
         self._clean = {name: log for name, log in clean.items() if name in names}
-        found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in Checkpoint}
-        found[Checkpoint.GIVEN_UP] = read_given_up(self.path, names, self.filesystem)
+        found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in CheckpointFile}
+        found[CheckpointFile.GIVEN_UP] = read_given_up(self.path, names, self.filesystem)
         self._offsets = {at: {n: o for n, o in of.items() if n in names or at is _GIVEN_UP} for at, of in found.items()}
         for name in clean.keys() & names:  # the marker knows, too, how far a log was on disk
-            self._offsets[Checkpoint.RECOVERY_POINT].setdefault(name, clean[name].end_offset)
+            self._offsets[CheckpointFile.RECOVERY_POINT].setdefault(name, clean[name].end_offset)
         self._on_disk = {checkpoint: dict(offsets) for checkpoint, offsets in self._offsets.items()}
         self._unwritten = {checkpoint for checkpoint, kept in self._offsets.items() if kept != found[checkpoint]}
-        for name, seen in seen_of_removed(names, clean, found[Checkpoint.RECOVERY_POINT]).items():
+        for name, seen in seen_of_removed(names, clean, found[CheckpointFile.RECOVERY_POINT]).items():
             if seen > self._offsets[_GIVEN_UP].get(name, 0):
                 self._offsets[_GIVEN_UP][name] = seen
                 self._unwritten.add(_GIVEN_UP)
@@ -372,7 +372,7 @@ class LogDirectory:
             self._refuse_attached(name)
             seen = self._seen_or_given_up(name)
             self._clean.pop(name, None)
-            for checkpoint in Checkpoint:
+            for checkpoint in CheckpointFile:
                 if self._offsets[checkpoint].pop(name, None) is not None:
                     self._unwritten.add(checkpoint)
             if seen:
@@ -386,19 +386,21 @@ class LogDirectory:
         return max(self._seen_to(name, self._published.entry(name)), self._offsets[_GIVEN_UP].get(name, 0))
 
     def _seen_to(self, name: str, entry: PublishedEntry) -> int:
-        return seen_to(entry.last_words(), self._clean.get(name), self._offsets[Checkpoint.RECOVERY_POINT].get(name))
+        return seen_to(
+            entry.last_words(), self._clean.get(name), self._offsets[CheckpointFile.RECOVERY_POINT].get(name)
+        )
 
     def _refuse_attached(self, name: str) -> None:
         if name in self._attached:
             raise LogLocked(self.path / name, self.owner_pid, is_own=True)
 
-    def _fall_back(self, checkpoint: Checkpoint, name: str) -> None:
+    def _fall_back(self, checkpoint: CheckpointFile, name: str) -> None:
         """To the lower of remembered and written: a close after a failed sync must not raise what is believed.
 
         A log start that rose stays: the segments below it are gone. So does what was about to be given up.
         """
         offset, written = self._offsets[checkpoint].get(name), self._on_disk[checkpoint].get(name)
-        if offset is None or checkpoint in {Checkpoint.LOG_START_OFFSET, _GIVEN_UP}:
+        if offset is None or checkpoint in {CheckpointFile.LOG_START_OFFSET, _GIVEN_UP}:
             return
         if written is None:
             del self._offsets[checkpoint][name]
@@ -435,7 +437,7 @@ class DirectoryView:
     @property
     def recovery_point(self) -> int | None:
         """First offset not known to be on disk, as remembered; None if the log has none."""
-        return self._directory.checkpointed(Checkpoint.RECOVERY_POINT, self.name)
+        return self._directory.checkpointed(CheckpointFile.RECOVERY_POINT, self.name)
 
     @property
     def known_on_disk(self) -> int | None:
@@ -452,17 +454,17 @@ class DirectoryView:
     @property
     def log_start_offset(self) -> int | None:
         """First readable offset, as remembered; None if the log has none."""
-        return self._directory.checkpointed(Checkpoint.LOG_START_OFFSET, self.name)
+        return self._directory.checkpointed(CheckpointFile.LOG_START_OFFSET, self.name)
 
     @property
     def high_watermark(self) -> int | None:
         """The high watermark, as remembered; None if the log has none."""
-        return self._directory.checkpointed(Checkpoint.HIGH_WATERMARK, self.name)
+        return self._directory.checkpointed(CheckpointFile.HIGH_WATERMARK, self.name)
 
     @property
     def cleaned_offset(self) -> int:
         """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
-        return self._directory.checkpointed(Checkpoint.CLEANED_OFFSET, self.name) or 0
+        return self._directory.checkpointed(CheckpointFile.CLEANED_OFFSET, self.name) or 0
 
     def ahead_bytes_max(self) -> int:
         """So far one log's newest file may be grown ahead of its data."""
@@ -492,10 +494,10 @@ class DirectoryView:
         """Remember these; on disk after the next `sync_checkpoints` of any log here, or the directory's last close."""
         self._check_open()
         given = {
-            Checkpoint.RECOVERY_POINT: recovery_point,
-            Checkpoint.HIGH_WATERMARK: high_watermark,
-            Checkpoint.LOG_START_OFFSET: log_start_offset,
-            Checkpoint.CLEANED_OFFSET: cleaned_offset,
+            CheckpointFile.RECOVERY_POINT: recovery_point,
+            CheckpointFile.HIGH_WATERMARK: high_watermark,
+            CheckpointFile.LOG_START_OFFSET: log_start_offset,
+            CheckpointFile.CLEANED_OFFSET: cleaned_offset,
         }
         self._directory.remember(self.name, {at: offset for at, offset in given.items() if offset is not None})
 

@@ -152,7 +152,7 @@ CRC_TOPIC = "#crc32c#"
 FILE_BYTES_MAX = 64 * 1024 * 1024
 
 
-class Checkpoint(Enum):
+class CheckpointFile(Enum):
     """The files, by what their number is; numbers that change together are written in this order."""
 
     GIVEN_UP = "given-up-offset-checkpoint"
@@ -205,7 +205,7 @@ def decode_checkpoint(data: bytes) -> dict[str, int]:
 
 
 def read_checkpoint(
-    directory: Path, checkpoint: Checkpoint, filesystem: Filesystem = REAL_FILESYSTEM
+    directory: Path, checkpoint: CheckpointFile, filesystem: Filesystem = REAL_FILESYSTEM
 ) -> dict[str, int]:
     """{name of the log: offset}; empty if the file is absent or bad, which is logged as a warning."""
     path = directory / checkpoint.value
@@ -219,23 +219,23 @@ def read_checkpoint(
 
 def read_cleaned_offset(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int:
     """Kafka's cleaner may have taken offsets of the log at `log` below this; 0 for a log that it never saw."""
-    return read_checkpoint(log.parent, Checkpoint.CLEANED_OFFSET, filesystem).get(log.name, 0)
+    return read_checkpoint(log.parent, CheckpointFile.CLEANED_OFFSET, filesystem).get(log.name, 0)
 
 
 def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Checkpoints:
     """All of the files, for readers beside a writer: no lock, and each file is a whole one, old or new."""
     directory = Path(directory)
     return Checkpoints(
-        recovery_points=read_checkpoint(directory, Checkpoint.RECOVERY_POINT, filesystem),
-        log_start_offsets=read_checkpoint(directory, Checkpoint.LOG_START_OFFSET, filesystem),
-        high_watermarks=read_checkpoint(directory, Checkpoint.HIGH_WATERMARK, filesystem),
-        cleaned_offsets=read_checkpoint(directory, Checkpoint.CLEANED_OFFSET, filesystem),
-        given_up_offsets=read_checkpoint(directory, Checkpoint.GIVEN_UP, filesystem),
+        recovery_points=read_checkpoint(directory, CheckpointFile.RECOVERY_POINT, filesystem),
+        log_start_offsets=read_checkpoint(directory, CheckpointFile.LOG_START_OFFSET, filesystem),
+        high_watermarks=read_checkpoint(directory, CheckpointFile.HIGH_WATERMARK, filesystem),
+        cleaned_offsets=read_checkpoint(directory, CheckpointFile.CLEANED_OFFSET, filesystem),
+        given_up_offsets=read_checkpoint(directory, CheckpointFile.GIVEN_UP, filesystem),
     )
 
 
 def write_checkpoint(
-    directory: Path, checkpoint: Checkpoint, offsets: Mapping[str, int], filesystem: Filesystem = REAL_FILESYSTEM
+    directory: Path, checkpoint: CheckpointFile, offsets: Mapping[str, int], filesystem: Filesystem = REAL_FILESYSTEM
 ) -> None:
     """Replace the file; it is on disk under its name when this returns. Raises OSError, the old file then stands."""
     write_atomic(filesystem, directory / checkpoint.value, [encode_checkpoint(offsets)])

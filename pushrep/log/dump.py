@@ -20,7 +20,7 @@ from pushrep.log.directory_files import (
     LEADER_EPOCHS_NAME,
     PARTITION_METADATA_NAME,
     BadCheckpoint,
-    Checkpoint,
+    CheckpointFile,
     decode_checkpoint,
     decode_clean_marker,
     decode_leader_epochs,
@@ -237,7 +237,7 @@ def _metadata_lines(data: bytes) -> list[str]:
 
 
 _DECODERS = {
-    **{checkpoint.value: _checkpoint_lines for checkpoint in Checkpoint},
+    **{checkpoint.value: _checkpoint_lines for checkpoint in CheckpointFile},
     CLEAN_MARKER_NAME: _marker_lines,
     LEADER_EPOCHS_NAME: _epoch_lines,
     PARTITION_METADATA_NAME: _metadata_lines,

@@ -26,7 +26,7 @@ from pathlib import Path
 from pushrep.env import Filesystem
 from pushrep.log.directory_files import (
     BadCheckpoint,
-    Checkpoint,
+    CheckpointFile,
     CleanLog,
     decode_checkpoint,
     is_log_name,
@@ -58,7 +58,7 @@ def read_given_up(directory: Path, names: set[str], filesystem: Filesystem) -> d
 
     Other checkpoints count as absent then. This one may not: what it forgets would be given out a second time.
     """
-    path = directory / Checkpoint.GIVEN_UP.value
+    path = directory / CheckpointFile.GIVEN_UP.value
     try:
         data = read_bounded(path, filesystem)
         return decode_checkpoint(data) if data is not None else {}

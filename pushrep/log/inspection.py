@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem
 from pushrep.log.directory_files import (
-    Checkpoint,
+    CheckpointFile,
     CleanLog,
     parse_log_name,
     read_checkpoint,
@@ -156,15 +156,15 @@ def lock_holder(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> in
 def read_state(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogState:
     """What the directory above says of the log at `log`, now."""
     directory, name = log.parent, log.name
-    offsets = {at: read_checkpoint(directory, at, filesystem).get(name) for at in Checkpoint}
+    offsets = {at: read_checkpoint(directory, at, filesystem).get(name) for at in CheckpointFile}
     return LogState(
         writer_pid=lock_holder(directory, filesystem),
         published=read_published(directory, name, filesystem),
         clean=read_clean_marker(directory, filesystem).get(name),
-        recovery_point=offsets[Checkpoint.RECOVERY_POINT],
-        high_watermark=offsets[Checkpoint.HIGH_WATERMARK],
-        log_start_offset=offsets[Checkpoint.LOG_START_OFFSET],
-        cleaned_offset=offsets[Checkpoint.CLEANED_OFFSET] or 0,
+        recovery_point=offsets[CheckpointFile.RECOVERY_POINT],
+        high_watermark=offsets[CheckpointFile.HIGH_WATERMARK],
+        log_start_offset=offsets[CheckpointFile.LOG_START_OFFSET],
+        cleaned_offset=offsets[CheckpointFile.CLEANED_OFFSET] or 0,
         is_copy=read_directory_id(directory, filesystem)[1] is CopyVerdict.COPY,
     )
 

@@ -10,7 +10,7 @@ find behind damage nothing is believed that was not known to be on disk.
 from typing import NamedTuple
 
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import Checkpoint
+from pushrep.log.directory_files import CheckpointFile
 from pushrep.log.segment_log import SegmentLog
 
 
@@ -23,7 +23,7 @@ class HeldTo(NamedTuple):
 
 def held_to(directory: LogDirectory, name: str) -> HeldTo:
     """Ask before the log is opened: opening lowers what it does not find."""
-    return HeldTo(directory.checkpointed(Checkpoint.HIGH_WATERMARK, name) or 0, directory.seen_to(name))
+    return HeldTo(directory.checkpointed(CheckpointFile.HIGH_WATERMARK, name) or 0, directory.seen_to(name))
 
 
 def lost_behind(log: SegmentLog, held: HeldTo) -> int | None:

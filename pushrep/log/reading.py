@@ -52,7 +52,7 @@ class _Place(NamedTuple):
     leader_epoch: int = -1
 
 
-class Readable(Protocol):
+class ReadableLog(Protocol):
     """A log as its reader needs it; every answer may change between two calls."""
 
     def bounds(self) -> Bounds:
@@ -78,7 +78,7 @@ class BatchReader:
     Everything raises OffsetOutOfRange outside of the range, CorruptBatch at bytes that are no batch, OSError.
     """
 
-    def __init__(self, filesystem: Filesystem, directory: Path, log: Readable) -> None:
+    def __init__(self, filesystem: Filesystem, directory: Path, log: ReadableLog) -> None:
         self._filesystem, self._directory, self._log = filesystem, directory, log
         # Where the last reads ended: who reads on needs no index.
         self._hints: dict[int, _Place] = {}

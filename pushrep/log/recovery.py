@@ -37,9 +37,9 @@ import numpy as np
 from pushrep.env import Clock, File, Filesystem
 from pushrep.log.config import LogConfig
 from pushrep.log.cutting import TailMove, end_moves, move_aside, remove_segments, set_aside
-from pushrep.log.directory_files import Checkpoint, CleanLog, parse_log_name
+from pushrep.log.directory_files import CheckpointFile, CleanLog, parse_log_name
 from pushrep.log.errors import CorruptLog, LogPoisoned
-from pushrep.log.recovery_plan import LogFacts, Opening, RecoveryPlan, recovery_plan
+from pushrep.log.recovery_plan import Opening, RecoveryFacts, RecoveryPlan, recovery_plan
 from pushrep.log.scrub import ScrubFinding
 from pushrep.log.seals import HeadersCrc, read_seal, remove_seals
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
@@ -311,7 +311,7 @@ class Recovery:
         return self._recovered(plan, [start], active, start)
 
     def _plan(self, bases: Sequence[int], recovery_point: int | None, clean: CleanLog | None) -> RecoveryPlan:
-        facts = LogFacts(
+        facts = RecoveryFacts(
             bases=bases,
             newest_bytes=self._size(bases[-1]),
             recovery_point=recovery_point,
@@ -484,7 +484,11 @@ class Recovery:
         if next_base is None or end == next_base or self._range(base).is_hole(end, next_base):
             return
         names = (segment_path(Path(), base).name, segment_path(Path(), next_base).name)
-        kind = f"a gap that {Checkpoint.CLEANED_OFFSET.value} does not account for" if end < next_base else "an overlap"
+        kind = (
+            f"a gap that {CheckpointFile.CLEANED_OFFSET.value} does not account for"
+            if end < next_base
+            else "an overlap"
+        )
         raise CorruptLog(self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}")
 
     def _refuse_begun_behind(self, newest: int, closed_at: int) -> None:

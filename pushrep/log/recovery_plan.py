@@ -32,7 +32,7 @@ class Opening(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogFacts:
+class RecoveryFacts:
     """What is known before any batch is read.
 
     bases: base offsets of the segments, ascending. newest_bytes: size of the newest segment's file.
@@ -60,7 +60,7 @@ class RecoveryPlan:
     recovery_point: int
 
 
-def recovery_plan(facts: LogFacts, first_batch_is_whole: Callable[[int], bool]) -> RecoveryPlan:
+def recovery_plan(facts: RecoveryFacts, first_batch_is_whole: Callable[[int], bool]) -> RecoveryPlan:
     """The plan for a log with at least one segment.
 
     `first_batch_is_whole(base)` tells whether the segment begins with a whole batch in its range; it is asked of as
@@ -84,7 +84,7 @@ def recovery_plan(facts: LogFacts, first_batch_is_whole: Callable[[int], bool]) 
     )
 
 
-def _normal(facts: LogFacts, clean: CleanLog) -> RecoveryPlan:
+def _normal(facts: RecoveryFacts, clean: CleanLog) -> RecoveryPlan:
     newest = len(facts.bases) - 1
     first = max(0, newest + 1 - facts.verify_last_segments) if facts.verify_last_segments else newest
     start_offset = facts.bases[first] if facts.verify_last_segments else max(facts.bases[newest], clean.end_offset)

@@ -28,7 +28,7 @@ from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_files import (
     LEADER_EPOCHS_NAME,
     PARTITION_METADATA_NAME,
-    Checkpoint,
+    CheckpointFile,
     read_cleaned_offset,
     read_leader_epochs,
     read_partition_metadata,
@@ -44,7 +44,7 @@ from pushrep.log.scrub import Scrub
 from pushrep.log.seals import Seal, remove_seals, write_seal
 from pushrep.log.segment import Segment
 from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, SEAL_SUFFIX, free_name, list_segments, segment_path
-from pushrep.log.segment_look import BATCH_KINDS, Expected, Kind, segment_name
+from pushrep.log.segment_look import BATCH_KINDS, Expected, FindingKind, segment_name
 from pushrep.log.splicing import Piece, RepairRefused, SegmentSplice, SplicePlan, SplicePlanner
 from pushrep.log.verify import VerifyReport, verify_log
 from pushrep.log.walk import WINDOW_BYTES, Damage, ScanRange, TornTail, WholeBatch, scan
@@ -155,7 +155,8 @@ class Repairer:
                 why = f": {bad.file}: {bad.reason}" if bad is not None else ""
                 raise RepairRefused(
                     f"{self._log} has whole batches up to offset {found.verified_to} only, even if it is "
-                    f"cleaned below {offset}{why}; name the offset of the broker's {Checkpoint.CLEANED_OFFSET.value}"
+                    f"cleaned below {offset}{why}; name the offset of the broker's "
+                    f"{CheckpointFile.CLEANED_OFFSET.value}"
                 )
         with self._view() as view:
             view.checkpoint(cleaned_offset=offset)
@@ -175,7 +176,9 @@ class Repairer:
                 report.cut = view.reserve.with_room(partial(self._cut, view, place))
             self._mend_small_files(report, copy)
             self._drop_seals_that_lie(report, copy)
-            named = {finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is Kind.INDEX}
+            named = {
+                finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is FindingKind.INDEX
+            }
             report.rebuilt += rebuild_indexes(self._filesystem, self._log, [int(stem) for stem in sorted(named)])
             self._settle(view, place.offset if place is not None else None)
         report.after = verify_log(self._log, filesystem=self._filesystem, clock=self._clock)
@@ -329,7 +332,7 @@ class Repairer:
         )
 
     def _mend_small_files(self, report: RepairReport, copy: Path | None) -> None:
-        bad = {finding.file for finding in report.before.findings if finding.kind is Kind.FILE}
+        bad = {finding.file for finding in report.before.findings if finding.kind is FindingKind.FILE}
         remove_seals(self._filesystem, self._log, [int(name[:20]) for name in bad if name.endswith(SEAL_SUFFIX)])
         if LEADER_EPOCHS_NAME in bad:
             report.kept_as.append(self._keep_whole(LEADER_EPOCHS_NAME))
@@ -345,7 +348,7 @@ class Repairer:
     def _drop_seals_that_lie(self, report: RepairReport, copy: Path | None) -> None:
         """Where a copy has the very bytes that a seal contradicts, the seal is what is wrong: the scrub makes one."""
         for finding in report.before.findings if copy is not None else ():
-            if finding.kind is Kind.SEAL and self._is_as_in(finding.file, copy):
+            if finding.kind is FindingKind.SEAL and self._is_as_in(finding.file, copy):
                 remove_seals(self._filesystem, self._log, [int(finding.file[:20])])
                 report.rebuilt.append(Path(finding.file).with_suffix(SEAL_SUFFIX).name)
 
@@ -479,7 +482,7 @@ def _foretell(report: RepairReport, plan: SplicePlan | None, place: CutPlace | N
         report.spliced += _spliced(segment)
     if place is not None:
         report.cut = Cut(place.offset, segment_name(place.base_offset), place.position, 0, "would be cut by name", ())
-    report.rebuilt += [f.file for f in report.before.findings if f.kind in {Kind.INDEX, Kind.FILE}]
+    report.rebuilt += [f.file for f in report.before.findings if f.kind in {FindingKind.INDEX, FindingKind.FILE}]
 
 
 def _spliced(segment: SegmentSplice) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from pushrep.log.directory_files import parse_log_name, read_partition_metadata
 from pushrep.log.errors import CorruptBatch
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
-from pushrep.log.walk import Readable, ScanRange, scan_headers, why_not
+from pushrep.log.walk import ReadableFile, ScanRange, scan_headers, why_not
 from pushrep.records.header import SEALED_BYTES
 
 _FILES_MAX = 4096
@@ -77,7 +77,7 @@ def _identity(file: File) -> _Identity | None:
 class _LastRead:
     """A file that remembers what was read last, which is where a scan has found a header."""
 
-    def __init__(self, file: Readable) -> None:
+    def __init__(self, file: ReadableFile) -> None:
         self._file, self._data, self._start = file, b"", 0
         self.size = file.size
 

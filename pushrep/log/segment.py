@@ -30,7 +30,7 @@ from pushrep.log.seals import HeadersCrc, Seal, remove_seals
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.walk import (
     CleanEnd,
-    Readable,
+    ReadableFile,
     RunStep,
     ScannedHeader,
     ScanRange,
@@ -439,7 +439,7 @@ class Segment:
 def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, who hears of a bad index
     filesystem: Filesystem,
     directory: Path,
-    file: Readable,
+    file: ReadableFile,
     what: ScanRange,
     offset: int,
     on_ignored: Callable[[int], None] | None = None,

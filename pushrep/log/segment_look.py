@@ -31,7 +31,7 @@ from pushrep.records.leader_epochs import LeaderEpochs
 _TELL_EVERY_BYTES = 8 << 20
 
 
-class Kind(Enum):
+class FindingKind(Enum):
     """What was found, by what helps."""
 
     DAMAGE = "damage"
@@ -50,7 +50,7 @@ class Kind(Enum):
     """A small file beside the segments is bad."""
 
 
-BATCH_KINDS = frozenset({Kind.DAMAGE, Kind.EPOCH, Kind.JOINT, Kind.END, Kind.SEAL})
+BATCH_KINDS = frozenset({FindingKind.DAMAGE, FindingKind.EPOCH, FindingKind.JOINT, FindingKind.END, FindingKind.SEAL})
 """What concerns the batches themselves; the rest can be made again from them."""
 
 
@@ -58,7 +58,7 @@ BATCH_KINDS = frozenset({Kind.DAMAGE, Kind.EPOCH, Kind.JOINT, Kind.END, Kind.SEA
 class Finding:
     """One damage: in which file, at which byte of it, which offset is the first that is concerned, and why."""
 
-    kind: Kind
+    kind: FindingKind
     file: str
     position: int | None
     offset: int | None
@@ -175,7 +175,7 @@ class _Walk:
                 return
             for run in (step,) if self._is_plain(step, limit) else step.singles():
                 if reason := self._contradiction(run, limit):
-                    self._findings.append(self._at(Kind.EPOCH, reason))
+                    self._findings.append(self._at(FindingKind.EPOCH, reason))
                     return
                 self._take(run)
                 yield run
@@ -213,7 +213,7 @@ class _Walk:
         if not self._findings and self._torn is None:
             for fault in self._indexes.faults(tolerated):
                 name = segment_name(task.base_offset, fault.suffix)
-                self._findings.append(Finding(Kind.INDEX, name, fault.position, None, fault.reason))
+                self._findings.append(Finding(FindingKind.INDEX, name, fault.position, None, fault.reason))
         return SegmentLook(
             tuple(self._findings),
             self._torn,
@@ -237,7 +237,7 @@ class _Walk:
             end = self._next_offset if task.next_base is None else task.next_base
             why = task.seal.why_resized(self.position, self._headers.covered, task.base_offset, end)
         if why is not None:
-            self._findings.append(Finding(Kind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
+            self._findings.append(Finding(FindingKind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
 
     def _contradiction(self, run: BatchRun, limit: int | None) -> str | None:
         """Why its first batch is not the one that was written here: what its CRC does not cover, others know."""
@@ -251,9 +251,9 @@ class _Walk:
     def _judge_end(self, end: ScanEnd, size_bytes: int) -> None:
         task, expected = self._task, self._task.expected
         if isinstance(end, Damage) or (isinstance(end, TornTail) and expected.below is None):
-            self._findings.append(self._at(Kind.DAMAGE, end.reason))
+            self._findings.append(self._at(FindingKind.DAMAGE, end.reason))
         elif isinstance(end, TornTail):
-            kind = Kind.END if expected.exact_bytes is not None else Kind.DAMAGE
+            kind = FindingKind.END if expected.exact_bytes is not None else FindingKind.DAMAGE
             found = self._at(kind, end.reason)
             if expected.exact_bytes is None and not expected.is_live:
                 self._torn = found
@@ -262,7 +262,7 @@ class _Walk:
         elif task.next_base is not None and not expected.accounts_for(end.next_offset, task.next_base):
             gap = "a gap" if end.next_offset < task.next_base else "an overlap"
             why = f"it ends at {end.next_offset}, {segment_name(task.next_base)} begins at {task.next_base}: {gap}"
-            self._findings.append(self._at(Kind.JOINT, why))
+            self._findings.append(self._at(FindingKind.JOINT, why))
         elif task.next_base is None:
             self._judge_clean_end(end, size_bytes)
 
@@ -272,14 +272,14 @@ class _Walk:
             return
         if end.next_offset != expected.below:
             self._findings.append(
-                self._at(Kind.END, f"the log ends at {end.next_offset}, it was closed at {expected.below}")
+                self._at(FindingKind.END, f"the log ends at {end.next_offset}, it was closed at {expected.below}")
             )
         elif size_bytes != expected.exact_bytes:
             self._findings.append(
-                self._at(Kind.END, f"the file has {size_bytes} bytes, it was closed with {expected.exact_bytes}")
+                self._at(FindingKind.END, f"the file has {size_bytes} bytes, it was closed with {expected.exact_bytes}")
             )
 
-    def _at(self, kind: Kind, reason: str) -> Finding:
+    def _at(self, kind: FindingKind, reason: str) -> Finding:
         return Finding(kind, segment_name(self._task.base_offset), self.position, self._next_offset, reason)
 
 

@@ -44,7 +44,7 @@ from pushrep.log.segment_look import (
     BATCH_KINDS,
     Expected,
     Finding,
-    Kind,
+    FindingKind,
     SegmentLook,
     SegmentTask,
     look_at_segment,
@@ -138,10 +138,10 @@ class Verifier:
             if self._first.is_live and bases[0] <= self._start_now():
                 return []  # retention went on meanwhile
             why = f"the log starts at {start}, its first file is missing; {segment_name(bases[0])} is the first"
-            return [Finding(Kind.JOINT, segment_name(start), None, start, why)]
+            return [Finding(FindingKind.JOINT, segment_name(start), None, start, why)]
         if not bases and (self._first.below or 0) > start:
             why = f"no segment is there, but offsets up to {self._first.below} were"
-            return [Finding(Kind.JOINT, segment_name(start), None, start, why)]
+            return [Finding(FindingKind.JOINT, segment_name(start), None, start, why)]
         return []
 
     def _start_now(self) -> int:
@@ -235,14 +235,14 @@ def small_files(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Fin
     try:
         read_partition_metadata(log, filesystem)
     except CorruptPartitionMetadata as error:
-        found.append(Finding(Kind.FILE, PARTITION_METADATA_NAME, None, None, error.why))
+        found.append(Finding(FindingKind.FILE, PARTITION_METADATA_NAME, None, None, error.why))
     for base in list_segments(filesystem, log)[:-1]:
         try:
             checked_seal(filesystem, log, base)
         except BadSeal as error:
-            found.append(Finding(Kind.FILE, segment_name(base, SEAL_SUFFIX), None, None, str(error)))
+            found.append(Finding(FindingKind.FILE, segment_name(base, SEAL_SUFFIX), None, None, str(error)))
     if (why := _bad_epochs(log, filesystem)) is not None:
-        found.append(Finding(Kind.FILE, LEADER_EPOCHS_NAME, None, None, why))
+        found.append(Finding(FindingKind.FILE, LEADER_EPOCHS_NAME, None, None, why))
     return found
 
 

@@ -108,7 +108,7 @@ ScannedHeader: TypeAlias = tuple[int, int, int, int, int, int, int]
 time. No NamedTuple: making one costs a third of the scan."""
 
 
-class Readable(Protocol):
+class ReadableFile(Protocol):
     """What a scan of headers needs of a File."""
 
     def read_at(self, size: int, position: int) -> bytes: ...
@@ -381,7 +381,7 @@ def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: 
     return count
 
 
-def scan_headers(file: Readable, what: ScanRange, first_bytes: int = HEADER_BYTES) -> Iterator[ScannedHeader]:
+def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_BYTES) -> Iterator[ScannedHeader]:
     """Every batch in its place by the headers alone, up to the first that is not, or is not all in the file.
 
     `why_not` then says what is the matter. The CRC is the business of who reads the bytes: until then a last offset is
@@ -447,7 +447,7 @@ def ends_clean(file: File, what: ScanRange) -> bool:
     return isinstance(next(scan(file, what, window_bytes=HEADER_BYTES)), CleanEnd)
 
 
-def from_index_entry(file: Readable, what: ScanRange, entry: tuple[int, int] | None) -> ScanRange:
+def from_index_entry(file: ReadableFile, what: ScanRange, entry: tuple[int, int] | None) -> ScanRange:
     """`what` from the batch on that an entry (relative offset, position) of an index names; as it was without one.
 
     An entry is a hint: it counts if a batch stands there that ends with the very offset. Raises OSError.

@@ -21,7 +21,7 @@ from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.node.election_state import ElectionStateStore
-from pushrep.node.member_clients import Answers, MemberClients, ends_of
+from pushrep.node.member_clients import MemberAnswers, MemberClients, ends_of
 from pushrep.node.replica import cut_unfenced
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.settings import PushSettings
@@ -35,7 +35,7 @@ from pushrep.replication.candidate import (
     Lead,
     Look,
     MemberAnswer,
-    PartitionLog,
+    MemberLog,
     Purpose,
     Refused,
     SendGrant,
@@ -85,7 +85,7 @@ class Election:
         """What this member says of itself."""
         kept = self.keeper.kept
         logs = {
-            number: PartitionLog(
+            number: MemberLog(
                 log=ends_of(log),
                 high_watermark=log.high_watermark,
                 is_damaged=log.damaged_from is not None or kept.unfilled.get(log.path.name, 0) > log.log_end_offset,
@@ -284,9 +284,9 @@ class Election:
             if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is Outcome.NONE:
                 self.keeper.keep(kept.with_grant(newest))
 
-    def _round(self, timeout_s: float) -> Answers:
+    def _round(self, timeout_s: float) -> MemberAnswers:
         self._clients.generation = self.keeper.kept.generation
-        return Answers(self._settings, self._clock, timeout_s)
+        return MemberAnswers(self._settings, self._clock, timeout_s)
 
     def _ask(self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer]) -> None:
         for index in members:

@@ -30,7 +30,7 @@ from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
 from pushrep.env.filesystem import read_whole, write_atomic
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import Checkpoint, is_log_name
+from pushrep.log.directory_files import CheckpointFile, is_log_name
 from pushrep.log.directory_id import read_directory_id
 from pushrep.log.replicated_log import STALE_SUFFIX
 from pushrep.node.errors import CorruptNodeFile
@@ -139,7 +139,7 @@ class ElectionStateStore:
             names = [name for name in filesystem.list(self.directory) if is_log_name(name)]
             if names:
                 held.sync_checkpoints()
-            for checkpoint in Checkpoint:
+            for checkpoint in CheckpointFile:
                 data = read_whole(filesystem, self.directory / checkpoint.value, _FILE_BYTES_MAX) if names else None
                 if data is not None and not filesystem.exists(aside / checkpoint.value):
                     write_atomic(filesystem, aside / checkpoint.value, [data])

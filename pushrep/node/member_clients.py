@@ -1,6 +1,6 @@
 """Asking the other members of an outbox: all at once, each in a thread, until enough answered or nobody else will.
 
-    MemberClients.describe, .offer ─▶ a thread for each member ─▶ Answers.next() ─▶ MemberAnswer, None when it is over
+    MemberClients.describe, .offer ─▶ a thread for each member ─▶ MemberAnswers.next() ─▶ MemberAnswer, at last None
 
 What a node says becomes a MemberAnswer here. One that can't be asked, says nonsense, or knows another outbox under the
 id gives no answer: it is missing in the count, and the log says why.
@@ -33,7 +33,7 @@ from pushrep.push.sockets import Address
 from pushrep.push.wire import grant_from_wire, grant_to_wire, log_ends_of
 from pushrep.records import RecordBatch
 from pushrep.records.joining import misjoined
-from pushrep.replication.candidate import MemberAnswer, PartitionLog
+from pushrep.replication.candidate import MemberAnswer, MemberLog
 from pushrep.replication.epochs import EpochEnd, LogEnds, Unfenced
 from pushrep.replication.errors import BadGrant
 from pushrep.replication.grants import Grant
@@ -46,7 +46,7 @@ _FETCH_BYTES = 4 << 20
 R = TypeVar("R", DescribeLogResponse, GrantResponse)
 
 
-class Answers:
+class MemberAnswers:
     """What one round of questions brings. One thread takes them."""
 
     def __init__(self, settings: PushSettings, clock: Clock, timeout_s: float) -> None:
@@ -177,7 +177,7 @@ class MemberClients:
         return answer
 
 
-def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[int, PartitionLog]]:
+def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[int, MemberLog]]:
     """By partition. One that the member does not have is not there; one that it can't open is damaged."""
     for one in descriptions:
         if one.error_code is ErrorCode.UNKNOWN_TOPIC_ID:
@@ -187,7 +187,7 @@ def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[in
             unfenced = Unfenced(one.ungranted_from, EpochEnd(one.granted_epoch, one.granted_end_offset))
         yield (
             one.tp.partition,
-            PartitionLog(
+            MemberLog(
                 log=log_ends_of(one),
                 high_watermark=one.high_watermark,
                 is_damaged=one.error_code is not ErrorCode.NONE or one.damaged_from >= 0,

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from pushrep.errors import PushrepError
 from pushrep.metrics import Families
-from pushrep.node.replica import Replica
+from pushrep.node.replica import ReplicaLog
 from pushrep.node.replica_node import ReplicaNode
 
 
@@ -67,7 +67,7 @@ class NodeCollector(Collector):
         families.counter("pushrep_replay_sent_records", "Sent by replays.", {}, replays.records_sent)
 
 
-def _log(families: Families, labels: dict[str, str], replica: Replica) -> None:
+def _log(families: Families, labels: dict[str, str], replica: ReplicaLog) -> None:
     log, last_contact_s = replica.log, replica.last_contact_ms / 1000
     for name, help_, value in (
         ("pushrep_log_start_offset", "First offset that can be read.", log.log_start_offset),

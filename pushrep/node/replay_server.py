@@ -22,7 +22,7 @@ from pushrep.node.replay_line import Handed, Line
 from pushrep.node.replay_recordings import KeptRecording, Recordings
 from pushrep.node.replay_session import ServedSession
 from pushrep.node.replay_watching import Watched
-from pushrep.node.replay_worker import Worker
+from pushrep.node.replay_worker import DiskWorker
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.errors import ProtocolError
 from pushrep.protocol.server import Call, Told
@@ -64,7 +64,7 @@ class ReplayServer:
     ) -> None:
         self.recordings, self.named_counters = recordings, counters
         self.sessions = ReplaySessions(settings, random.SystemRandom().getrandbits)
-        self.worker = Worker(network.threads, "pushrep-node-replay-disk")
+        self.worker = DiskWorker(network.threads, "pushrep-node-replay-disk")
         self.files = OpenSegments(recordings.store.filesystem)
         self.served: dict[int, ServedSession] = {}
         self.watched = Watched()

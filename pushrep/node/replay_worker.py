@@ -12,7 +12,7 @@ from pushrep.env import Thread, Threads
 _LOG = logging.getLogger("pushrep.node")
 
 
-class Worker:
+class DiskWorker:
     """Does jobs in order. `do` and `stop` may come from any thread; a job's errors are its own."""
 
     def __init__(self, threads: Threads, name: str) -> None:

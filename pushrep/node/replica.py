@@ -24,7 +24,7 @@ from pushrep.records import RecordBatch
 from pushrep.replication import effects as does
 from pushrep.replication.effects import NO_SESSION, Answer, FollowerEffect, ReplicaSession
 from pushrep.replication.epochs import LogEnds
-from pushrep.replication.findings import Finding
+from pushrep.replication.findings import RequestFinding
 from pushrep.replication.follower import ReplicaState, follow, storage_error
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
 from pushrep.replication.outcome import Outcome
@@ -50,7 +50,7 @@ class HoldsElectionState(Protocol):
     def note_contact(self, leader_epoch: int) -> None: ...
 
 
-class Replica:
+class ReplicaLog:
     """A log that follows, made by the node. Thread-safe. A failed one is opened again when it is described next."""
 
     def __init__(  # noqa: PLR0913 - what a log stands on, all by name
@@ -70,7 +70,7 @@ class Replica:
         self.tp, self.replica_epoch = tp, replica_epoch
         self.failure: BaseException | None = None
         """Why the log is offline, if its disk failed."""
-        self.finding: Finding | None = None
+        self.finding: RequestFinding | None = None
         """Why it waits for an operator, if it does."""
         self.last_contact_ms = -1
         self.refused: str | None = None
@@ -277,7 +277,7 @@ class Replica:
     def _open_session(self, session: ReplicaSession) -> None:
         self._session = session
 
-    def _go_offline(self, finding: Finding) -> None:
+    def _go_offline(self, finding: RequestFinding) -> None:
         self.finding = finding
         _LOG.error("%s waits for an operator: %s", self.tp, finding.name)
 
@@ -310,7 +310,7 @@ class Replica:
         return data if data and RecordBatch(data).header.base_offset == offset else None
 
 
-_DONE_BY: Mapping[type, Callable[[Replica, Any], None]] = {
+_DONE_BY: Mapping[type, Callable[[ReplicaLog, Any], None]] = {
     does.Append: lambda self, do: self.log.append_as_is(
         [RecordBatch(batch.data, batch.header) for batch in do.batches], cleaned_offset=do.cleaned_offset
     ),

@@ -3,7 +3,7 @@
     with ReplicaNode(directory, NodeSettings(address=Address("127.0.0.1", 7400), allow=frozenset({"any"}))) as node:
         ...                     listens from here on; node.address tells the port
 
-store.py keeps the logs, answers.py answers, connections.py owns sockets and threads, replay_*.py what is replayed.
+store.py keeps the logs, calls.py answers, connections.py owns sockets and threads, replay_*.py what is replayed.
 """
 
 import logging
@@ -19,14 +19,14 @@ from pushrep.errors import BadArgument, checked_path
 from pushrep.log.inspection import is_log
 from pushrep.log.slots import OUTBOX_FILE_NAME
 from pushrep.node.access import Access, Kept
-from pushrep.node.answers import Answers
+from pushrep.node.calls import NodeCalls
 from pushrep.node.connections import Connections
 from pushrep.node.errors import CantListen
 from pushrep.node.refusals import CountedAnswers, Refused
 from pushrep.node.reloading import Reloading
 from pushrep.node.replay_recordings import Recordings
 from pushrep.node.replay_server import ReplayServer
-from pushrep.node.replica import Replica
+from pushrep.node.replica import ReplicaLog
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import LastContact, NodeStore
 from pushrep.push.sockets import Address
@@ -80,7 +80,7 @@ class ReplicaNode:
             clock=clock,
         )
         self._store.on_change = self._replays.changed
-        self._answers = CountedAnswers(Answers(self._store, self.address, self._access).answer)
+        self._answers = CountedAnswers(NodeCalls(self._store, self.address, self._access).answer)
         answer = self._answers.answer
         self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
         self._is_stopped = False
@@ -133,7 +133,7 @@ class ReplicaNode:
         """How many are open."""
         return len(self._connections)
 
-    def replicas(self) -> list[tuple[UUID, Replica]]:
+    def replicas(self) -> list[tuple[UUID, ReplicaLog]]:
         """The logs in use, each with its outbox's id."""
         return [(kept.outbox_id, replica) for kept in self._store.kept() for replica in kept.open_replicas()]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pushrep.errors import PushrepError
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
-from pushrep.node.replica import Replica
+from pushrep.node.replica import ReplicaLog
 from pushrep.node.replica_node import ReplicaNode
 from pushrep.problems import Problem, certificate_problems, disk_problems, scrub_problems, worst_first
 from pushrep.replay.counters import ReplayCounters
@@ -124,7 +124,7 @@ def status_of(node: ReplicaNode) -> NodeStatus:
     )
 
 
-def _kept(outbox_id: str, replica: Replica) -> NodeLog:
+def _kept(outbox_id: str, replica: ReplicaLog) -> NodeLog:
     log = replica.log
     return NodeLog(
         outbox_id=outbox_id,

@@ -31,7 +31,7 @@ from pushrep.log.errors import LogLocked
 from pushrep.log.losses import held_to, lost_behind
 from pushrep.node.election_state import NO_MEMBER, ElectionState, ElectionStateStore, raise_replica_epoch
 from pushrep.node.errors import NodeInUse
-from pushrep.node.replica import Replica
+from pushrep.node.replica import ReplicaLog
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replication.effects import ReplicaSession
@@ -86,7 +86,7 @@ class KeptOutbox:
         self._is_unread = False  # what is known of its promises may be out of date: whoever borrowed it wrote them
         self._last_contact_ms = -1
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
-        self._replicas: dict[tuple[str, int], Replica] = {}
+        self._replicas: dict[tuple[str, int], ReplicaLog] = {}
         self._removing: set[tuple[str, int]] = set()
         self._keeper = ElectionStateStore(self.directory, outbox_id, store.filesystem)
         self.rival: Grant | None = None
@@ -354,7 +354,7 @@ class KeptOutbox:
             unfenced = {name: mark for name, mark in kept.unfenced.items() if name != log}
             self._keeper.keep(replace(kept, unfenced=unfenced))
 
-    def replica(self, tp: TopicIdPartition, *, create: bool = False) -> Replica:
+    def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:
         """The open log of `tp`; one that failed is tried again here. Raises Refusal."""
         with self._lock:
             self._check_not_handed_over()
@@ -394,7 +394,7 @@ class KeptOutbox:
                 finally:
                     held.release()
 
-    def open_replica(self, tp: TopicIdPartition) -> Replica | None:
+    def open_replica(self, tp: TopicIdPartition) -> ReplicaLog | None:
         """The log of `tp` if it is in use."""
         replica = self._replicas.get((tp.topic, tp.partition))
         return replica if replica is not None and replica.tp == tp else None
@@ -423,7 +423,7 @@ class KeptOutbox:
         if replica is not None:
             replica.close()
 
-    def open_replicas(self) -> list[Replica]:
+    def open_replicas(self) -> list[ReplicaLog]:
         """Every log that is in use."""
         with self._lock:
             return list(self._replicas.values())
@@ -450,12 +450,12 @@ class KeptOutbox:
         for replica in replicas:
             replica.close()
 
-    def _opened(self, tp: TopicIdPartition) -> Replica:
+    def _opened(self, tp: TopicIdPartition) -> ReplicaLog:
         store = self._store
         directory = self._acquired()
         try:
             held = held_to(directory, str(tp))
-            replica = Replica(
+            replica = ReplicaLog(
                 tp,
                 self.directory,
                 config=store.settings.log_config,
@@ -473,7 +473,7 @@ class KeptOutbox:
             self.note_unfilled(str(tp), lost_to)
         return replica
 
-    def _open(self, tp: TopicIdPartition, *, create: bool) -> Replica:
+    def _open(self, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
         try:
             found = read_partition_metadata(self.directory / str(tp), self._store.filesystem)
             refusal = _refusal(tp, found, create=create)
@@ -488,7 +488,7 @@ class KeptOutbox:
 class _NotKept(KeptOutbox):
     """One that nothing was kept of a moment ago: it opens nothing, for the one that is kept may by now."""
 
-    def replica(self, tp: TopicIdPartition, *, create: bool = False) -> Replica:  # noqa: ARG002 - as the other
+    def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:  # noqa: ARG002 - as the other
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")
 
 
@@ -563,13 +563,13 @@ class NodeStore:
             return self.outbox(outbox_id)
         return _NotKept(outbox_id, self)
 
-    def describe(self, kept: KeptOutbox, tp: TopicIdPartition, *, create: bool) -> Replica:
+    def describe(self, kept: KeptOutbox, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
         """The log of `tp`, known from now on by its topic id alone, as AppendRecords names it. Raises Refusal."""
         replica = kept.replica(tp, create=create)
         self._owner_of[tp] = kept
         return replica
 
-    def described(self, tp: TopicIdPartition) -> Replica | None:
+    def described(self, tp: TopicIdPartition) -> ReplicaLog | None:
         """The log of `tp` if it was described since the node started; else its leader has to begin a session anew."""
         kept = self._owner_of.get(tp)
         return kept.open_replica(tp) if kept is not None else None

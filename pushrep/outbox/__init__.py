@@ -5,6 +5,9 @@ with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as 
     offset = receipt.result(timeout=5)            outbox.last_metadata(pid, 0)       where to go on after a crash
 """
 
+import warnings
+from typing import TYPE_CHECKING
+
 from pushrep.log.slots import slot_directories
 from pushrep.outbox.batch import ManyReceipt, Receipt
 from pushrep.outbox.epoch import begin_pid_epoch, outbox_of_log
@@ -15,6 +18,7 @@ from pushrep.outbox.errors import (
     CorruptOutboxFile,
     DeliveryFailed,
     LogsMissing,
+    LogStopped,
     MetadataGap,
     MetadataNotRising,
     NoFreeSlot,
@@ -24,7 +28,6 @@ from pushrep.outbox.errors import (
     OffsetsMoved,
     OutboxClosed,
     OutboxDiffers,
-    PartitionStopped,
     ReceiptTimeout,
     RecordRefused,
     SettingRefused,
@@ -40,6 +43,7 @@ __all__ = [
     "CloseTimedOut",
     "CorruptOutboxFile",
     "DeliveryFailed",
+    "LogStopped",
     "LogsMissing",
     "ManyReceipt",
     "MetadataGap",
@@ -54,7 +58,6 @@ __all__ = [
     "OutboxClosed",
     "OutboxDiffers",
     "OutboxIdentity",
-    "PartitionStopped",
     "Receipt",
     "ReceiptTimeout",
     "RecordRefused",
@@ -64,3 +67,11 @@ __all__ = [
     "read_identity",
     "slot_directories",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "PartitionStopped":
+            warnings.warn("pushrep.outbox.PartitionStopped is LogStopped now", DeprecationWarning, stacklevel=2)
+            return LogStopped
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

@@ -37,7 +37,7 @@ _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
 
 
-class Opening:
+class OpeningOutbox:
     """An AsyncOutbox that is being opened in a thread: `await` it, or `async with` it."""
 
     def __init__(self, open_outbox: Callable[[], Outbox]) -> None:
@@ -81,10 +81,10 @@ def _close_unwanted(opening: "asyncio.Future[Outbox]") -> None:
         threading.Thread(target=opening.result().close, name="pushrep-async", daemon=True).start()
 
 
-def _opened_in_thread(open_outbox: Callable[_Args, Outbox]) -> Callable[_Args, Opening]:
+def _opened_in_thread(open_outbox: Callable[_Args, Outbox]) -> Callable[_Args, OpeningOutbox]:
     @wraps(open_outbox)
-    def open_(*args: _Args.args, **settings: _Args.kwargs) -> Opening:
-        return Opening(partial(open_outbox, *args, **settings))
+    def open_(*args: _Args.args, **settings: _Args.kwargs) -> OpeningOutbox:
+        return OpeningOutbox(partial(open_outbox, *args, **settings))
 
     return open_
 

@@ -1,7 +1,7 @@
 """Records on their way into the log, and what their appender holds of them.
 
-    Batch    the columns of a batch that is not sealed yet; keys hold offsets, so they are packed when it is sealed
-    Receipt  (batch, index): the answer for one record; a batch is decided once, for all its records
+    PendingBatch  the columns of a batch that is not sealed yet; keys hold offsets, so they are packed when it is sealed
+    Receipt       (batch, index): the answer for one record; a batch is decided once, for all its records
 
 Columns other than `values` may be shorter than it: what is missing at the end is the default (no key, no headers, the
 time when the batch was begun, this outbox's own metadata), so that a plain record costs one list append.
@@ -49,7 +49,7 @@ class Latch:
         return False
 
 
-class Batch:
+class PendingBatch:
     """Records of one partition that will be one record batch. Guarded by its appender's lock until it is decided."""
 
     __slots__ = (
@@ -260,7 +260,7 @@ class Receipt:
 
     __slots__ = ("_batch", "_index")
 
-    def __init__(self, batch: Batch, index: int) -> None:
+    def __init__(self, batch: PendingBatch, index: int) -> None:
         self._batch, self._index = batch, index
 
     def done(self) -> bool:
@@ -310,7 +310,7 @@ class Receipt:
                 pending = self._undecided()
         return self.result(0)
 
-    def _undecided(self) -> Batch | None:
+    def _undecided(self) -> PendingBatch | None:
         return None if self._batch.decided else self._batch
 
     def __repr__(self) -> str:
@@ -323,7 +323,7 @@ class ManyReceipt(Receipt):
 
     __slots__ = ("_parts", "count")
 
-    def __init__(self, parts: list[tuple[Batch, int, int]]) -> None:
+    def __init__(self, parts: list[tuple[PendingBatch, int, int]]) -> None:
         super().__init__(parts[0][0], parts[0][1])
         self._parts = parts  # (batch, index of the first record in it, records)
         self.count = sum(part[2] for part in parts)  # the last record's offset is result() + count - 1
@@ -342,7 +342,7 @@ class ManyReceipt(Receipt):
         else:
             self._parts[part][0].when_decided(partial(self._call_when_decided, callback, part))
 
-    def _undecided(self) -> Batch | None:
+    def _undecided(self) -> PendingBatch | None:
         return next((batch for batch, _, _ in self._parts if not batch.decided), None)
 
     def result(self, timeout: float | None = None) -> int:

@@ -28,7 +28,7 @@ from pathlib import Path
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.log import SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import Checkpoint, log_name, parse_log_name, read_checkpoints
+from pushrep.log.directory_files import CheckpointFile, log_name, parse_log_name, read_checkpoints
 from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing
 from pushrep.outbox.identity import FILE_NAME, OutboxIdentity, identity_in, read_identity, write_identity
 from pushrep.outbox.positions_store import PositionsStore
@@ -55,8 +55,8 @@ def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: b
     for name, seen in ends.items():
         _LOG.error("%s is missing and is made anew: its records up to offset %d are lost", held.path / name, seen)
     for name in missing:
-        if not held.checkpointed(Checkpoint.GIVEN_UP, name):
-            held.remember(name, {Checkpoint.GIVEN_UP: ends.get(name, OFFSET_MAX)})
+        if not held.checkpointed(CheckpointFile.GIVEN_UP, name):
+            held.remember(name, {CheckpointFile.GIVEN_UP: ends.get(name, OFFSET_MAX)})
     if missing:
         held.sync_checkpoints()
     return missing
@@ -64,7 +64,7 @@ def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: b
 
 def was_cut(held: LogDirectory, name: str) -> bool:
     """Whether the log gave up offsets since the outbox was opened last: what was noted of its records may be gone."""
-    return bool(held.checkpointed(Checkpoint.GIVEN_UP, name))
+    return bool(held.checkpointed(CheckpointFile.GIVEN_UP, name))
 
 
 def settle_epoch(
@@ -76,7 +76,7 @@ def settle_epoch(
     """The identity to append under, on disk. The logs are open and hold what they will hold; nobody appends yet."""
     reasons = [f"{name} was missing" for name in made_anew]
     for log, _ in logs:
-        given_up = held.checkpointed(Checkpoint.GIVEN_UP, log.path.name) or 0
+        given_up = held.checkpointed(CheckpointFile.GIVEN_UP, log.path.name) or 0
         if log.log_end_offset < given_up and log.path.name not in made_anew:
             reasons.append(f"{log.path.name} ends at {log.log_end_offset}, and readers may have seen up to {given_up}")
     if later := _later_epoch(identity, logs):
@@ -92,7 +92,7 @@ def settle_epoch(
         identity = _raised(held.filesystem, held.path, identity, epoch, "; ".join(reasons))
     struck_out = [log.path.name for log, _ in logs if was_cut(held, log.path.name)]
     for name in struck_out:
-        held.remember(name, {Checkpoint.GIVEN_UP: 0})
+        held.remember(name, {CheckpointFile.GIVEN_UP: 0})
     if struck_out:
         held.sync_checkpoints()
     return identity

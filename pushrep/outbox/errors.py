@@ -5,7 +5,7 @@ CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull       
 NoFreeSlot                      give more slots                OriginalStands            remove the original first
 NoOutbox                        mind the path                  OutboxInUse               stop the service first
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
-PartitionStopped, OutboxClosed, CloseTimedOut                  open again
+LogStopped, OutboxClosed, CloseTimedOut                        open again
 NotEnoughReplicas               append again, when replicas are back          CantChangeMembers         another way
 """
 
@@ -215,7 +215,7 @@ class ReceiptTimeout(PushrepError, TimeoutError):
         self.timeout = timeout
 
 
-class PartitionStopped(PushrepError):
+class LogStopped(PushrepError):
     """The partition's log takes no more until the outbox is opened again (a failed flush, damage)."""
 
     def __init__(self, topic: str, partition: int, reason: str) -> None:

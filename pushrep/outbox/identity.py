@@ -182,7 +182,7 @@ def write_identity(filesystem: Filesystem, directory: Path, identity: OutboxIden
     write_atomic(filesystem, directory / FILE_NAME, [encode(identity)])
 
 
-class Lead(NamedTuple):
+class KeptGrant(NamedTuple):
     """The newest grant that this directory keeps, and which member it is."""
 
     grant: Grant
@@ -196,7 +196,7 @@ def settle_identity(  # noqa: PLR0913 - what is there, and what is wanted
     *,
     logs_exist: bool,
     min_insync_replicas: int | None = None,
-    lead: Lead | None = None,
+    lead: KeptGrant | None = None,
 ) -> tuple[OutboxIdentity, bool]:
     """The stored identity, or `wanted` made durable if there is none; and whether the outbox was made just now.
 
@@ -250,7 +250,7 @@ def _check_fixed(path: Path, stored: OutboxIdentity, wanted: OutboxIdentity) -> 
 
 
 def _as_granted(
-    path: Path, stored: OutboxIdentity, lead: Lead, wanted: OutboxIdentity, min_insync_replicas: int | None
+    path: Path, stored: OutboxIdentity, lead: KeptGrant, wanted: OutboxIdentity, min_insync_replicas: int | None
 ) -> OutboxIdentity:
     """With the members of the grant. One of them that had no address may get the one that is new in `wanted`.
 

@@ -38,7 +38,7 @@ class Phase(Enum):
     """The new list alone."""
 
 
-class Step(NamedTuple):
+class MembershipStep(NamedTuple):
     """After a step: `member` is the index of who is added or removed."""
 
     phase: Phase
@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
 def add_member(
     facts: Facts, address: str, min_insync_replicas: int | None = None, *, replaced: int | None = None
-) -> Step:
+) -> MembershipStep:
     """One step to a member that listens at `address`.
 
     min_insync_replicas: of the new list; None: as it was, the default where that was the default. replaced: the member
@@ -68,7 +68,7 @@ def add_member(
         return _add(replication, address, min_insync_replicas, replaced)
 
 
-def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> Step:
+def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> MembershipStep:
     """One step to a list without member `index`, or at once without a node that was to become it. Raises as
     `add_member`.
     """
@@ -79,7 +79,7 @@ def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = No
 
 def _add(
     replication: "Replication", address: str, min_insync_replicas: int | None, replaced: int | None = None
-) -> Step:
+) -> MembershipStep:
     coming = _new_of(replication.grant)  # before this very step may settle it
     grant = _settled_or_settling(replication)
     known = next((one for one in grant.members if one.address == address), None)
@@ -137,7 +137,7 @@ def _check_replaced(grant: Grant, replaced: int) -> None:
         raise CantChangeMembers(f"there is no member {replaced}, but {_names(grant.members)}. Nothing was changed")
 
 
-def _remove(replication: "Replication", index: int, min_insync_replicas: int | None) -> Step:
+def _remove(replication: "Replication", index: int, min_insync_replicas: int | None) -> MembershipStep:
     grant = _settled_or_settling(replication)
     if index == grant.leader:
         raise CantChangeMembers(f"member {index} leads: promote another one first, then remove it there")
@@ -252,8 +252,8 @@ def _changing(grant: Grant) -> int:
     return next(iter(lists[0] ^ lists[1]), grant.leader)
 
 
-def _step(phase: Phase, index: int, grant: Grant) -> Step:
-    return Step(phase, index, grant.members, grant.min_insync_replicas)
+def _step(phase: Phase, index: int, grant: Grant) -> MembershipStep:
+    return MembershipStep(phase, index, grant.members, grant.min_insync_replicas)
 
 
 def _names(members: tuple[Member, ...]) -> str:

@@ -23,7 +23,7 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import log_name
 from pushrep.log.losses import held_to, lost_behind
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
-from pushrep.outbox.identity import Lead, OutboxIdentity, settle_identity
+from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OnDiverged, ReplicaSettings
@@ -166,7 +166,7 @@ def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
     return shipping
 
 
-def _lead_of(held: LogDirectory) -> Lead | None:
+def _lead_of(held: LogDirectory) -> KeptGrant | None:
     """By which grant this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
     if not held.filesystem.exists(held.path / "promises.json"):
         return None
@@ -177,7 +177,7 @@ def _lead_of(held: LogDirectory) -> Lead | None:
         return None
     if not promises.is_led_here:
         raise NotLeader(promises.grant.leader, promises.grant.epoch)
-    return Lead(promises.grant, promises.member)
+    return KeptGrant(promises.grant, promises.member)
 
 
 def _open_log(  # noqa: PLR0913 - one log, and what it belongs to

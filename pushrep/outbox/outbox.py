@@ -301,7 +301,7 @@ class Outbox:
         `metadata`: where the record lived upstream; its partition mod `partitions` must be `partition`, and the source
         offsets of a pair rise from open to close.
         `block`: False: raise `BufferFull` at once instead of waiting for `block_ms`.
-        Raises `RecordRefused` (the argument is named, nothing was taken), `BufferFull`, `PartitionStopped`,
+        Raises `RecordRefused` (the argument is named, nothing was taken), `BufferFull`, `LogStopped`,
         `OutboxClosed`, `ForkedProcess`; `OutboxDiverged`, `DestinationAhead` once shipping has found that (see `open`).
         """
         try:
@@ -377,7 +377,7 @@ class Outbox:
         """The highest source offset of (pid, source partition) in the log; None if it has none. Where to go on: + 1.
 
         Kept beside the log, and raised when a batch is written. Failed and waiting records do not count. It answers for
-        every PID, this outbox's own of earlier epochs among them. Raises `PartitionStopped` if the log was cut.
+        every PID, this outbox's own of earlier epochs among them. Raises `LogStopped` if the log was cut.
         """
         appenders = self._appenders
         return appenders[partition % self.identity.partitions].last_position(pid, partition)

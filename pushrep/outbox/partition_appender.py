@@ -18,9 +18,9 @@ from functools import partial
 from filtering import StreamMetadata
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
-from pushrep.outbox.batch import Batch, Latch, ManyReceipt, Receipt
+from pushrep.outbox.batch import Latch, ManyReceipt, PendingBatch, Receipt
 from pushrep.outbox.columns import Columns
-from pushrep.outbox.errors import OffsetsMoved, PartitionStopped
+from pushrep.outbox.errors import LogStopped, OffsetsMoved
 from pushrep.outbox.partition_replicas import PartitionReplicas, Waiting
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.shared import Shared
@@ -42,7 +42,7 @@ class PartitionAppender:
         self.owner_pid = os.getpid()
         self.lock = threading.Lock()
         self.free_bytes = 0  # bytes of the budget that the open batch holds and has not used
-        self.open: Batch | None = None
+        self.open: PendingBatch | None = None
         self._store, self._replicas = store, replicas
         self._write_lock = threading.Lock() if replicas is None else replicas.write_lock  # for a round
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
@@ -50,12 +50,12 @@ class PartitionAppender:
         self._next_offset = log.log_end_offset
         self._shared, self._settings, self._pid = shared, shared.settings, shared.pid
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
-        self._full: deque[Batch] = deque()
-        self._writing: list[Batch] = []
+        self._full: deque[PendingBatch] = deque()
+        self._writing: list[PendingBatch] = []
         self._with_writer = self._is_in_round = False
         self._flush_requested = False
         self._refusal: Callable[[], Exception] | None = None
-        self._first_failed: Batch | None = None
+        self._first_failed: PendingBatch | None = None
         if (damaged_from := log.damaged_from) is not None:
             self._stop_for(f"its log is damaged from offset {damaged_from} on, repair it")
 
@@ -103,7 +103,7 @@ class PartitionAppender:
         elif columns.metadata is not None:
             self._order.accept_all(columns.metadata)
         lingering = self.open
-        parts: list[tuple[Batch, int, int]] = []
+        parts: list[tuple[PendingBatch, int, int]] = []
         try:
             self._spread(columns, parts)
         except BaseException:
@@ -117,7 +117,7 @@ class PartitionAppender:
             self._call_writer()  # not before: it would wait for the lock, and write the first part alone
         return ManyReceipt(parts)
 
-    def _spread(self, columns: Columns, parts: list[tuple[Batch, int, int]]) -> None:
+    def _spread(self, columns: Columns, parts: list[tuple[PendingBatch, int, int]]) -> None:
         """Put the records into batches; `parts` gets (batch, index of the first record in it, records)."""
         ends, count, start = columns.ends, len(columns.values), 0
         while start < count:
@@ -132,7 +132,7 @@ class PartitionAppender:
             batch.reserved_bytes += ends[end] - ends[start]  # `free_bytes` stays: these came with the call
             start = end
 
-    def _batch_with_free_bytes(self, size: int) -> Batch | None:
+    def _batch_with_free_bytes(self, size: int) -> PendingBatch | None:
         """The open batch with `size` free bytes, after closing a full one; None if the budget is spent."""
         batch_bytes = self._settings.batch_bytes
         if self.open is not None and self.open.reserved_bytes - self.free_bytes + size > batch_bytes:
@@ -155,11 +155,11 @@ class PartitionAppender:
         self.free_bytes += granted
         return batch
 
-    def _new_batch(self) -> Batch:
-        batch = self.open = Batch(self, self._shared.clock.wall_ms())
+    def _new_batch(self) -> PendingBatch:
+        batch = self.open = PendingBatch(self, self._shared.clock.wall_ms())
         return batch
 
-    def _linger(self, batch: Batch | None) -> None:
+    def _linger(self, batch: PendingBatch | None) -> None:
         """Let a new batch wait for more records, as long as the settings say."""
         if batch is not None and self._settings.linger_ms == 0:
             self._request_flush(batch)
@@ -189,18 +189,18 @@ class PartitionAppender:
 
     # -- requests from outside ---------------------------------------------------------------------------------------
 
-    def request_flush(self, batch: Batch | None = None) -> None:
+    def request_flush(self, batch: PendingBatch | None = None) -> None:
         """Seal the open batch as soon as a writer is free, if it still is `batch` (None: whichever it is)."""
         with self.lock:
             self._request_flush(batch)
 
-    def _request_flush(self, batch: Batch | None) -> None:
+    def _request_flush(self, batch: PendingBatch | None) -> None:
         if self.open is not None and (batch is None or batch is self.open):
             self._flush_requested = True
         if self._full or self._flush_requested:
             self._call_writer()
 
-    def latch_for(self, batch: Batch) -> Latch | None:
+    def latch_for(self, batch: PendingBatch) -> Latch | None:
         """Somebody waits for `batch`: seal it, and give the latch that opens when it is decided; None: it is."""
         with self.lock:
             if batch.decided:
@@ -210,13 +210,13 @@ class PartitionAppender:
                 batch.waiters = Latch()
             return batch.waiters
 
-    def pending(self) -> list[Batch]:
+    def pending(self) -> list[PendingBatch]:
         """Every batch that is not decided yet, in log order."""
         with self.lock:
             waiting = [] if self._replicas is None else [held.batch for held in self._replicas.waiting]
             return [*waiting, *self._writing, *self._full, *([] if self.open is None else [self.open])]
 
-    def unseen_failure(self) -> Batch | None:
+    def unseen_failure(self) -> PendingBatch | None:
         """A failed batch that nobody was told of; asking again gives None until another one fails."""
         with self.lock:
             batch, self._first_failed = self._first_failed, None
@@ -232,7 +232,7 @@ class PartitionAppender:
 
     def _stop_for(self, reason: str) -> None:
         if self._refusal is None:
-            self._refusal = lambda: PartitionStopped(self.topic, self.partition, reason)
+            self._refusal = lambda: LogStopped(self.topic, self.partition, reason)
 
     def give_up(self, failure: Exception) -> None:
         """Fail whatever is not decided: what a writer holds may still be delivered, the rest will not be."""
@@ -302,7 +302,7 @@ class PartitionAppender:
         self._write_lock.release()
         return True
 
-    def _write(self, round_: list[Batch]) -> None:
+    def _write(self, round_: list[PendingBatch]) -> None:
         """Append the round's batches, flush once if the outbox promises it, and decide them all."""
         replicas = self._replicas
         if replicas is not None and (refusal := replicas.refusal()) is not None:
@@ -322,7 +322,9 @@ class PartitionAppender:
                 failure, bases = error, []
         self._decide(round_, bases, in_log, failure, epoch)
 
-    def _append_to_log(self, round_: list[Batch], bases: list[int]) -> tuple[list[RecordBatch], int, Exception | None]:
+    def _append_to_log(
+        self, round_: list[PendingBatch], bases: list[int]
+    ) -> tuple[list[RecordBatch], int, Exception | None]:
         """What was appended, how many batches may be in the log, and what went wrong; `bases` gets their offsets."""
         codec, carrier = self._settings.codec, self._shared.identity.carrier
         done: list[RecordBatch] = []
@@ -356,10 +358,10 @@ class PartitionAppender:
             self._order.go_on_as(pid)
 
     def last_position(self, pid: int, partition: int) -> int | None:
-        """The highest source offset of the pair in the log; raises `PartitionStopped` if the log was cut meanwhile."""
+        """The highest source offset of the pair in the log; raises `LogStopped` if the log was cut meanwhile."""
         wanted = self._next_offset  # read first: a writer may raise both meanwhile
         if (end := self.log.log_end_offset) < wanted:
-            raise PartitionStopped(self.topic, self.partition, f"its log was cut at {end}")
+            raise LogStopped(self.topic, self.partition, f"its log was cut at {end}")
         return self.positions.get((pid, partition))
 
     def _ends_above(self, offset: int) -> bool:
@@ -369,7 +371,7 @@ class PartitionAppender:
             return True
 
     def _decide(
-        self, round_: list[Batch], bases: list[int], in_log: int, failure: Exception | None, epoch: int
+        self, round_: list[PendingBatch], bases: list[int], in_log: int, failure: Exception | None, epoch: int
     ) -> None:
         """Resolve the batches that have a base; fail the others, of which those before `in_log` may be delivered."""
         with self.lock:
@@ -394,17 +396,17 @@ class PartitionAppender:
         for one in waiting:
             one.led.when_replicated(one.end_offset, partial(self._replicated, one))
 
-    def _take_waiting(self) -> list[Batch]:
+    def _take_waiting(self) -> list[PendingBatch]:
         self._close_open()
         waiting, self._full = list(self._full), deque()
         return waiting
 
-    def _fail(self, batch: Batch, failure: Exception, *, may_be_delivered: bool) -> None:
+    def _fail(self, batch: PendingBatch, failure: Exception, *, may_be_delivered: bool) -> None:
         batch.failure = (failure, may_be_delivered)
         if self._first_failed is None or self._first_failed.seen:
             self._first_failed = batch
 
-    def _note_positions(self, batch: Batch, base: int, epoch: int) -> None:
+    def _note_positions(self, batch: PendingBatch, base: int, epoch: int) -> None:
         noted = batch.last_positions(base, self._pid, self.partition)
         positions = self.positions
         for pair, offset in noted:
@@ -412,7 +414,7 @@ class PartitionAppender:
                 positions[pair] = offset
         self._store.add(base, base + len(batch.values), epoch, noted)
 
-    def _release(self, decided: list[Batch]) -> None:
+    def _release(self, decided: list[PendingBatch]) -> None:
         for batch in decided:
             self._shared.budget.give(batch.reserved_bytes)
             batch.drop_records()

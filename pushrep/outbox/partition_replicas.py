@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from pushrep.env import Clock
-from pushrep.outbox.batch import Batch
+from pushrep.outbox.batch import PendingBatch
 from pushrep.outbox.errors import NotEnoughReplicas
 from pushrep.push.led_partition import LedPartition
 from pushrep.records import RecordBatch
@@ -23,7 +23,7 @@ class Waiting(NamedTuple):
     """A batch that stands in the log at `base_offset` since `since_ms`, and not yet at enough members."""
 
     base_offset: int
-    batch: Batch
+    batch: PendingBatch
     since_ms: int
     led: LedPartition
 
@@ -76,7 +76,7 @@ class PartitionReplicas:
         if self.led is not None:
             self.led.on_flush(flushed_offset)
 
-    def hold(self, batches: Sequence[Batch], bases: Sequence[int]) -> list[Waiting]:
+    def hold(self, batches: Sequence[PendingBatch], bases: Sequence[int]) -> list[Waiting]:
         """These wait from now on."""
         now_ms, led = self._clock.monotonic_ms(), self.led
         assert led is not None, "without a leader nothing is written that waits for replicas"

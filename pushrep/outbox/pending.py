@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Sequence
 from time import monotonic
 
-from pushrep.outbox.batch import Batch
+from pushrep.outbox.batch import PendingBatch
 from pushrep.outbox.errors import ReceiptTimeout
 from pushrep.outbox.partition_appender import PartitionAppender
 
 
-def pending_in(appenders: Iterable[PartitionAppender]) -> list[Batch]:
+def pending_in(appenders: Iterable[PartitionAppender]) -> list[PendingBatch]:
     """Every batch that is not decided yet."""
     return [batch for appender in appenders for batch in appender.pending()]
 
 
-def decided_by(deadline_s: float | None, batches: Iterable[Batch]) -> bool:
+def decided_by(deadline_s: float | None, batches: Iterable[PendingBatch]) -> bool:
     """Whether all are decided by then, on the monotonic clock; None: however long it takes."""
     return all(batch.wait(None if deadline_s is None else max(0.0, deadline_s - monotonic())) for batch in batches)
 

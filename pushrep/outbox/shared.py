@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from pushrep.env import Clock
-from pushrep.outbox.batch import Batch
+from pushrep.outbox.batch import PendingBatch
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.settings import OutboxSettings
@@ -22,4 +22,4 @@ class Shared(NamedTuple):
     budget: Budget
     clock: Clock
     ready: Callable[["PartitionAppender"], None]
-    opened: Callable[[Batch], None]
+    opened: Callable[[PendingBatch], None]

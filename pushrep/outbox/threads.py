@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pushrep.env import Clock, Filesystem, shared_by_process
 from pushrep.log import Durability
 from pushrep.log.disk_threads import SYNCS_AT_ONCE, disk_threads, release_disk_threads
-from pushrep.outbox.batch import Batch
+from pushrep.outbox.batch import PendingBatch
 
 if TYPE_CHECKING:
     from pushrep.outbox.partition_appender import PartitionAppender
@@ -52,7 +52,7 @@ class LingerTimer:
     def __init__(self, linger_ms: int, clock: Clock) -> None:
         self._linger_ms, self._clock = linger_ms, clock
         # In order, as all linger alike. A queue in C: Ctrl-C in the appending thread can't leave it locked.
-        self._due: SimpleQueue[tuple[int, Batch] | None] = SimpleQueue()
+        self._due: SimpleQueue[tuple[int, PendingBatch] | None] = SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pushrep-linger_timer-{linger_ms}", daemon=True)
         self._thread.start()
@@ -64,7 +64,7 @@ class LingerTimer:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def opened(self, batch: Batch) -> None:
+    def opened(self, batch: PendingBatch) -> None:
         """A batch was begun now."""
         self._due.put((self._clock.monotonic_ms() + self._linger_ms, batch))
 

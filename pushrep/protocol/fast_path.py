@@ -11,8 +11,8 @@ from pushrep.protocol.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
-    AppendRecordsResult,
-    Grant,
+    WireAppendRecordsResult,
+    WireGrant,
 )
 from pushrep.protocol.structs import (
     Bodies,
@@ -27,7 +27,7 @@ from pushrep.protocol.structs import (
 from pushrep.protocol.values import Struct, size_of
 
 _CODES = {int(code): code for code in ErrorCode}
-_GRANT = serializer_of(Grant)
+_GRANT = serializer_of(WireGrant)
 
 
 def _request_to_datum(request: AppendRecordsRequest, bodies: Bodies) -> Datum:
@@ -102,7 +102,7 @@ def _response_from_datum(datum: Datum, body: BodyCursor) -> AppendRecordsRespons
     results = []
     for result in datum["results"]:
         result["error_code"] = _CODES.get(result["error_code"], ErrorCode.UNKNOWN_SERVER_ERROR)
-        results.append(AppendRecordsResult(**result))
+        results.append(WireAppendRecordsResult(**result))
     return AppendRecordsResponse(
         error_code=_CODES.get(datum["error_code"], ErrorCode.UNKNOWN_SERVER_ERROR),
         results=tuple(results),

@@ -15,7 +15,7 @@ from pushrep.protocol.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
-    AppendRecordsResult,
+    WireAppendRecordsResult,
 )
 from pushrep.protocol.replay_messages import ReplayData
 from pushrep.protocol.structs import Bodies
@@ -107,7 +107,7 @@ assert _has_fields(
     " log_start_offset flush_wanted restart end_session_reason cleaned_offset generation records",
 )
 assert _has_fields(
-    AppendRecordsResult,
+    WireAppendRecordsResult,
     "error_code log_end_offset log_start_offset flushed_offset grant_epoch grant_leader epoch epoch_end_offset"
     " generation",
 )

@@ -74,7 +74,7 @@ class ApiVersionsResponse(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member(Struct):
+class WireMember(Struct):
     """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
 
     From version 2 on: `directory_id` of the directory that counts as this member, zero where the grant names none;
@@ -96,7 +96,7 @@ class Destination(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant(Struct):
+class WireGrant(Struct):
     """Who leads an outbox, by ballot: what a member stores and shows.
 
     `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this one replaces, empty and
@@ -107,7 +107,7 @@ class Grant(Struct):
     outbox_id: UUID
     epoch: Epoch
     leader: MemberIndex
-    members: tuple[Member, ...]
+    members: tuple[WireMember, ...]
     min_insync_replicas: Count
     members_epoch: Epoch
     pid_epoch: Count
@@ -117,7 +117,7 @@ class Grant(Struct):
     carrier: str
     destinations: tuple[Destination, ...] = ()
     accepted_loss: str = ""
-    previous_members: tuple[Member, ...] = ()
+    previous_members: tuple[WireMember, ...] = ()
     previous_min_insync_replicas: Count = 0
     next_index: Count = 0
     generation: Counter = 0
@@ -184,7 +184,7 @@ class DescribeLogResponse(Struct):
     replica_epoch: Counter = 0
     member: MemberIndexOrNone = -1
     highest_epoch: EpochOrNone = -1
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[WireGrant, ...] = ()
     logs: tuple[LogDescription, ...] = ()
     last_contact_ms: TimeMs = -1
     directory_id: UUID = NO_DIRECTORY
@@ -248,7 +248,7 @@ class AppendRecordsRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppendRecordsResult(Struct):
+class WireAppendRecordsResult(Struct):
     """One partition's answer, at the request's place. `grant_epoch`, `grant_leader`: of the newest grant; -1: none.
 
     With LOG_DIVERGED, `epoch` is the replica's largest at or below `previous_epoch`, `epoch_end_offset` its end.
@@ -283,8 +283,8 @@ class AppendRecordsResponse(Struct):
     """A result for each partition, in the request's order; `grants`: whole ones that are news to the sender."""
 
     error_code: ErrorCode = ErrorCode.NONE
-    results: tuple[AppendRecordsResult, ...] = ()
-    grants: tuple[Grant, ...] = ()
+    results: tuple[WireAppendRecordsResult, ...] = ()
+    grants: tuple[WireGrant, ...] = ()
 
     def __post_init__(self) -> None:
         """It has no number of its own."""
@@ -307,7 +307,7 @@ class EndOffsetForEpochRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochEnd(Struct):
+class WireEpochEnd(Struct):
     """The largest epoch at or below the one asked for, and where it ends; -1 and -1 where nothing is known."""
 
     error_code: ErrorCode = ErrorCode.NONE
@@ -320,7 +320,7 @@ class EndOffsetForEpochResponse(Struct):
     """An answer for each question, in the request's order."""
 
     error_code: ErrorCode = ErrorCode.NONE
-    results: tuple[EpochEnd, ...] = ()
+    results: tuple[WireEpochEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +332,7 @@ class GrantRequest(Struct):
     nothing was ever acknowledged by its members, so one without a grant has lost nothing.
     """
 
-    grant: Grant
+    grant: WireGrant
     sender: MemberIndex
     partitions: Tps = ()
     member: MemberIndexOrNone = -1
@@ -347,7 +347,7 @@ class GrantResponse(Struct):
     error_message: str = ""
     member: MemberIndexOrNone = -1
     highest_epoch: EpochOrNone = -1
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[WireGrant, ...] = ()
     logs: tuple[LogDescription, ...] = ()
     directory_id: UUID = NO_DIRECTORY
     unfilled: CountOrNone = NOT_SAID
@@ -377,7 +377,7 @@ class FetchRecordsResponse(Struct):
     log_end_offset: Offset = 0
     log_start_offset: Offset = 0
     high_watermark: Offset = 0
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[WireGrant, ...] = ()
     cleaned_offset: Offset = 0
     generation: Counter = 0
     records: Records = ()

@@ -69,9 +69,12 @@ def check_schemas(struct: type[Struct], versions: Versions) -> None:
 def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Schema:
     """The schema that says the same as a class."""
     seen = set() if seen is None else seen
-    if struct.__name__ in seen:
-        return struct.__name__
-    seen.add(struct.__name__)
+    name = struct.__name__.removeprefix(
+        "Wire"
+    )  # the prefix tells a part of a message from the rules' class of its name
+    if name in seen:
+        return name
+    seen.add(name)
     hints = get_type_hints(struct, include_extras=True)
     columns = []
     for field in fields(struct):
@@ -79,7 +82,7 @@ def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Schema:
             columns.append({"name": RECORDS_SIZE_FIELD, "type": "int"})
         else:
             columns.append({"name": field.name, "type": _expected_type(hints[field.name], seen)})
-    return {"type": "record", "name": struct.__name__, "fields": columns}
+    return {"type": "record", "name": name, "fields": columns}
 
 
 def _expected_type(hint: Any, seen: set[str]) -> Schema:

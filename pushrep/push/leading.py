@@ -209,7 +209,7 @@ class Leading:
         for led in self.partitions.values():
             led.close()
 
-    def notify_grant(self, grants: Iterable[wire.Grant]) -> None:
+    def notify_grant(self, grants: Iterable[wire.WireGrant]) -> None:
         """A member showed these; one that is newer than ours, or was forced beside it, ends our lead."""
         for grant in grants:
             self._notify_grant(grant.generation, grant.epoch, grant.leader)

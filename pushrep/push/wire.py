@@ -1,9 +1,9 @@
 """Between the messages of the wire and the values of the rules: the same fields, the records split into batches.
 
 protocol.AppendRecordsPartition  ◀──▶  replication.AppendRecords        leader writes, replica reads
-protocol.AppendRecordsResult     ◀──▶  replication.AppendRecordsResult  replica writes, leader reads
+protocol.WireAppendRecordsResult ◀──▶  replication.AppendRecordsResult  replica writes, leader reads
 protocol.LogDescription          ──▶   replication.LogEnds
-protocol.Grant                   ◀──▶  replication.Grant
+protocol.WireGrant               ◀──▶  replication.Grant
 """
 
 from collections.abc import Mapping
@@ -72,9 +72,9 @@ def request_from_wire(part: wire.AppendRecordsPartition) -> AppendRecords:
     )
 
 
-def result_to_wire(result: AppendRecordsResult) -> wire.AppendRecordsResult:
+def result_to_wire(result: AppendRecordsResult) -> wire.WireAppendRecordsResult:
     """A partition's part of an answer."""
-    return wire.AppendRecordsResult(
+    return wire.WireAppendRecordsResult(
         error_code=CODE_OF[result.error],
         log_end_offset=result.log_end_offset,
         log_start_offset=result.log_start_offset,
@@ -87,7 +87,7 @@ def result_to_wire(result: AppendRecordsResult) -> wire.AppendRecordsResult:
     )
 
 
-def result_from_wire(result: wire.AppendRecordsResult) -> AppendRecordsResult:
+def result_from_wire(result: wire.WireAppendRecordsResult) -> AppendRecordsResult:
     """The same for the rules."""
     return AppendRecordsResult(
         error=outcome_of(result.error_code),
@@ -113,9 +113,9 @@ def epochs_to_wire(epochs: LeaderEpochs) -> tuple[wire.EpochStart, ...]:
     return tuple(wire.EpochStart(epoch=epoch, start_offset=start) for epoch, start in epochs.entries)
 
 
-def grant_to_wire(grant: Grant) -> wire.Grant:
+def grant_to_wire(grant: Grant) -> wire.WireGrant:
     """A grant as it travels."""
-    return wire.Grant(
+    return wire.WireGrant(
         outbox_id=grant.outbox_id,
         epoch=grant.epoch,
         leader=grant.leader,
@@ -136,7 +136,7 @@ def grant_to_wire(grant: Grant) -> wire.Grant:
     )
 
 
-def grant_from_wire(grant: wire.Grant) -> Grant:
+def grant_from_wire(grant: wire.WireGrant) -> Grant:
     """The same for the rules. Raises BadGrant if it contradicts itself."""
     return Grant(
         outbox_id=grant.outbox_id,
@@ -159,9 +159,9 @@ def grant_from_wire(grant: wire.Grant) -> Grant:
     )
 
 
-def _members_to_wire(members: tuple[Member, ...]) -> tuple[wire.Member, ...]:
+def _members_to_wire(members: tuple[Member, ...]) -> tuple[wire.WireMember, ...]:
     return tuple(
-        wire.Member(
+        wire.WireMember(
             index=member.index,
             address=member.address,
             directory_id=member.directory_id or wire.NO_DIRECTORY,
@@ -171,7 +171,7 @@ def _members_to_wire(members: tuple[Member, ...]) -> tuple[wire.Member, ...]:
     )
 
 
-def _members_from_wire(members: tuple[wire.Member, ...]) -> tuple[Member, ...]:
+def _members_from_wire(members: tuple[wire.WireMember, ...]) -> tuple[Member, ...]:
     return tuple(
         Member(member.index, member.address, _directory_from_wire(member.directory_id), member.identity)
         for member in members

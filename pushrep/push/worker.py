@@ -15,7 +15,7 @@ from pushrep.push.settings import PushSettings
 _LOG = logging.getLogger("pushrep.push")
 
 
-class Worker(Waker):
+class PushWorker(Waker):
     """Runs channels, of whichever manager. Thread-safe: `add`, `wake`, `start`, `stop`."""
 
     def __init__(self, name: str, clock: Clock, network: Network) -> None:
@@ -97,7 +97,7 @@ class Workers:
     """So many workers, for one manager or all of a process."""
 
     def __init__(self, count: int, clock: Clock, network: Network) -> None:
-        self._workers = [Worker(f"pushrep-push-{n}", clock, network) for n in range(count)]
+        self._workers = [PushWorker(f"pushrep-push-{n}", clock, network) for n in range(count)]
         self._is_started = False
 
     def start(self) -> None:
@@ -107,7 +107,7 @@ class Workers:
             for worker in self._workers:
                 worker.start()
 
-    def least_loaded(self) -> Worker:
+    def least_loaded(self) -> PushWorker:
         """Who takes the next channel."""
         return min(self._workers, key=attrgetter("load"))
 

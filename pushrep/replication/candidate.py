@@ -90,7 +90,7 @@ class Purpose(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionLog:
+class MemberLog:
     """One partition of a member, as candidates compare it."""
 
     log: LogEnds
@@ -128,7 +128,7 @@ class MemberAnswer:
     index: int
     grant: Grant | None
     highest_epoch: int
-    logs: Mapping[int, PartitionLog] = field(default_factory=dict)
+    logs: Mapping[int, MemberLog] = field(default_factory=dict)
     is_unfilled: bool | None = None
     directory_id: UUID | None = None
     generation: int = 0
@@ -272,11 +272,11 @@ class Candidate:
         self._to_fetch.discard(partition)
         return [] if self._to_fetch else self._lead()
 
-    def _own_unfit(self) -> list[tuple[int, PartitionLog]]:
+    def _own_unfit(self) -> list[tuple[int, MemberLog]]:
         """What this member's directory lost records of: it does not count, and leads once it has fetched them."""
         return [(partition, log) for partition, log in sorted(self._own.logs.items()) if log.why_unfit is not None]
 
-    def _not_held(self, partition: int, own: PartitionLog) -> LogNotFit:
+    def _not_held(self, partition: int, own: MemberLog) -> LogNotFit:
         end = own.log.log_end_offset if own.held_to is None else own.held_to.end_offset
         lost, others = f"[{own.log.log_end_offset}, {end})", sorted(self._counting() - {self.index})
         why = f"{own.why_unfit}: of {lost} it lost records, and of the others {others} answered that are fit"

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replication.epochs import LogEnds
-from pushrep.replication.findings import Finding
+from pushrep.replication.findings import RequestFinding
 from pushrep.replication.grants import Grant
 from pushrep.replication.messages import AppendRecordsResult, Batch
 
@@ -110,7 +110,7 @@ class CloseSession(NamedTuple):
 class GoOffline(NamedTuple):
     """The log waits for an operator; the others of the node go on."""
 
-    finding: Finding
+    finding: RequestFinding
 
 
 class Answer(NamedTuple):

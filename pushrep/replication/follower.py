@@ -40,7 +40,7 @@ from pushrep.replication.effects import (
     Truncate,
 )
 from pushrep.replication.epochs import LogEnds, Unfenced, without_unfenced
-from pushrep.replication.findings import FOLLOWER_RULES, Cut, Finding, Found, find
+from pushrep.replication.findings import FOLLOWER_RULES, CutAt, Found, RequestFinding, find
 from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, are_rivals, owner_of
 from pushrep.replication.messages import AppendRecords, AppendRecordsResult
 from pushrep.replication.outcome import Outcome
@@ -178,24 +178,26 @@ def _by_the_table(state: ReplicaState, log: LogEnds, request: AppendRecords, fou
         return [GoOffline(found.finding), Answer(_result(state, rule.error, log=log))]
     if not rule.accepts:
         answer = _result(state, rule.error, log=log)
-        if found.finding is Finding.DIVERGED_BEFORE:
+        if found.finding is RequestFinding.DIVERGED_BEFORE:
             epoch, end_offset = log.end_at_or_below(request.previous_epoch)
             answer = answer._replace(epoch=epoch, epoch_end_offset=end_offset)
         return [Answer(answer)]
     return _accept(state, log, request, found, rule.cut)
 
 
-def _accept(state: ReplicaState, log: LogEnds, request: AppendRecords, found: Found, cut: Cut) -> list[FollowerEffect]:
+def _accept(
+    state: ReplicaState, log: LogEnds, request: AppendRecords, found: Found, cut: CutAt
+) -> list[FollowerEffect]:
     """Truncate, append, begin the epoch, flush, HWM, LSO, answer: in this order."""
     effects: list[FollowerEffect] = []
     high_watermark, log_start = state.high_watermark, log.log_start_offset
     flushed = min(state.flushed_offset, log.log_end_offset)  # lower if something unfenced went
-    if cut is Cut.ALL:
+    if cut is CutAt.ALL:
         aside = SetAside(request.append_offset, request.epoch_at_append_offset)
         effects.append(aside)
         log = LogEnds(aside.offset, aside.offset, LeaderEpochs().assigned(aside.leader_epoch, aside.offset))
         log_start = high_watermark = flushed = request.append_offset
-    elif cut is Cut.AT_DIFFERENCE:
+    elif cut is CutAt.AT_DIFFERENCE:
         effects.append(Truncate(found.at))
         log = log.cut(found.at)
         flushed = min(flushed, found.at)

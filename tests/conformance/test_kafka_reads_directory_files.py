@@ -11,7 +11,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from pushrep.log.directory_files import (
     LEADER_EPOCHS_NAME,
     PARTITION_METADATA_NAME,
-    Checkpoint,
+    CheckpointFile,
     decode_leader_epochs,
     read_checkpoint,
     read_partition_metadata,
@@ -53,7 +53,7 @@ def file(java, path):
     return java.jvm.java.io.File(str(path))
 
 
-@pytest.mark.parametrize("checkpoint", list(Checkpoint))
+@pytest.mark.parametrize("checkpoint", list(CheckpointFile))
 def test_kafka_reads_a_checkpoint_and_finds_every_partition(java, kafka, tmp_path, checkpoint):
     write_checkpoint(tmp_path, checkpoint, OFFSETS)
     found = kafka.OffsetCheckpointFile(file(java, tmp_path / checkpoint.value), None).read()
@@ -72,8 +72,8 @@ def test_we_read_a_checkpoint_that_kafka_wrote(java, kafka, tmp_path):
     offsets = java.jvm.java.util.HashMap()
     for topic, number, offset in (("orders", 0, 2**40), ("a.b_c-d", 7, 2**63 - 1)):
         offsets.put(partition(topic, number), offset)  # above 2**31, so that py4j makes it a Long
-    kafka.OffsetCheckpointFile(file(java, tmp_path / Checkpoint.RECOVERY_POINT.value), None).write(offsets)
-    assert read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT) == {"orders-0": 2**40, "a.b_c-d-7": 2**63 - 1}
+    kafka.OffsetCheckpointFile(file(java, tmp_path / CheckpointFile.RECOVERY_POINT.value), None).write(offsets)
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {"orders-0": 2**40, "a.b_c-d-7": 2**63 - 1}
 
 
 def test_leader_epochs_in_both_directions(java, kafka, tmp_path):

@@ -12,7 +12,7 @@ ROOMS = (
     "pushrep/outbox", "spark_jobs/sources",
 )  # fmt: skip
 RECORDS = {"Record", "RecordBatch", "Replay", "ReplayBatches", "ReplayedBatch", "ReplayedBlock"}
-MAKES_THEM = {"pushrep.outbox.batch.Batch.seal"}
+MAKES_THEM = {"pushrep.outbox.batch.PendingBatch.seal"}
 ITERATORS = {"__iter__", "__aiter__"}
 
 

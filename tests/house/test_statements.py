@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.replication.findings import Finding
+from pushrep.replication.findings import RequestFinding
 from pushrep.replication.follower import LEADER_CHECKS, SESSION_CHECKS
 from pushrep.replication.outcome import Outcome
 
@@ -90,7 +90,7 @@ def functions(path):
     ("heading", "wanted"),
     [
         ("PushManager", NUMBERED),
-        ("What a replica finds", {finding.name for finding in Finding}),
+        ("What a replica finds", {finding.name for finding in RequestFinding}),
         ("What a replica refuses", REFUSALS),
         ("Startpoints", STARTPOINTS | PROMISES),
         ("Replay filtering", FILTERING),

@@ -9,7 +9,7 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import AppendFailed, Durability, SegmentLog
-from pushrep.log.directory_files import Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
@@ -105,7 +105,9 @@ def test_identity_o3_a_replica_notes_its_cleaners_offset_first_and_seals_what_is
             copy.append_as_is(batches)
         assert copy.log_end_offset == 0
         copy.append_as_is(batches, cleaned_offset=cleaned_offset)
-        assert read_checkpoint(path.parent, Checkpoint.CLEANED_OFFSET) == {NAME: 20}, "before a flush of anything else"
+        assert read_checkpoint(path.parent, CheckpointFile.CLEANED_OFFSET) == {NAME: 20}, (
+            "before a flush of anything else"
+        )
         assert list(map(raw, copy.records(0))) == list(log.records)
     held = {int(one.stem): parse_batches(one.read_bytes()) for one in sorted(path.glob("*.log"))}
     assert {base: [batch.base_offset for batch in found] for base, found in held.items()} == {
@@ -236,8 +238,8 @@ def test_identity_o3_a_leader_whose_log_ends_in_a_hole_goes_on(tmp_path, log, du
     for one in log.path.glob(f"{20:020d}*"):
         one.unlink()
     segment_path(log.path, 27).write_bytes(b"")
-    write_checkpoint(log.path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 27}, REAL_FILESYSTEM)
-    write_checkpoint(log.path.parent, Checkpoint.RECOVERY_POINT, {NAME: 27}, REAL_FILESYSTEM)
+    write_checkpoint(log.path.parent, CheckpointFile.CLEANED_OFFSET, {NAME: 27}, REAL_FILESYSTEM)
+    write_checkpoint(log.path.parent, CheckpointFile.RECOVERY_POINT, {NAME: 27}, REAL_FILESYSTEM)
 
     def append(leader, led):
         assert leader.log_end_offset == 27

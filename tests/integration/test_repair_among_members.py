@@ -24,7 +24,7 @@ from pushrep.protocol.versions import versions_answer
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
 from pushrep.records.header import HEADER_BYTES
-from pushrep.replication.findings import Finding
+from pushrep.replication.findings import RequestFinding
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import open_outbox, wait_for_all, wait_until
 
@@ -294,7 +294,7 @@ def test_o8_a_replica_that_waits_for_an_operator_or_is_closed_takes_no_repair(wo
     flip(replica.log, base)
     replica.log.scrub.run_pass()
     batches = [service.logs[0].read(base, 1 << 20)]
-    replica.finding = Finding.OTHER_BYTES
+    replica.finding = RequestFinding.OTHER_BYTES
     with pytest.raises(RepairRefused, match="waits for an operator: OTHER_BYTES"):
         replica.repair(base, batches)
     replica.finding = None

@@ -19,7 +19,7 @@ from tenacity import retry, stop_after_delay, wait_fixed
 from pushrep.cli.main import cli
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
-from pushrep.log.directory_files import Checkpoint, read_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.log.directory_id import DIRECTORY_ID_NAME, settled_id, write_directory_id
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.records import Codec, TimestampType
@@ -140,7 +140,7 @@ def in_transactions(told, topic, key):
 
 @retry(stop=stop_after_delay(60), wait=wait_fixed(0.1), reraise=True)
 def wait_until_compacted(told, topic):
-    cleaned = read_checkpoint(told.cluster.log_directory(), Checkpoint.CLEANED_OFFSET).get(f"{topic}-0", 0)
+    cleaned = read_checkpoint(told.cluster.log_directory(), CheckpointFile.CLEANED_OFFSET).get(f"{topic}-0", 0)
     newest = list_segments(REAL_FILESYSTEM, told.cluster.log_directory() / f"{topic}-0")[-1]
     assert cleaned == newest > 0, f"the cleaner went over {topic} up to {cleaned}, its newest segment is {newest}"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pushrep.env import write_atomic
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.directory_files import Checkpoint, write_checkpoint
+from pushrep.log.directory_files import CheckpointFile, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
 from pushrep.testing import SimulatedClock, SimulatedDisk
@@ -81,7 +81,7 @@ def test_the_checkpoints_alone_tell_of_whole_batches(sizes, data):
     log.close()
     disk.remove(PATH.parent / PUBLISHED_NAME)
     for bound in range(ends[-1] + 1):
-        write_checkpoint(PATH.parent, Checkpoint.HIGH_WATERMARK, {PATH.name: bound}, disk)
+        write_checkpoint(PATH.parent, CheckpointFile.HIGH_WATERMARK, {PATH.name: bound}, disk)
         for isolation in ("stable", "written"):
             with SegmentLog.open_reader(PATH, isolation=isolation, filesystem=disk) as reader:
                 whole = max(end for end in ends if end <= bound)

@@ -18,7 +18,7 @@ import pytest
 from pushrep.env import read_whole
 from pushrep.log import CorruptBatch, CorruptLog, LogConfig, SegmentLog
 from pushrep.log.config import BATCH_BYTES_LIMIT
-from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, write_checkpoint
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
@@ -89,7 +89,7 @@ class Case:
                 if not content and start:
                     continue
             self.write(path, content)
-        for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.HIGH_WATERMARK):
+        for checkpoint in (CheckpointFile.RECOVERY_POINT, CheckpointFile.HIGH_WATERMARK):
             write_checkpoint(HOME.parent, checkpoint, {HOME.name: promised}, self.disk)
 
     def write(self, path, data):
@@ -273,7 +273,7 @@ def test_a_length_that_lies_takes_no_more_memory_than_the_largest_batch(tmp_path
         log.append([b"value"] * 100)
         log.append([b"value"] * 100)
     (tmp_path / CLEAN_MARKER_NAME).unlink()
-    write_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT, {path.name: 0})
+    write_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT, {path.name: 0})
     (tmp_path / PUBLISHED_NAME).unlink()  # the machine stopped: nothing is known to be on disk
     (segment,) = path.glob("*.log")
     data = bytearray(segment.read_bytes())

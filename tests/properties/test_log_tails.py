@@ -6,7 +6,7 @@ import pytest
 
 from pushrep.env import read_whole
 from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
-from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
 from pushrep.testing import SimulatedClock, SimulatedDisk
@@ -33,8 +33,8 @@ class Log:
             file.close()
 
     def with_recovery_point(self, offset):
-        write_checkpoint(DIRECTORY, Checkpoint.RECOVERY_POINT, {NAME: offset}, self.disk)
-        write_checkpoint(DIRECTORY, Checkpoint.HIGH_WATERMARK, {NAME: offset}, self.disk)
+        write_checkpoint(DIRECTORY, CheckpointFile.RECOVERY_POINT, {NAME: offset}, self.disk)
+        write_checkpoint(DIRECTORY, CheckpointFile.HIGH_WATERMARK, {NAME: offset}, self.disk)
         return self
 
     def open(self):
@@ -206,7 +206,7 @@ def rolled(tmp_path):
         for n in range(30):
             log.append([b"%03d" % n * 10], durability=Durability.BUFFERED)
     (tmp_path / CLEAN_MARKER_NAME).unlink()
-    write_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT, {NAME: 0})
+    write_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT, {NAME: 0})
     (tmp_path / PUBLISHED_NAME).unlink()  # the machine stopped: nothing is known to be on disk
     return path
 
@@ -235,7 +235,7 @@ def test_a_torn_segment_in_the_middle_takes_the_later_ones_aside(rolled):
 def test_a_missing_segment_is_named_and_nothing_changes(rolled, number):
     files = segments(rolled)
     if number == 0:
-        write_checkpoint(rolled.parent, Checkpoint.LOG_START_OFFSET, {NAME: 0})
+        write_checkpoint(rolled.parent, CheckpointFile.LOG_START_OFFSET, {NAME: 0})
     files[number].unlink()
     before = {p.name: p.read_bytes() for p in segments(rolled)}
     with pytest.raises(CorruptLog) as refused:
@@ -280,6 +280,6 @@ def test_progress_of_a_recovery_is_saved(rolled):
         assert log.recovery.segments_scanned == len(segments(rolled))
         assert log.recovery.bytes_scanned == sum(p.stat().st_size for p in segments(rolled))
         newest = int(segments(rolled)[-1].stem)
-        saved = read_checkpoint(rolled.parent, Checkpoint.RECOVERY_POINT)[NAME]
+        saved = read_checkpoint(rolled.parent, CheckpointFile.RECOVERY_POINT)[NAME]
         assert saved in {newest, 30}, "every sealed segment at once; the newest with what other logs have to say"
-    assert read_checkpoint(rolled.parent, Checkpoint.RECOVERY_POINT) == {NAME: 30}
+    assert read_checkpoint(rolled.parent, CheckpointFile.RECOVERY_POINT) == {NAME: 30}

@@ -16,7 +16,7 @@ from pushrep.errors import PushrepError
 from pushrep.kafka.source import ShippedPartition
 from pushrep.log import CorruptBatch, CorruptLog, LogDamaged, SegmentLog
 from pushrep.node import ReplicaNode
-from pushrep.node.answers import Answers
+from pushrep.node.calls import NodeCalls
 from pushrep.node.member_clients import MemberClients
 from pushrep.node.settings import NodeSettings
 from pushrep.protocol.error_codes import ErrorCode
@@ -322,7 +322,7 @@ def push(log, directory):
     """Real pushes to a real node, frame by frame; only the sockets are left out."""
     settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=CONFIG)
     node = ReplicaNode(directory / "node", settings)
-    store, answers = node._store, Answers(node._store, node.address, node._access)
+    store, answers = node._store, NodeCalls(node._store, node.address, node._access)
     opened = SegmentLog.open(log.path, CONFIG, has_replicas=True)
     numbers = count(1)
     try:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication import candidate, epochs, findings, follower, grants, leader
 from pushrep.replication.effects import BeginEpoch, TakeEpoch
-from pushrep.replication.findings import Finding, Found
+from pushrep.replication.findings import Found, RequestFinding
 from pushrep.replication.grants import Grant, Quorum
 from pushrep.replication.leader import PartitionLeader
 from pushrep.replication.outcome import Outcome
@@ -39,7 +39,7 @@ def skip_the_grant_check(patch):
 
 def skip_the_previous_epoch_check(patch):
     before = findings._before
-    patch(findings, "_before", lambda *a: None if before(*a) is Finding.DIVERGED_BEFORE else before(*a))
+    patch(findings, "_before", lambda *a: None if before(*a) is RequestFinding.DIVERGED_BEFORE else before(*a))
 
 
 def advance_with_too_few_in_sync(patch):
@@ -73,7 +73,7 @@ def lead_without_fetching(patch):
 
 
 def follow_below_own_watermark(patch):
-    patch(findings, "_other_epoch", lambda offset, _: Found(Finding.OTHER_EPOCH, offset))
+    patch(findings, "_other_epoch", lambda offset, _: Found(RequestFinding.OTHER_EPOCH, offset))
 
 
 def join_below_the_epoch_start(patch):

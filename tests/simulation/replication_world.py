@@ -27,7 +27,7 @@ from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replication import candidate as candidates
 from pushrep.replication import effects as do
 from pushrep.replication import follower, leader
-from pushrep.replication.candidate import Candidate, CandidateState, MemberAnswer, PartitionLog, Purpose
+from pushrep.replication.candidate import Candidate, CandidateState, MemberAnswer, MemberLog, Purpose
 from pushrep.replication.epochs import LogEnds, Unfenced, granted_end, marked_unfenced, without_unfenced
 from pushrep.replication.errors import NotAMember, NotLeader
 from pushrep.replication.follower import ReplicaState
@@ -142,7 +142,7 @@ class Disk:
         self.flushed = min(self.flushed, self.end)
 
     def answer(self, index, contact_age_ms=None):
-        log = PartitionLog(log=self.ends, high_watermark=self.high_watermark, unfenced=self.unfenced)
+        log = MemberLog(log=self.ends, high_watermark=self.high_watermark, unfenced=self.unfenced)
         return MemberAnswer(
             index=index,
             grant=self.grant,

@@ -12,7 +12,7 @@ from pushrep.node import election_state, replica
 from pushrep.push.led_partition import LedPartition
 from pushrep.push.pusher import Pusher
 from pushrep.replication import candidate, effects, findings, follower, progress
-from pushrep.replication.findings import Finding
+from pushrep.replication.findings import RequestFinding
 from pushrep.replication.grants import Grant
 from pushrep.replication.leader import PartitionLeader
 from pushrep.replication.outcome import Outcome
@@ -44,7 +44,7 @@ def skip_the_epoch_check(patch):
 
 def skip_the_previous_epoch_check(patch):
     before = findings._before
-    patch(findings, "_before", lambda *a: None if before(*a) is Finding.DIVERGED_BEFORE else before(*a))
+    patch(findings, "_before", lambda *a: None if before(*a) is RequestFinding.DIVERGED_BEFORE else before(*a))
     patch(progress, "common_end", lambda ours, theirs: min(ours.log_end_offset, theirs.log_end_offset))
 
 
@@ -101,7 +101,7 @@ def count_answers_of_any_session(patch):
 
 
 def follow_below_own_watermark(patch):
-    patch(findings, "_other_epoch", lambda offset, _: findings.Found(Finding.OTHER_EPOCH, offset))
+    patch(findings, "_other_epoch", lambda offset, _: findings.Found(RequestFinding.OTHER_EPOCH, offset))
     patch(SegmentLog, "truncate_to", partialmethod(SegmentLog.truncate_to, force=True))
 
 

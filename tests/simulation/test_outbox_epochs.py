@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log import directory as log_directory
-from pushrep.log.directory_files import Checkpoint, read_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.outbox import LogsMissing, Outbox
 from pushrep.testing import SimulatedClock, SimulatedDisk
@@ -260,7 +260,7 @@ class Epochs(RuleBasedStateMachine):
         for partition in (0, 1):
             machine.append(partition, 2)
         machine.read()
-        assert not any(read_checkpoint(HOME, Checkpoint.GIVEN_UP, machine.disk).values())
+        assert not any(read_checkpoint(HOME, CheckpointFile.GIVEN_UP, machine.disk).values())
 
 
 def test_no_order_of_cuts_and_crashes_gives_an_offset_twice(torture):

@@ -7,7 +7,7 @@ import pytest
 from pushrep.log.directory_files import (
     PARTITION_METADATA_NAME,
     BadCheckpoint,
-    Checkpoint,
+    CheckpointFile,
     CleanLog,
     decode_checkpoint,
     decode_clean_marker,
@@ -83,8 +83,8 @@ def test_kafkas_own_files_have_no_crc_and_are_read():
 def test_bad_checkpoints_are_refused_and_count_as_absent(tmp_path, data):
     with pytest.raises(BadCheckpoint):
         decode_checkpoint(data)
-    (tmp_path / Checkpoint.RECOVERY_POINT.value).write_bytes(data)
-    assert read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT) == {}
+    (tmp_path / CheckpointFile.RECOVERY_POINT.value).write_bytes(data)
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {}
 
 
 def test_a_marker_without_its_crc_is_bad():
@@ -101,14 +101,14 @@ def test_a_clean_log_refuses_nonsense(log):
 
 
 def test_a_checkpoint_larger_than_any_is_refused_before_it_is_read(tmp_path):
-    path = tmp_path / Checkpoint.RECOVERY_POINT.value
+    path = tmp_path / CheckpointFile.RECOVERY_POINT.value
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    assert read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT) == {}
+    assert read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT) == {}
 
 
 def test_the_files_are_told_apart(tmp_path):
-    for number, checkpoint in enumerate(Checkpoint):
+    for number, checkpoint in enumerate(CheckpointFile):
         write_checkpoint(tmp_path, checkpoint, {"orders-0": number})
     found = read_checkpoints(tmp_path)
     kept = (found.given_up_offsets, found.recovery_points, found.log_start_offsets, found.high_watermarks)

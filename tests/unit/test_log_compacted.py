@@ -10,7 +10,7 @@ from pushrep.cli import main as cli_main
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
 from pushrep.log.directory_files import (
-    Checkpoint,
+    CheckpointFile,
     decode_checkpoint,
     read_checkpoint,
     write_checkpoint,
@@ -51,9 +51,9 @@ def log_path(tmp_path):
     write_partition_metadata(path, UUID(int=1))
     for base, batches in CLEANED.items():
         segment_path(path, base).write_bytes(b"".join(bytes(batch(first).data) for first in batches))
-    write_checkpoint(tmp_path, Checkpoint.CLEANED_OFFSET, {NAME: CLEANED_OFFSET, "other-3": 7})
-    write_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT, {NAME: END})
-    write_checkpoint(tmp_path, Checkpoint.HIGH_WATERMARK, {NAME: END})
+    write_checkpoint(tmp_path, CheckpointFile.CLEANED_OFFSET, {NAME: CLEANED_OFFSET, "other-3": 7})
+    write_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT, {NAME: END})
+    write_checkpoint(tmp_path, CheckpointFile.HIGH_WATERMARK, {NAME: END})
     return path
 
 
@@ -96,7 +96,7 @@ def found_from(reader, start, end):
 @pytest.mark.parametrize("cleaned", [60, 50])
 def test_by_headers_alone_a_hole_between_segments_is_one_as_far_as_the_cleaner_came(log_path, cleaned):
     firsts = [first for batches in CLEANED.values() for first in batches]
-    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: cleaned})
+    write_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET, {NAME: cleaned})
     files = OpenSegments(REAL_FILESYSTEM)
     for start in range(END):
         reader = SliceReader(log_path, REAL_FILESYSTEM, files)
@@ -115,7 +115,7 @@ def slice_reader(log_path):
 
 
 def test_by_headers_alone_a_gap_between_segments_that_no_cleaner_made_is_none(log_path):
-    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 15})
+    write_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET, {NAME: 15})
     assert found_from(slice_reader(log_path), 6, 15) == [6, 12]
     with pytest.raises(NoBatchThere, match="offset 15"):
         found_from(slice_reader(log_path), 6, END)
@@ -161,7 +161,10 @@ def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_is_found_by_ever
 @pytest.mark.parametrize(("cleaned", "damaged_from"), [(None, 0), (29, 23), (50, 50)])
 def test_a_hole_above_the_cleaned_offset_is_damage_and_nothing_is_cut(log_path, cleaned, damaged_from, recovery_point):
     """A write that tears leaves no whole batch behind a hole: so this is one even where nothing was promised."""
-    for checkpoint, offset in ((Checkpoint.CLEANED_OFFSET, cleaned), (Checkpoint.RECOVERY_POINT, recovery_point)):
+    for checkpoint, offset in (
+        (CheckpointFile.CLEANED_OFFSET, cleaned),
+        (CheckpointFile.RECOVERY_POINT, recovery_point),
+    ):
         write_checkpoint(log_path.parent, checkpoint, {} if offset is None else {NAME: offset})
     before = {path.name: path.read_bytes() for path in log_path.glob("*.log*")}
     with SegmentLog.open(log_path) as log:
@@ -178,11 +181,11 @@ def test_a_hole_above_the_cleaned_offset_is_damage_and_nothing_is_cut(log_path, 
 @pytest.mark.parametrize("before", [None, 23, 50])
 def test_mark_cleaned_admits_a_directory_whose_checkpoint_is_missing_or_too_low(log_path, before, capsys):
     other = {"other-3": 7}
-    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, other | ({} if before is None else {NAME: before}))
+    write_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET, other | ({} if before is None else {NAME: before}))
     assert not verify_log(log_path).is_whole
     assert cli_main.run(["log", "mark-cleaned", str(log_path), str(CLEANED_OFFSET)]) == 0
     assert "cleaned below 60" in capsys.readouterr().out
-    assert read_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET) == other | {NAME: CLEANED_OFFSET}
+    assert read_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET) == other | {NAME: CLEANED_OFFSET}
     assert verify_log(log_path).is_whole
     seals = [read_seal(REAL_FILESYSTEM, log_path, base) for base in (0, 20, 40, 50)]
     assert [(seal.base_offset, seal.is_witnessed) for seal in seals] == [
@@ -199,7 +202,7 @@ def test_mark_cleaned_admits_a_directory_whose_checkpoint_is_missing_or_too_low(
     ("offset", "why"), [(50, "cleaned below 50 already"), (58, "up to offset 56 only"), (67, "up to offset 66 only")]
 )
 def test_mark_cleaned_refuses_what_helps_nothing_and_changes_nothing(log_path, offset, why, capsys):
-    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 50})
+    write_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET, {NAME: 50})
     before = {path: path.read_bytes() for path in log_path.parent.rglob("*") if path.is_file()}
     assert cli_main.run(["log", "mark-cleaned", str(log_path), str(offset)]) == 1
     assert why in capsys.readouterr().err
@@ -218,11 +221,11 @@ def test_what_mark_cleaned_writes_is_on_disk_when_it_returns():
     disk.sync_directory(home)
     Repairer(home, filesystem=disk, clock=clock).mark_cleaned(CLEANED_OFFSET)
     disk.lose_power()
-    assert read_checkpoint(home.parent, Checkpoint.CLEANED_OFFSET, disk) == {NAME: CLEANED_OFFSET}
+    assert read_checkpoint(home.parent, CheckpointFile.CLEANED_OFFSET, disk) == {NAME: CLEANED_OFFSET}
 
 
 def test_a_gap_between_two_files_is_named(log_path):
-    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {NAME: 53})
+    write_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET, {NAME: 53})
     with pytest.raises(CorruptLog, match="a gap") as refused:
         SegmentLog.open(log_path)
     assert refused.value.names == ("00000000000000000050.log", "00000000000000000060.log")
@@ -252,7 +255,7 @@ def test_a_cut_in_a_hole_leaves_a_log_that_goes_on_behind_its_last_batch(log_pat
         assert offsets(log) == [first + n for first in kept for n in range(3)]
         base = log.append([b"a"] * 3, durability=Durability.BUFFERED).base_offset
         assert base == expected_end
-    cleaned = read_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET)
+    cleaned = read_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET)
     assert cleaned == {NAME: min(CLEANED_OFFSET, expected_end), "other-3": 7}, "nothing written since was cleaned"
     with SegmentLog.open(log_path) as log:
         assert log.recovery.damaged_from is None
@@ -260,13 +263,13 @@ def test_a_cut_in_a_hole_leaves_a_log_that_goes_on_behind_its_last_batch(log_pat
 
 
 def test_a_torn_tail_below_the_cleaned_offset_lowers_it(log_path):
-    write_checkpoint(log_path.parent, Checkpoint.RECOVERY_POINT, {})
+    write_checkpoint(log_path.parent, CheckpointFile.RECOVERY_POINT, {})
     path = segment_path(log_path, 20)
     path.write_bytes(path.read_bytes()[:-1])
     with SegmentLog.open(log_path) as log:
         assert log.recovery.cut is not None
         assert log.log_end_offset == 23
-    assert read_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET) == {NAME: 23, "other-3": 7}
+    assert read_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET) == {NAME: 23, "other-3": 7}
 
 
 def test_a_broker_that_was_stopped_while_it_replaced_segments_has_to_finish(log_path):
@@ -280,7 +283,7 @@ def test_a_broker_that_was_stopped_while_it_replaced_segments_has_to_finish(log_
 
 def test_kafkas_own_file_is_read_and_never_made(tmp_path):
     (tmp_path / "cleaner-offset-checkpoint").write_text("0\n2\ncompact 0 5100\n__consumer_offsets 12 3\n")
-    assert read_checkpoint(tmp_path, Checkpoint.CLEANED_OFFSET) == {"compact-0": 5100, "__consumer_offsets-12": 3}
+    assert read_checkpoint(tmp_path, CheckpointFile.CLEANED_OFFSET) == {"compact-0": 5100, "__consumer_offsets-12": 3}
     other = tmp_path / "never"
     with SegmentLog.open(other / "orders-0") as log:
         log.append([b"x"] * 10)

@@ -7,7 +7,13 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, LogPoisoned, OffsetOutOfRange, SegmentLog
-from pushrep.log.directory_files import Checkpoint, CleanLog, read_clean_marker, write_checkpoint, write_clean_marker
+from pushrep.log.directory_files import (
+    CheckpointFile,
+    CleanLog,
+    read_clean_marker,
+    write_checkpoint,
+    write_clean_marker,
+)
 from pushrep.log.recovery_plan import Opening
 from pushrep.log.segment import OFFSET_ENTRY
 from pushrep.log.segment_files import list_segments, segment_path
@@ -29,7 +35,7 @@ def damaged_machine(seed=0):
     # Nobody says that it was closed: the opening scans.
     machine.disk.remove(PATH.parent / ".pushrep_cleanshutdown")
     # The scan begins at the recovery point: at a batch before the bad one, with the damage below it all the same.
-    write_checkpoint(PATH.parent, Checkpoint.RECOVERY_POINT, {PATH.name: bases[1] + 4}, machine.disk)
+    write_checkpoint(PATH.parent, CheckpointFile.RECOVERY_POINT, {PATH.name: bases[1] + 4}, machine.disk)
     plain = LogConfig(segment_bytes=1000, preallocate_bytes=0)
     return machine, bases, plain
 
@@ -203,7 +209,7 @@ def test_the_marker_tells_what_was_on_disk_where_the_checkpoint_is_lost(tmp_path
         for number in range(10):
             log.append(b"value%d" % number)
     path = segment_path(log.path, 0)
-    (tmp_path / Checkpoint.RECOVERY_POINT.value).unlink()
+    (tmp_path / CheckpointFile.RECOVERY_POINT.value).unlink()
     if lost == "checkpoint and bytes":
         os.truncate(path, path.stat().st_size // 2)
     if lost == "checkpoint and segment":

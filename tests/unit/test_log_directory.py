@@ -8,7 +8,13 @@ import pytest
 
 from pushrep.env import RealFilesystem
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, CleanLog, decode_clean_marker, read_checkpoints
+from pushrep.log.directory_files import (
+    CLEAN_MARKER_NAME,
+    CheckpointFile,
+    CleanLog,
+    decode_clean_marker,
+    read_checkpoints,
+)
 from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALogDirectory
 from pushrep.log.published import read_published
@@ -204,7 +210,7 @@ def test_checkpoints_are_remembered_then_written_once_for_all(tmp_path):
     first.sync_checkpoints()
     second.sync_checkpoints()  # nothing new since
     assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 3, "orders-1": 7}
-    assert [name for call, name in filesystem.calls if call == "rename"] == [Checkpoint.RECOVERY_POINT.value]
+    assert [name for call, name in filesystem.calls if call == "rename"] == [CheckpointFile.RECOVERY_POINT.value]
     directory.release()
 
 
@@ -233,7 +239,7 @@ def test_a_failed_checkpoint_keeps_the_old_file_and_is_written_by_the_next(tmp_p
     view.checkpoint(recovery_point=1)
     view.sync_checkpoints()
     view.checkpoint(recovery_point=2)
-    filesystem.fail["rename", Checkpoint.RECOVERY_POINT.value] = errno.ENOSPC
+    filesystem.fail["rename", CheckpointFile.RECOVERY_POINT.value] = errno.ENOSPC
     with pytest.raises(OSError, match="No space"):
         view.sync_checkpoints()
     assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 1}
@@ -269,7 +275,7 @@ def test_no_marker_and_a_free_lock_if_the_last_release_fails(tmp_path):
     view = directory.attach("orders-0")
     view.checkpoint(recovery_point=5)
     view.close_clean(CLEAN)
-    filesystem.fail["rename", Checkpoint.RECOVERY_POINT.value] = errno.EIO
+    filesystem.fail["rename", CheckpointFile.RECOVERY_POINT.value] = errno.EIO
     with pytest.raises(OSError, match=r"Input/output error"):
         directory.release()
     assert marker(tmp_path) is None

@@ -7,7 +7,7 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, LogEndMoved, NoRoomToCut, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.published import SLOTS_AT, PublishedFile
 from pushrep.log.segment_files import list_segments
 from pushrep.records.header import OFFSET_MAX
@@ -16,7 +16,7 @@ CONFIG = LogConfig(preallocate_bytes=0)
 
 
 def given_up(directory, name="orders-0"):
-    return read_checkpoint(directory, Checkpoint.GIVEN_UP).get(name, 0)
+    return read_checkpoint(directory, CheckpointFile.GIVEN_UP).get(name, 0)
 
 
 def written(directory, records, name="orders-0"):
@@ -34,7 +34,7 @@ def shorten(directory, bytes_taken, name="orders-0"):
 def lower_recovery_point(directory, offset):
     """As a kill leaves it: the recovery point lags behind what was flushed, and no marker was written."""
     (directory / ".pushrep_cleanshutdown").unlink()
-    for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.HIGH_WATERMARK):
+    for checkpoint in (CheckpointFile.RECOVERY_POINT, CheckpointFile.HIGH_WATERMARK):
         write_checkpoint(directory, checkpoint, {"orders-0": offset})
 
 
@@ -72,7 +72,7 @@ def test_the_highest_end_counts_until_it_is_struck_out(tmp_path):
 def test_a_log_that_only_grows_gives_nothing_up(tmp_path):
     written(tmp_path, 10)
     written(tmp_path, 10)
-    assert not (tmp_path / Checkpoint.GIVEN_UP.value).exists()
+    assert not (tmp_path / CheckpointFile.GIVEN_UP.value).exists()
 
 
 def test_what_was_published_as_stable_and_is_gone_after_a_crash_is_noted(tmp_path, caplog):
@@ -148,10 +148,10 @@ def test_a_removed_log_is_remembered_by_its_end(tmp_path, when):
 
 def test_a_bad_file_may_have_told_of_any_log(tmp_path, caplog):
     written(tmp_path, 2)
-    (tmp_path / Checkpoint.GIVEN_UP.value).write_bytes(b"0\n1\norders-0")
+    (tmp_path / CheckpointFile.GIVEN_UP.value).write_bytes(b"0\n1\norders-0")
     directory = LogDirectory.acquire(tmp_path)
-    assert directory.checkpointed(Checkpoint.GIVEN_UP, "orders-0") == OFFSET_MAX
-    assert directory.checkpointed(Checkpoint.GIVEN_UP, ".lock") is None
+    assert directory.checkpointed(CheckpointFile.GIVEN_UP, "orders-0") == OFFSET_MAX
+    assert directory.checkpointed(CheckpointFile.GIVEN_UP, ".lock") is None
     directory.release()
     assert "is damaged" in caplog.text
 

@@ -11,7 +11,7 @@ import pytest
 
 from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.inspection import summarize
 from pushrep.log.verify import verify_log
 
@@ -136,7 +136,7 @@ def test_the_checkpoint_follows_what_was_acknowledged_whatever_flush_ms_says(tmp
     """identity P2."""
     process = killed_writer(tmp_path / "orders-0", 600_000)
     try:
-        wait_until(lambda: read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT).get("orders-0") == 100)
+        wait_until(lambda: read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT).get("orders-0") == 100)
     finally:
         kill(process)
 
@@ -148,18 +148,18 @@ def test_a_roll_and_a_close_bring_the_recovery_point_to_disk(tmp_path):
         log = SegmentLog.open(tmp_path / "orders-0", config)
         for _ in range(20):
             log.append([b"%06d" % n for n in range(10)], durability=Durability.BUFFERED)
-        wait_until(lambda: read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT).get("orders-0", 0) > 0)
+        wait_until(lambda: read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT).get("orders-0", 0) > 0)
         log.close()
-        wait_until(lambda: read_checkpoint(tmp_path, Checkpoint.RECOVERY_POINT).get("orders-0") == 200)
+        wait_until(lambda: read_checkpoint(tmp_path, CheckpointFile.RECOVERY_POINT).get("orders-0") == 200)
 
 
 def test_after_a_kill_a_close_writes_the_true_high_watermark(tmp_path):
     """identity P4: of a log to which nothing was appended since."""
     path = tmp_path / "orders-0"
     kill(killed_writer(path, 1000))
-    write_checkpoint(tmp_path, Checkpoint.HIGH_WATERMARK, {"orders-0": 29})
+    write_checkpoint(tmp_path, CheckpointFile.HIGH_WATERMARK, {"orders-0": 29})
     SegmentLog.open(path).close()
-    assert read_checkpoint(tmp_path, Checkpoint.HIGH_WATERMARK)["orders-0"] == 100
+    assert read_checkpoint(tmp_path, CheckpointFile.HIGH_WATERMARK)["orders-0"] == 100
     shown = summarize(path)
     assert (shown.is_clean, shown.high_watermark, shown.log_end_offset) == (True, 100, 100)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.log import Durability, LogPoisoned
-from pushrep.log.directory_files import Checkpoint, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.indexes import PENDING_MAX
 from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from tests.unit.test_log_keeping import PATH, Machine
@@ -24,7 +24,7 @@ def killed():
 
 
 def recovery_point(machine):
-    return read_checkpoint(PATH.parent, Checkpoint.RECOVERY_POINT, machine.disk)[PATH.name]
+    return read_checkpoint(PATH.parent, CheckpointFile.RECOVERY_POINT, machine.disk)[PATH.name]
 
 
 def test_a_log_that_was_not_written_to_needs_no_sync(killed):
@@ -61,7 +61,7 @@ def test_a_record_above_the_recovery_point_is_synced_before_it_is_believed(kille
 
 @pytest.mark.parametrize("point", [0, 7, RECORDS - 1])
 def test_everything_above_a_lower_recovery_point_is_synced(killed, point):
-    write_checkpoint(PATH.parent, Checkpoint.RECOVERY_POINT, {PATH.name: point}, killed.disk)
+    write_checkpoint(PATH.parent, CheckpointFile.RECOVERY_POINT, {PATH.name: point}, killed.disk)
     killed.disk.fail_sync()
     with pytest.raises(LogPoisoned):
         killed.open()

@@ -3,14 +3,14 @@
 import pytest
 
 from pushrep.log.directory_files import CleanLog
-from pushrep.log.recovery_plan import LogFacts, Opening, recovery_plan
+from pushrep.log.recovery_plan import Opening, RecoveryFacts, recovery_plan
 
 BASES = (0, 1000, 2000, 3000)
 CLEAN = CleanLog(end_offset=3500, last_segment_bytes=777, leader_epoch=0)
 
 
 def plan(*, recovery_point, clean=None, whole=BASES, bases=BASES, newest_bytes=777, verify=0):
-    facts = LogFacts(
+    facts = RecoveryFacts(
         bases=bases,
         newest_bytes=newest_bytes,
         recovery_point=recovery_point,

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from pushrep.log import LogConfig, LogLocked, SegmentLog
-from pushrep.log.directory_files import CLEAN_MARKER_NAME, Checkpoint, write_checkpoint
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer, repair_log
 from pushrep.log.splicing import RepairRefused
@@ -234,7 +234,7 @@ def test_indexes_are_made_anew(log):
 
 
 def never_promised_behind(log, offset):
-    write_checkpoint(log.parent, Checkpoint.RECOVERY_POINT, {log.name: offset})
+    write_checkpoint(log.parent, CheckpointFile.RECOVERY_POINT, {log.name: offset})
     (log.parent / CLEAN_MARKER_NAME).unlink()
     (log.parent / PUBLISHED_NAME).unlink(missing_ok=True)  # the machine stopped: what was published died with it
 

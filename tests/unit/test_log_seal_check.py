@@ -10,11 +10,11 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptBatch, SegmentLog, seal_check
-from pushrep.log.directory_files import Checkpoint, write_checkpoint, write_partition_metadata
+from pushrep.log.directory_files import CheckpointFile, write_checkpoint, write_partition_metadata
 from pushrep.log.repair import repair_log
 from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path
-from pushrep.log.segment_look import Kind
+from pushrep.log.segment_look import FindingKind
 from pushrep.log.verify import verify_log
 from pushrep.protocol.push_messages import DescribeLogResponse, FetchRecordsResponse
 from pushrep.push.repairing import Repairs
@@ -46,8 +46,8 @@ def log_path(tmp_path):
     write_partition_metadata(path, UUID(int=1))
     for base, firsts in CLEANED.items():
         segment_path(path, base).write_bytes(b"".join(map(batch, firsts)))
-    write_checkpoint(tmp_path, Checkpoint.CLEANED_OFFSET, {NAME: CLEANED_OFFSET})
-    for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.HIGH_WATERMARK):
+    write_checkpoint(tmp_path, CheckpointFile.CLEANED_OFFSET, {NAME: CLEANED_OFFSET})
+    for checkpoint in (CheckpointFile.RECOVERY_POINT, CheckpointFile.HIGH_WATERMARK):
         write_checkpoint(tmp_path, checkpoint, {NAME: END})
     with SegmentLog.open(path) as log:
         assert log.scrub.run_pass().seals_made == 2
@@ -88,7 +88,7 @@ def test_o6_no_record_of_a_segment_that_contradicts_its_seal_is_given(log_path, 
         SliceReader(log_path, REAL_FILESYSTEM, files).read(base, END, 1 << 20, want_offsets=False)
     files.close()
     (finding,) = verify_log(log_path).findings
-    assert finding.kind is Kind.SEAL
+    assert finding.kind is FindingKind.SEAL
 
 
 def test_o6_a_segment_without_a_seal_is_read_as_it_is(log_path):
@@ -145,7 +145,7 @@ def test_o6_a_segment_is_held_once_in_a_process_and_again_if_its_file_is_another
 
 
 def test_o6_dense_segments_cost_no_look_at_a_seal(log_path):
-    write_checkpoint(log_path.parent, Checkpoint.CLEANED_OFFSET, {})
+    write_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET, {})
     files = Counting()
     with (
         SegmentLog.open_reader(log_path, filesystem=files) as reader,
@@ -171,8 +171,8 @@ def test_repair_from_a_copy_of_the_same_bytes_removes_a_seal_that_lies(log_path,
     copy.mkdir(parents=True)
     for file in [*log_path.glob("*.log"), log_path / "partition.metadata"]:
         (copy / file.name).write_bytes(file.read_bytes())
-    write_checkpoint(copy.parent, Checkpoint.CLEANED_OFFSET, {NAME: CLEANED_OFFSET})
-    for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.HIGH_WATERMARK):
+    write_checkpoint(copy.parent, CheckpointFile.CLEANED_OFFSET, {NAME: CLEANED_OFFSET})
+    for checkpoint in (CheckpointFile.RECOVERY_POINT, CheckpointFile.HIGH_WATERMARK):
         write_checkpoint(copy.parent, checkpoint, {NAME: END})
     rot(log_path, 0, 1, 5)
     segment_path(log_path, 0, ".seal").unlink()
@@ -198,7 +198,7 @@ def test_o6_a_cleaned_segment_that_was_cut_short_between_batches_is_damaged_not_
     with SegmentLog.open_reader(log_path) as reader, pytest.raises(CorruptBatch, match="were sealed"):
         list(reader.records(0))
     (finding,) = verify_log(log_path).findings
-    assert (finding.kind, finding.offset) == (Kind.SEAL, 0)
+    assert (finding.kind, finding.offset) == (FindingKind.SEAL, 0)
     assert segment_path(log_path, 0, ".seal").read_bytes() == seal, "no other one was made of what is left"
     with SegmentLog.open(log_path) as log:
         assert log.damaged_from == 0, "an opening finds it, too"

@@ -14,7 +14,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import leftovers
 from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
-from pushrep.log.segment_look import Kind
+from pushrep.log.segment_look import FindingKind
 from pushrep.log.verify import verify_log
 from tests.readers.batch_bytes import parse_batches
 
@@ -98,7 +98,7 @@ def test_a_segment_of_another_log_in_the_place_of_one_is_found(tmp_path):
     assert (other / name).stat().st_size == (path / name).stat().st_size
     (path / name).write_bytes((other / name).read_bytes())
     found = verify_log(path).findings
-    assert [(finding.kind, finding.file) for finding in found] == [(Kind.SEAL, name)]
+    assert [(finding.kind, finding.file) for finding in found] == [(FindingKind.SEAL, name)]
     (tmp_path / ".pushrep_cleanshutdown").unlink()
     (tmp_path / "recovery-point-offset-checkpoint").unlink()
     (tmp_path / ".pushrep_published").unlink()
@@ -113,7 +113,7 @@ def test_a_segment_with_its_seal_from_another_log_is_found(tmp_path):
         name = f"{bases(path)[1]:020d}{suffix}"
         (path / name).write_bytes((other / name).read_bytes())
     (finding,) = verify_log(path).findings
-    assert finding.kind is Kind.SEAL
+    assert finding.kind is FindingKind.SEAL
     assert str(read_partition_metadata(other)) in finding.reason
 
 
@@ -127,7 +127,7 @@ def test_a_segment_with_its_seal_from_another_partition_of_the_topic_is_found(tm
     for suffix in (".log", ".seal", ".index", ".timeindex"):
         (path / f"{name}{suffix}").write_bytes((other / f"{name}{suffix}").read_bytes())
     (finding,) = verify_log(path).findings
-    assert finding.kind is Kind.SEAL
+    assert finding.kind is FindingKind.SEAL
     assert "partition 1" in finding.reason
     with SegmentLog.open(path, SMALL) as log:
         (found,) = log.scrub.run_pass().findings

@@ -12,7 +12,7 @@ from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.log.cutting import remove_segments
-from pushrep.log.directory_files import Checkpoint, write_checkpoint
+from pushrep.log.directory_files import CheckpointFile, write_checkpoint
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
 from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log
@@ -374,7 +374,9 @@ def test_o8_a_log_that_can_not_be_repaired_so_ends_at_the_damage_that_its_openin
     if without == "recovery point":  # so that nobody knows what followed the damage
         (copy.path.parent / ".pushrep_cleanshutdown").unlink()
         (copy.path.parent / ".pushrep_published").unlink()
-        write_checkpoint(copy.path.parent, Checkpoint.RECOVERY_POINT, {copy.path.name: following - 1}, REAL_FILESYSTEM)
+        write_checkpoint(
+            copy.path.parent, CheckpointFile.RECOVERY_POINT, {copy.path.name: following - 1}, REAL_FILESYSTEM
+        )
     looking = LogConfig(segment_bytes=2000, preallocate_bytes=0, verify_last_segments=9)
     with SegmentLog.open(copy.path, looking, has_replicas=without != "replicas") as opened:
         assert opened.damaged_from == opened.log_end_offset == base

@@ -7,7 +7,7 @@ import pytest
 from pushrep.log import LogConfig, NotALog, SegmentLog
 from pushrep.log.dump import DumpedBatch, DumpedEnd, OffsetWindow, dump_file
 from pushrep.log.inspection import lock_holder, logs_at, summarize
-from pushrep.log.segment_look import Kind
+from pushrep.log.segment_look import FindingKind
 from pushrep.log.verify import verify_log
 
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
@@ -81,16 +81,21 @@ def test_a_damage_is_named_by_segment_byte_offset_and_reason(log):
     data[first_batch + 70] ^= 1
     path.write_bytes(data)
     finding = only(verify_log(log))
-    assert (finding.kind, finding.file, finding.position, finding.offset) == (Kind.DAMAGE, path.name, first_batch, 12)
+    assert (finding.kind, finding.file, finding.position, finding.offset) == (
+        FindingKind.DAMAGE,
+        path.name,
+        first_batch,
+        12,
+    )
     assert "CRC" in finding.reason
     assert verify_log(log).verified_to == 12
 
 
-@pytest.mark.parametrize(("missing", "kind"), [(0, Kind.JOINT), (1, Kind.JOINT), (2, Kind.END)])
+@pytest.mark.parametrize(("missing", "kind"), [(0, FindingKind.JOINT), (1, FindingKind.JOINT), (2, FindingKind.END)])
 def test_a_missing_segment_is_told(log, missing, kind):
     sorted(log.glob("*.log"))[missing].unlink()
     finding = only(verify_log(log))
-    assert finding.kind in {kind, Kind.DAMAGE}
+    assert finding.kind in {kind, FindingKind.DAMAGE}
     assert finding.offset in {0, 9, 18}
 
 
@@ -108,7 +113,7 @@ def test_bytes_behind_a_clean_end_are_told(log):
     with max(log.glob("*.log")).open("ab") as file:
         file.write(bytes(4))
     finding = only(verify_log(log))
-    assert finding.kind is Kind.END
+    assert finding.kind is FindingKind.END
     assert "closed with" in finding.reason
 
 
@@ -118,7 +123,7 @@ def test_without_any_checkpoint_every_bad_byte_counts(log, tmp_path):
     assert verify_log(alone).is_whole
     with max(alone.glob("*.log")).open("ab") as file:
         file.write(b"torn")
-    assert only(verify_log(alone)).kind is Kind.DAMAGE
+    assert only(verify_log(alone)).kind is FindingKind.DAMAGE
 
 
 def test_nothing_is_written_and_no_lock_taken(log):

@@ -12,7 +12,7 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
 from pushrep.log import SegmentLog
-from pushrep.log.directory_files import Checkpoint, read_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.node.election_state import ElectionState, ElectionStateStore, find_election_state, write_election_state
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
@@ -136,7 +136,7 @@ def check_set_aside(kept, old):
         with SegmentLog.open_reader(aside / str(tp), isolation="written") as reader:
             assert [record.value for record in reader.records(0)] == [b"old"]
         assert not (kept.directory / str(tp)).exists()
-    assert read_checkpoint(aside, Checkpoint.HIGH_WATERMARK, REAL_FILESYSTEM) == {str(tp): 1 for tp in TPS}
+    assert read_checkpoint(aside, CheckpointFile.HIGH_WATERMARK, REAL_FILESYSTEM) == {str(tp): 1 for tp in TPS}
     promises = kept.election_state
     assert not promises.are_logs_outdated
     assert (promises.grant, promises.leader_epoch, promises.member) == (forced(), 257, 2)

@@ -15,11 +15,11 @@ from pushrep.log import CorruptBatch, Durability, LogConfig, LogLocked, NotALogD
 from pushrep.outbox import (
     Acks,
     CorruptOutboxFile,
+    LogStopped,
     MetadataNotRising,
     Outbox,
     OutboxClosed,
     OutboxDiffers,
-    PartitionStopped,
     RecordRefused,
     SettingRefused,
     read_identity,
@@ -347,6 +347,14 @@ def test_a_damaged_identity_is_never_made_anew(tmp_path, damage, why):
     assert refused.value.path == path
 
 
+def test_the_old_name_of_an_error_works_and_warns():
+    with pytest.warns(DeprecationWarning, match="LogStopped"):
+        from pushrep.outbox import PartitionStopped
+    assert PartitionStopped is LogStopped
+    with pytest.raises(ImportError):
+        from pushrep.outbox import NoSuchName  # noqa: F401
+
+
 def flip_bit(log, position):
     (file,) = log.glob("*.log")
     data = bytearray(file.read_bytes())
@@ -360,7 +368,7 @@ def test_a_damaged_log_stops_its_partition_only(tmp_path):
         outbox.append_many(0, [b"value"] * 20)
     flip_bit(tmp_path / "orders-0", 300)
     with open_outbox(tmp_path) as outbox:
-        with pytest.raises(PartitionStopped, match="damaged from offset 1 on"):
+        with pytest.raises(LogStopped, match="damaged from offset 1 on"):
             outbox.append(0, b"never")
         assert [record.value for record in outbox.log(0).records(0)] == [b"whole"]
         assert outbox.append(1, b"goes on").result(60) == 0

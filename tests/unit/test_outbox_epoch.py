@@ -14,14 +14,14 @@ from filtering import ReplayFilter, StreamMetadata
 from pushrep.cli import main as cli_main
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
-from pushrep.log.directory_files import Checkpoint, read_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.outbox import (
     DeliveryFailed,
     LogsMissing,
+    LogStopped,
     NoOutbox,
     OffsetsMoved,
     Outbox,
-    PartitionStopped,
     begin_pid_epoch,
     read_identity,
 )
@@ -111,9 +111,9 @@ def truncate_live_and_go_on(home):
         with pytest.raises(DeliveryFailed) as failed:
             outbox.append(1, b"under the old PID").result(60)
         assert isinstance(failed.value.__cause__, OffsetsMoved)
-        with pytest.raises(PartitionStopped, match="it ends at offset 5, not at 20; open the outbox again"):
+        with pytest.raises(LogStopped, match="it ends at offset 5, not at 20; open the outbox again"):
             outbox.append(1, b"more")
-        with pytest.raises(PartitionStopped, match="cut at 5"):
+        with pytest.raises(LogStopped, match="cut at 5"):
             outbox.last_metadata(outbox.pid, 1)
         outbox.append(0, b"the other partition goes on").result(60)
 
@@ -185,7 +185,7 @@ def remove_every_partition(home):
 def restore_a_partition_from_an_older_copy(home):
     shutil.rmtree(home / "orders-1")
     shutil.copytree(home.parent / "backup" / "orders-1", home / "orders-1")
-    with opened(home) as outbox, pytest.raises(PartitionStopped, match="damaged from offset 8 on"):
+    with opened(home) as outbox, pytest.raises(LogStopped, match="damaged from offset 8 on"):
         outbox.append(1, b"it was never to end here")
     assert run("log", "repair", home / "orders-1", "--cut-at", 8) == 0
 
@@ -213,7 +213,7 @@ def lose_what_was_synced(home):
 def forget_the_recovery_point(home):
     """A kill leaves it behind what was flushed; here as far behind as can be."""
     (home / ".pushrep_cleanshutdown").unlink()
-    for checkpoint in (Checkpoint.RECOVERY_POINT, Checkpoint.HIGH_WATERMARK):
+    for checkpoint in (CheckpointFile.RECOVERY_POINT, CheckpointFile.HIGH_WATERMARK):
         (home / checkpoint.value).unlink()
 
 
@@ -272,7 +272,7 @@ def test_without_a_loss_the_pid_stays(home, downstream, durability):
     with opened(home, durability=durability) as outbox:
         assert outbox.log(1).recovery.cut is not None
         assert outbox.pid == pid
-    assert not (home / Checkpoint.GIVEN_UP.value).exists()
+    assert not (home / CheckpointFile.GIVEN_UP.value).exists()
 
 
 def test_the_positions_of_the_old_pid_stay_known(home):
@@ -306,7 +306,7 @@ def test_the_epoch_is_on_disk_before_the_call_for_it_is_struck_out(home, monkeyp
     remember = "pushrep.log.directory.LogDirectory.remember"
 
     def stop(held, name, offsets):
-        if Checkpoint.GIVEN_UP in offsets:
+        if CheckpointFile.GIVEN_UP in offsets:
             seen.append((read_identity(REAL_FILESYSTEM, home).pid_epoch, offsets))
             raise KeyboardInterrupt
 
@@ -314,10 +314,10 @@ def test_the_epoch_is_on_disk_before_the_call_for_it_is_struck_out(home, monkeyp
         patched.setattr(remember, stop)
         with pytest.raises(KeyboardInterrupt):
             opened(home)
-    assert seen == [(1, {Checkpoint.GIVEN_UP: 0})]
+    assert seen == [(1, {CheckpointFile.GIVEN_UP: 0})]
     with opened(home) as outbox:
         assert outbox.identity.pid_epoch == 2, "raised once more: that costs no record"
-    assert read_checkpoint(home, Checkpoint.GIVEN_UP) == {"orders-1": 0}
+    assert read_checkpoint(home, CheckpointFile.GIVEN_UP) == {"orders-1": 0}
 
 
 def test_an_older_outbox_file_is_noticed_by_what_the_logs_hold(home, downstream, caplog):
@@ -371,7 +371,7 @@ def test_a_refused_open_changes_nothing(home):
     for _ in range(2):
         with pytest.raises(LogsMissing, match=r"orders-1 \(records up to offset 3\) is missing; .*accept_loss=True"):
             opened(home)
-    assert {path.name for path in home.iterdir()} - names <= {Checkpoint.GIVEN_UP.value}
+    assert {path.name for path in home.iterdir()} - names <= {CheckpointFile.GIVEN_UP.value}
     assert (home / "outbox.json").read_bytes() == identity
 
 

@@ -13,13 +13,13 @@ from pushrep.outbox import (
     BufferFull,
     CloseTimedOut,
     DeliveryFailed,
+    LogStopped,
     MetadataGap,
     OffsetsMoved,
     Outbox,
-    PartitionStopped,
     ReceiptTimeout,
 )
-from pushrep.outbox.batch import Batch
+from pushrep.outbox.batch import PendingBatch
 from pushrep.testing import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, MeetingDisk, until
 
@@ -222,7 +222,7 @@ def test_a_failed_fdatasync_stops_the_partition_for_good():
     with pytest.raises(DeliveryFailed, match="may still be delivered") as failed:
         outbox.append(0, b"maybe").result(60)
     assert failed.value.may_be_delivered
-    with pytest.raises(PartitionStopped, match="open the outbox again"):
+    with pytest.raises(LogStopped, match="open the outbox again"):
         outbox.append(0, b"never")
     assert outbox.append(1, b"the other partition goes on").result(60) == 0
     outbox.close()  # the failure was told by its receipt
@@ -320,7 +320,7 @@ def test_somebody_elses_append_is_noticed(tmp_path, monkeypatch):
         assert (failed.value.__cause__.sealed_for, failed.value.__cause__.got) == (0, 1)
         assert not failed.value.may_be_delivered
         assert [record.value for record in log.records(0)] == [b"by hand"], "its keys would say another offset"
-        with pytest.raises(PartitionStopped, match=r"appended to by something else.*open the outbox again"):
+        with pytest.raises(LogStopped, match=r"appended to by something else.*open the outbox again"):
             outbox.append(0, b"more")
 
 
@@ -329,13 +329,13 @@ def test_an_interrupted_append_leaves_neither_half_a_record_nor_a_hole(tmp_path,
     """Ctrl-C in the middle of append, and a program that goes on."""
     with Outbox.open(tmp_path, "orders", 1, "billing", linger_ms=60_000) as outbox:
         outbox.append(0, b"before", metadata=StreamMetadata(7, 0, 0))
-        add_run = Batch._add_run
+        add_run = PendingBatch._add_run
 
         def interrupt(batch, *args):
             add_run(batch, *args)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Batch, "_add_run", interrupt)
+        monkeypatch.setattr(PendingBatch, "_add_run", interrupt)
         first = StreamMetadata(7, 0, 1)
         appends = {
             "one": lambda: outbox.append(0, b"lost", headers=[("h", b"")], timestamp_ms=5, metadata=first),

@@ -7,13 +7,13 @@ import pytest
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import (
     AppendRecordsPartition,
-    AppendRecordsResult,
     DescribeLogResponse,
-    EpochEnd,
-    Grant,
     GrantResponse,
     LogDescription,
-    Member,
+    WireAppendRecordsResult,
+    WireEpochEnd,
+    WireGrant,
+    WireMember,
 )
 from pushrep.replication.candidate import MemberAnswer
 from pushrep.replication.epochs import EpochEnd as RulesEpochEnd
@@ -33,10 +33,10 @@ def names(struct):
     [
         # The rules have their batches already split and checked, and know their partition by where they are.
         (RulesAppendRecords, AppendRecordsPartition, {"batches": "records", "is_whole": "records"}),
-        (RulesResult, AppendRecordsResult, {"error": "error_code"}),
-        (RulesGrant, Grant, {}),
-        (RulesMember, Member, {}),
-        (RulesEpochEnd, EpochEnd, {}),
+        (RulesResult, WireAppendRecordsResult, {"error": "error_code"}),
+        (RulesGrant, WireGrant, {}),
+        (RulesMember, WireMember, {}),
+        (RulesEpochEnd, WireEpochEnd, {}),
         (MemberAnswer, DescribeLogResponse, {"index": "member", "grant": "grants", "is_unfilled": "unfilled"}),
         # How long ago the leader was heard is asked before a number is taken, never with a grant.
         (

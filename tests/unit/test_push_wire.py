@@ -75,9 +75,9 @@ def test_a_grant_survives_with_every_field():
         generation=7,
     )
     assert grant_from_wire(grant_to_wire(grant)) == grant
-    fields = {name: getattr(grant_to_wire(grant), name) for name in wire.Grant.__slots__}
+    fields = {name: getattr(grant_to_wire(grant), name) for name in wire.WireGrant.__slots__}
     with pytest.raises(BadGrant):
-        grant_from_wire(wire.Grant(**{**fields, "leader": 0}))
+        grant_from_wire(wire.WireGrant(**{**fields, "leader": 0}))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from pushrep.replication.effects import (
     Truncate,
 )
 from pushrep.replication.epochs import EpochEnd, LogEnds, Unfenced
-from pushrep.replication.findings import FOLLOWER_RULES, Cut, Finding
+from pushrep.replication.findings import FOLLOWER_RULES, CutAt, RequestFinding
 from pushrep.replication.follower import LEADER_CHECKS, SESSION_CHECKS, ReplicaState, follow, storage_error
 from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, Member, next_generation
 from pushrep.replication.messages import AppendRecords, Batch
@@ -120,7 +120,7 @@ def test_another_epoch_before_it_is_answered_with_the_largest_that_is_not_above(
 @pytest.mark.parametrize("other", [batch(1, 1, tag=b"x"), batch(1, 1, count=2)])
 def test_the_same_epoch_with_other_bytes_takes_the_log_offline(other):
     done = effects(THREE, request(1, 1, other))
-    assert done[0] == GoOffline(Finding.OTHER_BYTES)
+    assert done[0] == GoOffline(RequestFinding.OTHER_BYTES)
     assert (result(done).error, result(done).epoch_end_offset) == (Outcome.LOG_DIVERGED, -1)
 
 
@@ -133,7 +133,7 @@ def test_a_batch_of_another_epoch_is_cut_where_it_begins():
 
 def test_never_below_its_own_watermark():
     done = effects(Log([1, 1, 1, 3, 3]), request(2, 1, batch(2, 1), batch(3, 256)), high_watermark=4)
-    assert done[0] == GoOffline(Finding.OTHER_EPOCH_BELOW_WATERMARK)
+    assert done[0] == GoOffline(RequestFinding.OTHER_EPOCH_BELOW_WATERMARK)
     assert (result(done).error, result(done).log_end_offset) == (Outcome.LOG_DIVERGED, 5)
 
 
@@ -175,7 +175,7 @@ def test_a_restart_does_not_set_aside_what_goes_on_like_the_leaders_log():
 def test_a_restart_sets_aside_what_goes_on_otherwise_but_not_below_the_watermark():
     asked = request(2, -1, batch(2, 256), restart=True, log_start_offset=2)
     assert effects(THREE, asked, high_watermark=2)[0] == SetAside(2, 256)
-    assert effects(THREE, asked, high_watermark=3)[0] == GoOffline(Finding.RESTART_BELOW_WATERMARK)
+    assert effects(THREE, asked, high_watermark=3)[0] == GoOffline(RequestFinding.RESTART_BELOW_WATERMARK)
 
 
 def test_below_its_own_start_a_replica_says_where_it_ends():
@@ -192,10 +192,10 @@ def test_at_its_own_start_there_is_nothing_to_compare():
 
 
 def test_every_finding_has_a_row_and_offline_rows_take_nothing():
-    assert FOLLOWER_RULES.keys() == set(Finding)
+    assert FOLLOWER_RULES.keys() == set(RequestFinding)
     for finding, rule in FOLLOWER_RULES.items():
         assert rule.accepts == (rule.error is Outcome.NONE), finding
-        assert rule.accepts or rule.cut is Cut.NOTHING, finding
+        assert rule.accepts or rule.cut is CutAt.NOTHING, finding
         assert not (rule.is_offline and rule.accepts), finding
 
 
@@ -335,7 +335,7 @@ def test_what_lies_above_the_epochs_start_and_is_not_of_it_goes():
     done = effects(log, request(2, 1, epoch_start_offset=2), high_watermark=2)
     assert done[:2] == (Truncate(2), BeginEpoch(LEADER, 2))
     assert effects(log, request(2, 1, epoch_start_offset=2), high_watermark=3)[0] == GoOffline(
-        Finding.OTHER_EPOCH_BELOW_WATERMARK
+        RequestFinding.OTHER_EPOCH_BELOW_WATERMARK
     )
 
 

@@ -15,7 +15,7 @@ from pushrep.replication.candidate import (
     Lead,
     Look,
     MemberAnswer,
-    PartitionLog,
+    MemberLog,
     Purpose,
     Refused,
     SendGrant,
@@ -309,7 +309,7 @@ def test_how_long_a_replica_owes_a_record_is_told_over_sessions():
 
 
 def member(index, log, kept=None, *, watermark=0, seen=256, **changes):
-    part = PartitionLog(log=log, high_watermark=watermark, **changes)
+    part = MemberLog(log=log, high_watermark=watermark, **changes)
     return MemberAnswer(index=index, grant=kept or grant(), highest_epoch=seen, logs={0: part})
 
 
@@ -545,10 +545,10 @@ def test_o8_a_leader_that_lost_what_nobody_holds_is_refused_by_its_range_and_tak
 
 def test_o8_what_such_a_leader_holds_more_of_in_another_partition_stays():
     own = member(0, ends(1, (0, 0)), **LOST)
-    own.logs[1] = PartitionLog(log=ends(9, (0, 0), (256, 2)), high_watermark=4)
+    own.logs[1] = MemberLog(log=ends(9, (0, 0), (256, 2)), high_watermark=4)
     answers = [member(1, LOG), member(2, LOG)]
     for answer in answers:
-        answer.logs[1] = PartitionLog(log=LOG, high_watermark=4)
+        answer.logs[1] = MemberLog(log=LOG, high_watermark=4)
     opening = candidate(own=own)
     for answer in answers:
         opening.on_answer(answer)
@@ -603,7 +603,7 @@ def test_a_removed_member_leads_no_more():
 
 
 def test_the_first_grant_of_an_outbox():
-    own = MemberAnswer(index=0, grant=None, highest_epoch=-1, logs={0: PartitionLog(log=ends(0), high_watermark=0)})
+    own = MemberAnswer(index=0, grant=None, highest_epoch=-1, logs={0: MemberLog(log=ends(0), high_watermark=0)})
     opening = Candidate(0, Purpose.OPEN, own, first=grant(epoch=0))
     opening.start()
     opening.on_answer(MemberAnswer(index=1, grant=None, highest_epoch=-1))
@@ -626,7 +626,7 @@ def replace_directory(one, directory_id):
 
 
 def test_the_first_grant_names_the_directories_that_all_showed():
-    log = {0: PartitionLog(log=ends(0), high_watermark=0)}
+    log = {0: MemberLog(log=ends(0), high_watermark=0)}
     own = MemberAnswer(index=0, grant=None, highest_epoch=-1, logs=log, directory_id=DISKS[0])
     opening = Candidate(0, Purpose.OPEN, own, first=grant(epoch=0))
     opening.start()

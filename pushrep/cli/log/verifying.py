@@ -15,7 +15,7 @@ from pushrep.errors import BadArgument
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import logs_at
 from pushrep.log.segment_files import list_segments
-from pushrep.log.segment_look import BATCH_KINDS, Finding, Kind
+from pushrep.log.segment_look import BATCH_KINDS, Finding, FindingKind
 from pushrep.log.slots import shown_below, slot_directories
 from pushrep.log.verify import VerifyReport, bytes_to_verify, verify_log
 from pushrep.node.election_state import find_election_state
@@ -65,12 +65,12 @@ def members_that_hold(log: Path, report: VerifyReport) -> list[dict[str, int | s
 
 
 _REMEDIES = {
-    Kind.DAMAGE: "pushrep log repair",
-    Kind.EPOCH: "pushrep log repair",
-    Kind.JOINT: "restore the file, or pushrep log repair",
-    Kind.END: "pushrep log repair",
-    Kind.INDEX: "pushrep log rebuild-index",
-    Kind.FILE: "pushrep log repair, or restore the file from a copy",
+    FindingKind.DAMAGE: "pushrep log repair",
+    FindingKind.EPOCH: "pushrep log repair",
+    FindingKind.JOINT: "restore the file, or pushrep log repair",
+    FindingKind.END: "pushrep log repair",
+    FindingKind.INDEX: "pushrep log rebuild-index",
+    FindingKind.FILE: "pushrep log repair, or restore the file from a copy",
 }
 
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from pushrep.env.filesystem import RealFilesystem
-from pushrep.log.directory_files import Checkpoint, encode_checkpoint, read_checkpoint, read_partition_metadata
+from pushrep.log.directory_files import CheckpointFile, encode_checkpoint, read_checkpoint, read_partition_metadata
 from pushrep.node.replay_recordings import remove_files
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
@@ -85,8 +85,8 @@ def test_to_end_asked_again_of_a_node_whose_watermark_fell_back_gives_all_that_w
     assert len(got) == 21
     leader.close()
     node.stop()
-    path = world.root / "node" / str(leader.outbox) / Checkpoint.HIGH_WATERMARK.value
-    assert read_checkpoint(path.parent, Checkpoint.HIGH_WATERMARK) == {"orders-0": 100}
+    path = world.root / "node" / str(leader.outbox) / CheckpointFile.HIGH_WATERMARK.value
+    assert read_checkpoint(path.parent, CheckpointFile.HIGH_WATERMARK) == {"orders-0": 100}
     path.write_bytes(encode_checkpoint({"orders-0": 63}))
     for name in (".pushrep_published", ".pushrep_cleanshutdown"):  # its machine crashed
         (path.parent / name).unlink()

@@ -13,7 +13,7 @@ from pushrep.log import CorruptBatch, OffsetOutOfRange
 from pushrep.log.splicing import RepairRefused
 from pushrep.node.access import Access, Unauthorised, audit
 from pushrep.node.election_state import NO_MEMBER
-from pushrep.node.replica import Replica
+from pushrep.node.replica import ReplicaLog
 from pushrep.node.store import KeptOutbox, NodeStore, Refusal
 from pushrep.protocol import push_messages as wire
 from pushrep.protocol.calls import CALLS, PLACE_OF, ApiKey
@@ -44,7 +44,7 @@ _DESCRIPTIONS_BYTES = 1 << 19  # of an answer's header; a log gets an epoch with
 _LOG_BYTES, _EPOCH_BYTES = 128, 15  # at most, in Avro
 
 
-class Answers:
+class NodeCalls:
     """The calls of one node. Thread-safe."""
 
     def __init__(self, store: NodeStore, address: Address, access: Access) -> None:
@@ -96,14 +96,14 @@ class Answers:
 
     def _append(
         self, part: wire.AppendRecordsPartition, sender: str
-    ) -> tuple[wire.AppendRecordsResult, KeptOutbox | None]:
+    ) -> tuple[wire.WireAppendRecordsResult, KeptOutbox | None]:
         kept = self._store.owner_of(part.tp)
         replica = kept.open_replica(part.tp) if kept is not None else None
         if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
-            return wire.AppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
+            return wire.WireAppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
         if replica is None:
             # It was described to this leader before the node started again, or it never was.
-            return wire.AppendRecordsResult(error_code=ErrorCode.STALE_SESSION), None
+            return wire.WireAppendRecordsResult(error_code=ErrorCode.STALE_SESSION), None
         return result_to_wire(replica.follow(request_from_wire(part))), kept
 
     def _waits_for_several_syncs(self, parts: Sequence[wire.AppendRecordsPartition]) -> bool:
@@ -218,13 +218,13 @@ class Answers:
         for question in request.partitions:
             replica = self._store.described(question.tp)
             if not self._may_lead(sender, ApiKey.END_OFFSET_FOR_EPOCH, self._store.owner_of(question.tp)):
-                results.append(wire.EpochEnd(error_code=ErrorCode.UNAUTHORISED))
+                results.append(wire.WireEpochEnd(error_code=ErrorCode.UNAUTHORISED))
                 continue
             if replica is None:
-                results.append(wire.EpochEnd(error_code=ErrorCode.UNKNOWN_TOPIC_ID))
+                results.append(wire.WireEpochEnd(error_code=ErrorCode.UNKNOWN_TOPIC_ID))
                 continue
             found = _ends(replica).end_at_or_below(question.epoch)
-            results.append(wire.EpochEnd(epoch=found.epoch, end_offset=found.end_offset))
+            results.append(wire.WireEpochEnd(epoch=found.epoch, end_offset=found.end_offset))
         return wire.EndOffsetForEpochResponse(results=tuple(results))
 
     def _fetch_records(self, request: wire.FetchRecordsRequest, sender: str) -> Struct:
@@ -284,7 +284,7 @@ class Answers:
             raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         return wire.RepairRecordsResponse(wanted_offset=-1 if wanted is None else wanted)
 
-    def _described(self, tp: TopicIdPartition, call: ApiKey, rank: tuple[int, int], sender: str) -> Replica:
+    def _described(self, tp: TopicIdPartition, call: ApiKey, rank: tuple[int, int], sender: str) -> ReplicaLog:
         """A log that was described to who leads by a grant of this rank. Raises Refusal, Unauthorised."""
         replica, kept = self._store.described(tp), self._store.owner_of(tp)
         if kept is not None:
@@ -321,7 +321,7 @@ def _may_begin_epoch(part: wire.AppendRecordsPartition) -> bool:
     return not part.records and part.append_offset <= part.epoch_start_offset
 
 
-def _ends(replica: Replica) -> LogEnds:
+def _ends(replica: ReplicaLog) -> LogEnds:
     return replica.state().log
 
 
@@ -336,12 +336,12 @@ def _why_refused(outcome: Outcome, offered: int, kept: int) -> str:
     return f"it was forced in generation {label(offered)}, beside {label(kept)}, which is kept here: they are rivals"
 
 
-def _grants(kept: KeptOutbox) -> tuple[wire.Grant, ...]:
+def _grants(kept: KeptOutbox) -> tuple[wire.WireGrant, ...]:
     grant = kept.election_state.grant
     return (grant_to_wire(grant),) if grant is not None else ()
 
 
-def _description(replica: Replica) -> wire.LogDescription:
+def _description(replica: ReplicaLog) -> wire.LogDescription:
     log, state = replica.log, replica.settled_state()
     ends, unfenced = state.log, state.unfenced
     granted = granted_end(ends, unfenced)
