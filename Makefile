@@ -12,7 +12,7 @@ WORKERS ?= 3
 # Containers often ask Python to keep no bytecode. Tests start hundreds of programs: each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # pip reads dependency groups since 25.1.
-EXTRAS := kafka,spark,sql,metrics,certs,demo,demo-kafka,testing
+EXTRAS := kafka,spark,sql,metrics,certs,console,demo,demo-kafka,testing
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
 HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: it fetches the jars of Kafka and of Spark's connector"; exit 1; }

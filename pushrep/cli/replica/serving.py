@@ -51,7 +51,8 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
 _PATH = click.Path(path_type=Path, dir_okay=False)
 
 
-def _address(_context: click.Context, _parameter: click.Parameter, text: str) -> Address:
+def address_option(_context: click.Context, _parameter: click.Parameter, text: str) -> Address:
+    """The callback of an option HOST:PORT."""
     try:
         return Address.parse(text)
     except BadArgument as error:
@@ -59,14 +60,14 @@ def _address(_context: click.Context, _parameter: click.Parameter, text: str) ->
 
 
 def _optional_address(context: click.Context, parameter: click.Parameter, text: str | None) -> Address | None:
-    return None if text is None else _address(context, parameter, text)
+    return None if text is None else address_option(context, parameter, text)
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--listen",
-    callback=_address,
+    callback=address_option,
     metavar="HOST:PORT",
     default="127.0.0.1:7400",
     show_default=True,

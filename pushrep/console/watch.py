@@ -1,0 +1,199 @@
+"""Looks at every place again and again, as `pushrep status` does, and keeps an hour of what it said.
+
+    places ─ found again every 10 s ─▶ outboxes, nodes ─ a thread pool ─ look_at ─▶ Reading ─▶ pages.py
+                                                                          └─▶ past: a point each 10 s, an hour of them
+
+A page asks the one place that it shows; the fleet shows the newest reading of each and asks nobody. A place that takes
+long is asked more seldom, and one that does not answer holds up no other. A reading is never changed.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from ssl import SSLContext
+from time import monotonic
+from typing import Any, NamedTuple
+
+from pushrep.cli.status import look_at
+from pushrep.env import SYSTEM_CLOCK
+from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at, slot_directories
+from pushrep.node.election_state import REPLICA_EPOCH_NAME
+
+_LOG = logging.getLogger("pushrep.console")
+STEP_S = 10.0
+PAST_S = 3600
+_DEPTH = 3  # <given>/<node>/<outbox id>/outbox.json
+_WORKERS = 8
+_REST = 10  # times as long as a look took is the least until the next one
+_FRESH_S = 1.0  # one look serves all who ask within
+
+
+class Point(NamedTuple):
+    """One moment of an outbox. `at_s` is monotonic; lags in records, None where nobody knows."""
+
+    at_s: float
+    end: int
+    replica_lag: int | None
+    topic_lag: int | None
+    disk_used: int | None
+
+
+class Reading(NamedTuple):
+    """What one look gave. found: a PLACE of `pushrep status --json`, untouched."""
+
+    name: str
+    found: Mapping[str, Any]
+    at_ms: int
+    past: Sequence[Point] = ()
+
+    @property
+    def replica_lag(self) -> int | None:
+        """Records that the slowest replica is not known to hold; None: it has none, or nobody leads."""
+        return max((one["lag"]["records"] for one in self.found.get("members", ()) if one["lag"]), default=None)
+
+    @property
+    def topic_lag(self) -> int | None:
+        """Records that the slowest topic has not acknowledged; None: it ships to none."""
+        return max((one["records"] for one in self.found.get("destinations", ())), default=None)
+
+
+@dataclass(slots=True)
+class _Watched:
+    place: str
+    due_s: float = 0.0
+    is_asked: bool = False
+    past: "deque[Point]" = field(default_factory=lambda: deque(maxlen=int(PAST_S / STEP_S) + 1))
+    reading: Reading | None = None
+    whole: tuple[float, Reading] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class PlaceWatch:
+    """Every outbox and node at or below some places. Thread-safe; `start`, then `stop`.
+
+    every_s: how often each is looked at. on_news: called, from a thread of the watch, when there is something new.
+    """
+
+    def __init__(self, places: Iterable[str], tls: SSLContext | None = None, *, every_s: float = 2.0) -> None:
+        self._given, self._tls, self._every_s = tuple(places), tls, every_s
+        self._watched: dict[str, _Watched] = {}
+        self._stopping = threading.Event()
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="pushrep-console")
+        self._thread = threading.Thread(target=self._run, name="pushrep-console-watch", daemon=True)
+        self.on_news: Callable[[], object] = lambda: None
+
+    def start(self) -> None:
+        """Returns after the first look at each, or some seconds."""
+        self._find()
+        futures = [self._ask(name, one) for name, one in self._watched.items()]
+        until = monotonic() + self._every_s + 3
+        for future in futures:
+            try:
+                future.result(max(0.0, until - monotonic()))
+            except TimeoutError:
+                break
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No thread of it is left when this returns, but for those that wait for an answer."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def readings(self) -> list[Reading]:
+        """The newest look at each place."""
+        return [one.reading for one in list(self._watched.values()) if one.reading is not None]
+
+    def ask(self, name: str) -> Reading | None:
+        """One place as it is now, the partitions of an outbox too; None if there is none of that name."""
+        one = self._watched.get(name)
+        if one is None:
+            return None
+        with one.lock:  # who comes meanwhile is given the same answer
+            if one.whole is None or monotonic() - one.whole[0] > _FRESH_S:
+                one.whole = monotonic(), self._read(name, one, with_partitions=True)
+            return one.whole[1]
+
+    def _run(self) -> None:
+        found_s = monotonic()
+        while not self._stopping.wait(min(0.2, self._every_s)):
+            now = monotonic()
+            if now - found_s > STEP_S:
+                self._find()
+                found_s = now
+            for name, one in self._watched.items():
+                if not one.is_asked and now >= one.due_s:
+                    self._ask(name, one)
+
+    def _find(self) -> None:
+        found = dict(_named(place for given in self._given for place in places_below(given)))
+        self._watched = {name: self._watched.get(name) or _Watched(place) for name, place in found.items()}
+
+    def _ask(self, name: str, one: _Watched) -> "Future[None]":
+        one.is_asked = True
+        return self._pool.submit(self._look, name, one)
+
+    def _look(self, name: str, one: _Watched) -> None:
+        began_s = monotonic()
+        try:
+            one.reading = reading = self._read(name, one)
+            _remember(one.past, reading)
+        except Exception:  # noqa: BLE001 - a page that shows the others is worth more
+            _LOG.exception("%s can't be looked at", one.place)
+        finally:
+            ended_s = monotonic()
+            one.due_s = ended_s + max(self._every_s, _REST * (ended_s - began_s))
+            one.is_asked = False
+        self.on_news()
+
+    def _read(self, name: str, one: _Watched, *, with_partitions: bool = False) -> Reading:
+        found = look_at(one.place, self._tls, with_partitions=with_partitions)[0]
+        return Reading(name, found, SYSTEM_CLOCK.wall_ms(), tuple(one.past))
+
+
+def places_below(given: str) -> list[str]:
+    """The outboxes and nodes at or below a place; itself if there are none, so that it is said what it lacks."""
+    return list(_found_in(Path(given), _DEPTH)) or [given]
+
+
+def _found_in(path: Path, depth: int) -> Iterator[str]:
+    if (path / OUTBOX_FILE_NAME).exists() or slot_directories(path):
+        yield from map(str, outboxes_at(path))
+        return
+    if (path / REPLICA_EPOCH_NAME).exists():
+        yield str(path)  # and the copies in it of which a service leads
+    try:
+        below = sorted(one for one in path.iterdir() if one.is_dir() and not one.is_symlink()) if depth else []
+    except OSError:
+        return
+    for one in below:
+        yield from _found_in(one, depth - 1)
+
+
+def _named(places: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Short names that stay as long as the places do."""
+    short: dict[str, list[str]] = {}
+    for place in sorted(set(places)):
+        path = Path(place).absolute()
+        is_slot = path.name.startswith("slot-")
+        short.setdefault(f"{path.parent.name}.{path.name}" if is_slot else path.name, []).append(place)
+    for name, same in short.items():
+        for number, place in enumerate(same, 1):
+            yield (name if number == 1 else f"{name}~{number}"), place
+
+
+def _remember(past: "deque[Point]", reading: Reading) -> None:
+    """A point for each STEP_S; the newest is always the last look."""
+    if (end := reading.found.get("log_end_offsets")) is None:
+        return
+    used = (reading.found.get("disk") or {}).get("used_bytes")
+    point = Point(monotonic(), end, reading.replica_lag, reading.topic_lag, used)
+    if len(past) > 1 and past[-1].at_s - past[-2].at_s < STEP_S:
+        past[-1] = point
+    else:
+        past.append(point)
