@@ -231,7 +231,7 @@ class NodeCalls:
         rank = (request.generation, request.grant_epoch)
         log = self._described(request.tp, ApiKey.FETCH_RECORDS, rank, sender).log
         try:
-            data, cleaned_offset = log.read(request.offset, min(request.max_bytes, FETCH_BYTES_MAX)), 0
+            data, cleaned_offset = log.read_to_repair(request.offset, min(request.max_bytes, FETCH_BYTES_MAX)), 0
             if data and whole_batches(data, request.offset, OFFSET_MAX, log.leader_epochs).cleaned_offset:
                 cleaned_offset = log.cleaned_offset
         except OffsetOutOfRange as error:

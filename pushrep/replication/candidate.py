@@ -280,7 +280,24 @@ class Candidate:
         end = own.log.log_end_offset if own.held_to is None else own.held_to.end_offset
         lost, others = f"[{own.log.log_end_offset}, {end})", sorted(self._counting() - {self.index})
         why = f"{own.why_unfit}: of {lost} it lost records, and of the others {others} answered that are fit"
-        return LogNotFit(partition, f"{why}: bring back those that hold all of it, or promote another member")
+        return LogNotFit(partition, why, self._way_out(partition, end))
+
+    def _way_out(self, partition: int, end_offset: int) -> str:
+        """What an operator does about records up to `end_offset` that this member lost."""
+        if self.base.may_lead(self.base.indexes - {self.index}):
+            return "bring back those that hold all of it, or promote another member"
+        fit = self._counting() - {self.index}
+        ends = [(self._answers[index].logs[partition].granted, index) for index in fit]
+        why = "no quorum leads without this member"
+        if not ends:
+            return f"{why}: start the others, one of which has to go on"
+        most, index = max(ends)
+        address = next((one.address for one in self.base.members if one.index == index), "")
+        holds = "all of it" if most.end_offset >= end_offset else f"most, up to offset {most.end_offset}"
+        return (
+            f"{why}. Member {index} ({address}) holds {holds}: run pushrep promote DATA/OUTBOX-ID --accept-loss there, "
+            "and put this directory under a node (pushrep replica adopt), where it is filled"
+        )
 
     def _others(self) -> tuple[int, ...]:
         return tuple(sorted(self.base.indexes - {self.index}))

@@ -139,8 +139,8 @@ class LeaderMayBeAlive(ReplicationError):
 class LogNotFit(ReplicationError):
     """Partition `partition` of this member is damaged or was cut below its own high watermark: refill it first."""
 
-    def __init__(self, partition: int, why: str) -> None:
-        super().__init__(f"partition {partition} can't lead: {why}; refill it from another member first")
+    def __init__(self, partition: int, why: str, remedy: str = "refill it from another member first") -> None:
+        super().__init__(f"partition {partition} can't lead: {why}; {remedy}")
         self.partition, self.why = partition, why
 
 

@@ -1,5 +1,6 @@
 """Who leads: grants on members' disks, promotion, the old leader that comes back. Nodes and outboxes of one process."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from pushrep.push.wire import grant_to_wire
 from pushrep.records import encode_batch
 from pushrep.replication.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.replication.grants import next_ballot, owner_of
+from tests.readers.batch_bytes import HEADER_BYTES, parse_batches
 
 WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
@@ -121,9 +123,9 @@ def test_a_real_grant_is_stored_by_enough_members_before_it_leads(members):
         assert again.members_epoch == own.grant.members_epoch, "a renewal changes no list"
 
 
-def flip(path):
+def flip(path, at=100):
     data = bytearray(path.read_bytes())
-    data[100] ^= 1
+    data[at] ^= 1
     path.write_bytes(data)
 
 
@@ -439,6 +441,97 @@ def test_o8_a_leader_whose_newest_segment_is_damaged_fetches_the_rest_or_names_i
     assert values(home) == [b"%d" % number for number in range(31)]
     assert promised(home.parent).unfilled == {}
     assert list(home.glob("*.corrupt")), "what lay behind the damage is kept"
+
+
+def test_o8_a_leaders_damage_below_its_log_start_costs_no_record(members):
+    """In the newest segment: nobody reads what is damaged, and it is filled again from where the log starts."""
+    home = members.world.root / "outbox" / "orders-0"
+    with members.lead() as outbox:
+        for number in range(30):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+        outbox.facts.logs[0].delete_records(20)
+        identity = outbox.identity
+        outbox.append(0, b"30").result(WAIT_S)
+        wait_until(lambda: members.world.replica(1).log.log_start_offset == 20, "the replica's begins there, too")
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+    [path] = home.glob("*.log")
+    [rotten] = [batch for batch in parse_batches(path.read_bytes()) if batch.base_offset == 7]
+    flip(path, rotten.position + HEADER_BYTES)
+    with members.lead(log_config=LOOKING) as outbox:
+        assert outbox.append(0, b"31").result(WAIT_S) == 31
+        assert outbox.identity.pid_epoch == identity.pid_epoch, "no record was lost"
+        log = outbox.facts.logs[0]
+        assert log.log_start_offset == 20
+        assert [record.value for record in log.records(20)] == [b"%d" % number for number in range(20, 32)]
+
+
+KILLED_WHEN_SET_ASIDE = """
+import os, signal, sys
+from pushrep import Outbox
+from pushrep.log import LogConfig, SegmentLog
+from pushrep.push.settings import PushSettings
+
+quarantine = SegmentLog.quarantine
+
+def killed(log):
+    assert quarantine(log)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+SegmentLog.quarantine = killed
+config = LogConfig(preallocate_bytes=0, verify_last_segments=3)
+Outbox.open(sys.argv[1], "orders", partitions=1, producer="billing", replicas=sys.argv[2:], log_config=config)
+"""
+
+
+def test_o8_a_leader_that_is_killed_when_it_has_set_damage_aside_leads_only_once_it_has_the_rest(members):
+    """Its log is whole then, and shorter than what was acknowledged."""
+    home = members.world.root / "outbox" / "orders-0"
+    with members.lead() as outbox:
+        for number in range(30):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+        own = record_bytes(home)
+    damage(home, offset=15)
+    addresses = [str(members.address(index)) for index in (1, 2)]
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED_WHEN_SET_ASIDE, str(home.parent), *addresses],
+        capture_output=True, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    with SegmentLog.open_reader(home, isolation="written") as reader:
+        assert reader.log_end_offset == 15
+    members.world.nodes[2].stop()
+    with pytest.raises(LogNotFit, match=r"of \[15, 30\) it lost records"):
+        members.lead(open_timeout_s=1.0)
+    members.world.node(2)
+    with members.lead() as outbox:
+        assert record_bytes(home) == own
+        assert outbox.append(0, b"30").result(WAIT_S) == 30
+
+
+def test_o8_a_damaged_leader_whom_no_quorum_can_make_whole_is_told_the_way_out(members):
+    """With m = 1 every member has to answer, and a damaged one does not count: another begins a generation."""
+    home = members.world.root / "outbox" / "orders-0"
+    replicas = [members.address(1)]
+    with open_outbox(home.parent, replicas, min_insync_replicas=1) as outbox:
+        members.outbox_id = outbox.identity.outbox_id
+        for number in range(30):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1)), "it has all")
+    damage(home, offset=15)
+    with pytest.raises(LogNotFit, match=r"of \[15, 30\) it lost records") as refused:
+        open_outbox(home.parent, replicas, log_config=LOOKING, open_timeout_s=1.0, min_insync_replicas=1)
+    assert f"Member 1 ({members.address(1)}) holds all of it" in str(refused.value)
+    assert "pushrep promote" in str(refused.value)
+    assert "--accept-loss" in str(refused.value)
+    assert not list(home.glob("*.corrupt")), "nothing was set aside"
+    members.promote(1, accept_loss=True)
+    members.adopt_old_leader()
+    with open_outbox(members.directory(1), [members.world.nodes[0].address]) as promoted:
+        assert promoted.append(0, b"30").result(WAIT_S) == 30
+        wait_until(lambda: caught_up(promoted, members.world.nodes[0].address), "it is filled again")
+        assert values(members.directory(1) / "orders-0") == [b"%d" % number for number in range(31)]
 
 
 def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothing_until_refilled(members):

@@ -248,6 +248,21 @@ def test_o8_what_is_damaged_below_a_log_start_inside_its_segment_is_repaired(wor
     assert segment_path(log.path, base).read_bytes() == whole
 
 
+def test_o8_what_is_damaged_below_a_leaders_log_start_inside_its_segment_is_fetched(world):
+    service = led(world, 1)
+    log, ours = replica_of(world, 1).log, service.logs[0]
+    base = sealed(ours)[1]
+    ours.flush()
+    ours.delete_records(base + 3)
+    service.append(b"another")
+    wait_until(lambda: log.log_start_offset == base + 3, "the replica's begins there, too")
+    whole = segment_path(ours.path, base).read_bytes()
+    flip(ours, base)
+    assert len(ours.scrub.run_pass().findings) == 1
+    wait_until(lambda: not ours.damaged_segments, "it is repaired")
+    assert segment_path(ours.path, base).read_bytes() == whole
+
+
 def test_o8_who_leads_no_more_repairs_nothing(world):
     service = led(world, 1)
     log, tp = replica_of(world, 1).log, service.leading.partitions[0].tp
