@@ -12,6 +12,7 @@ from filtering import METADATA_HEADER, StreamMetadata, producer_id
 from pushrep.cli.input_lines import BadLine, Entry, LineRules
 from pushrep.errors import PushrepError
 from pushrep.outbox import Outbox, RecordRefused
+from pushrep.outbox.errors import MetadataGap
 
 
 class InputStopped(PushrepError):
@@ -79,6 +80,9 @@ class Appender:
     def _append(self, number: int, entry: Entry, metadata: StreamMetadata | None) -> None:
         try:
             self._outbox.append(entry.partition, entry.value, timestamp_ms=entry.timestamp_ms, metadata=metadata)
+        except MetadataGap:
+            self._outbox.flush()  # raises why the line before failed, which is what has to be mended
+            raise
         except RecordRefused as refused:
             if refused.argument == "value":
                 raise BadLine(number, refused.why) from refused

@@ -214,7 +214,9 @@ class PartitionAppender:
         """Every batch that is not decided yet, in log order."""
         with self.lock:
             waiting = [] if self._replicas is None else [held.batch for held in self._replicas.waiting]
-            return [*waiting, *self._writing, *self._full, *([] if self.open is None else [self.open])]
+            # An open batch whose first record was refused holds none: it is dropped, and never decided.
+            lingering = [] if self.open is None or not self.open.values else [self.open]
+            return [*waiting, *self._writing, *self._full, *lingering]
 
     def unseen_failure(self) -> PendingBatch | None:
         """A failed batch that nobody was told of; asking again gives None until another one fails."""

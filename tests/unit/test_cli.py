@@ -156,6 +156,22 @@ def test_csv_becomes_json_with_time_and_partition(pushrep, tmp_path):
     assert all(row["key"] is None for row in rows)
 
 
+def test_a_disk_above_its_limit_is_told_with_the_setting(pushrep, tmp_path):
+    (tmp_path / "in").write_text("line\n" * 20_000)
+    limits = [
+        f"disk_{level}_{limit}"
+        for level in ("warn", "pressed", "refuse")
+        for limit in ("percent=0", f"free_bytes={1 << 60}")
+    ]
+    options = [word for limit in limits for word in ("--log", limit)]
+    code, _, said = pushrep(
+        "append", tmp_path / "out", "t", tmp_path / "in", "--log", "segment_bytes=1048576", *options
+    )
+    assert code == 1
+    assert "disk_refuse_percent=0" in said
+    assert "has to go first" not in said
+
+
 def test_another_spreading_is_another_source(pushrep, tmp_path):
     file = tmp_path / "in.csv"
     file.write_text(CSV)

@@ -230,6 +230,13 @@ def test_our_own_pid_is_refused_as_metadata(tmp_path):
         outbox.append(0, b"v", metadata=StreamMetadata(outbox.pid, 0, 0))
 
 
+def test_flush_waits_for_no_batch_whose_only_record_was_refused(tmp_path):
+    with open_outbox(tmp_path, linger_ms=60_000) as outbox:
+        with pytest.raises(RecordRefused):
+            outbox.append(0, b"v", metadata=StreamMetadata(outbox.pid, 0, 0))
+        outbox.flush(timeout=2)
+
+
 def test_a_record_too_large_is_refused_by_its_largest_part(tmp_path):
     with open_outbox(tmp_path, carrier="header") as outbox:
         with pytest.raises(RecordRefused, match=r"^key: the record may take"):
