@@ -109,6 +109,12 @@ def test_who_only_produces_is_told_of_deliveries(broker, topic):
         producer.flush(WAIT_S)
 
 
+def poll_until_it_raises(producer):
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        producer.poll(0.1)
+
+
 def test_a_callback_that_raises_loses_no_other_and_comes_out_once_all_were_called(broker, topic, caplog):
     called = []
 
@@ -126,10 +132,8 @@ def test_a_callback_that_raises_loses_no_other_and_comes_out_once_all_were_calle
         assert [offset for offset in (28, 53, 78) if f"offset={offset}" in caplog.text] == [28, 53, 78]
         producer.flush(WAIT_S)  # the error was raised once
         producer.produce(StreamMetadata(PID, 0, 103), b"103", on_delivery=call)
-        deadline_s = time.monotonic() + WAIT_S
-        with pytest.raises(ValueError, match=r"^103$"):  # by `poll`, though `produce` may have called back already
-            while time.monotonic() < deadline_s:
-                producer.poll(0.1)
+        with pytest.raises(ValueError, match=r"^103$"):  # though `produce` itself may have called back already
+            poll_until_it_raises(producer)
         for offset in range(104, 130):  # what `produce` itself serves is no failure of the record that it takes
             producer.produce(StreamMetadata(PID, 0, offset), b"%d" % offset, on_delivery=call)
             time.sleep(0.001)
