@@ -3,6 +3,7 @@
     add     CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
             └─remove: it gets nothing more ──▶ DONE
     remove                                         joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
+    replace_lost                                  forced grant──▶ SETTLING ──may_settle: the new list──▶ DONE
 
 A step takes as long as a round of grants at most. Whoever asks may go away: nothing counts before the joint grant, and
 one that nobody settled is settled by the next step of any change. A new member counts in N once it holds everything
@@ -10,7 +11,8 @@ below the high watermark. Its index is one that no member of the outbox ever had
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +21,7 @@ from pushrep.outbox.errors import CantChangeMembers
 from pushrep.outbox.status import Facts
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.push.sockets import Address
+from pushrep.replication.errors import TooFewMembers
 from pushrep.replication.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
 
 if TYPE_CHECKING:
@@ -39,12 +42,13 @@ class Phase(Enum):
 
 
 class MembershipStep(NamedTuple):
-    """After a step: `member` is the index of who is added or removed."""
+    """After a step: `member` is the index of who is added or removed. told: what an operator has to know of it."""
 
     phase: Phase
     member: int
     members: tuple[Member, ...]
     min_insync_replicas: int
+    told: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -64,7 +68,7 @@ def add_member(
     """
     replication = _replication(facts)
     address = str(Address.parse(address))
-    with replication.step_lock:
+    with replication.step_lock, _way_back(facts, "HOST:PORT"):
         return _add(replication, address, min_insync_replicas, replaced)
 
 
@@ -73,8 +77,58 @@ def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = No
     `add_member`.
     """
     replication = _replication(facts)
-    with replication.step_lock:
+    with replication.step_lock, _way_back(facts, "HOST:PORT"):
         return _remove(replication, index, min_insync_replicas)
+
+
+def replace_lost(facts: Facts, address: str, lost: Collection[int]) -> MembershipStep:
+    """One step to a list in which a member at `address` stands for those of `lost`, whose directories are destroyed.
+
+    For where the others are too few to agree to a change: nobody else agrees to it, and another generation and another
+    PID begin. Raises CantChangeMembers where they are enough, CantPromote for a member that answers, and as
+    `add_member`; nothing was changed then.
+    """
+    replication = _replication(facts)
+    address = str(Address.parse(address))
+    with replication.step_lock, _way_back(facts, address, lost):
+        return _replace_lost(replication, address, frozenset(lost))
+
+
+@contextmanager
+def _way_back(facts: Facts, address: str, lost: Collection[int] = ()) -> Iterator[None]:
+    """Too few members answer: name the command by which it goes on where those that are silent are destroyed."""
+    try:
+        yield
+    except TooFewMembers as error:
+        gone = sorted({*lost, *error.silent[: error.needed - error.answered]})
+        named = " ".join(f"--lost {one}" for one in gone)
+        raise CantChangeMembers(
+            f"{error}. If they are destroyed: pushrep replica replace {facts.directory} {min(lost or gone)} {address} "
+            f"{named}"
+        ) from error
+
+
+def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]) -> MembershipStep:
+    kept = replication.kept_grant
+    if kept is None or not lost:
+        raise CantChangeMembers("name the members that are lost, of an outbox that was led before. Nothing was changed")
+    gone = {index for index in lost if 0 <= index < kept.next_index} - kept.indexes
+    index = kept.index_at(address)
+    if gone == lost and index >= 0:  # that was done before
+        grant = _settled_or_settling(replication)
+        return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, index, grant)
+    for one in sorted(lost):
+        _check_replaced(kept, one)
+    done = replication.replace_lost(lost, address)
+    grant = done.grant
+    told = f"accepted loss: without {grant.accepted_loss}"
+    if done.unreached:
+        told += (
+            f"; members {list(done.unreached)} were not reached, so they are not fenced: what they hold is set aside"
+        )
+    index = grant.index_at(address)
+    _LOG.error("member %d (%s) comes in the place of %s: %s", index, address, sorted(lost), told)
+    return _step(Phase.SETTLING, index, grant)._replace(told=told)
 
 
 def _add(
@@ -173,7 +227,15 @@ def change_calls(facts: Facts) -> Mapping[str, Callable[[Mapping[str, Any]], Any
             raise BadArgument("index", f"give a member's number, got {index!r}")
         return remove_member(facts, index, least).as_dict()
 
-    return {"add-member": add, "remove-member": remove}
+    def replace(arguments: Mapping[str, Any]) -> Any:
+        address, lost = arguments.get("address"), arguments.get("lost")
+        if not isinstance(address, str):
+            raise BadArgument("address", f"give host:port, got {address!r}")
+        if not isinstance(lost, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in lost):
+            raise BadArgument("lost", f"give the members' numbers, got {lost!r}")
+        return replace_lost(facts, address, lost).as_dict()
+
+    return {"add-member": add, "remove-member": remove, "replace-lost": replace}
 
 
 def _least(arguments: Mapping[str, Any]) -> int | None:
@@ -196,7 +258,8 @@ def _settled_or_settling(replication: "Replication") -> Grant:
     """The grant of now; a change that is not over is ended first, if it can be."""
     grant = replication.grant
     if grant is None:
-        raise CantChangeMembers("it does not lead now, too few members answer: their list can't change")
+        replication.check_enough_answer()
+        raise CantChangeMembers("it does not lead now: their list can't change. Try again")
     if grant.previous_members and replication.may_settle:
         grant = replication.change_members(lambda newest, epoch: newest.settled(epoch))
         _LOG.info("the members are %s since the grant of epoch %d", _names(grant.members), grant.epoch)

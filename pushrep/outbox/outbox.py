@@ -42,7 +42,7 @@ from pushrep.outbox.errors import (
     SettingRefused,
 )
 from pushrep.outbox.forgotten import close_if_forgotten, collected
-from pushrep.outbox.identity import new_identity, read_identity
+from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.opening import Opened, ToOpen, open_all
 from pushrep.outbox.partition_appender import PartitionAppender
@@ -254,6 +254,8 @@ class Outbox:
             )
             leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_appenders, filesystem)
             outbox.facts.shipping.when_head_was_cut(leap)
+            if outbox.facts.replication is not None:
+                outbox.facts.replication.on_identity = partial(_show_identity, weakref.ref(outbox))
             if asked.on_diverged is OnDiverged.REFUSE:
                 outbox.facts.shipping.when_diverged(partial(_refuse_appends, outbox._all_appenders))
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
@@ -523,6 +525,11 @@ def _begin_pid_epoch(
     if outbox.facts.replication is not None:
         _LOG.warning("%s has replicas, so its new PID begins with its next opening", outbox.directory)
         return
-    outbox.identity, outbox.pid = identity, identity.pid
+    _show_identity(opened, identity)
     for appender in appenders:
         appender.go_on_as(identity.pid)
+
+
+def _show_identity(opened: "weakref.ref[Outbox]", identity: OutboxIdentity) -> None:
+    if (outbox := opened()) is not None:
+        outbox.identity, outbox.pid = identity, identity.pid

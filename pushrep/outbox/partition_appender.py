@@ -356,8 +356,12 @@ class PartitionAppender:
     def go_on_as(self, pid: int) -> None:
         """Records without metadata that are sealed from now on are of this PID."""
         with self._write_lock:  # no batch is between being sealed and being noted
-            self._pid = pid
-            self._order.go_on_as(pid)
+            self.begin_pid(pid)
+
+    def begin_pid(self, pid: int) -> None:
+        """As `go_on_as`, of who sees to it that nothing is written meanwhile."""
+        self._pid = pid
+        self._order.go_on_as(pid)
 
     def last_position(self, pid: int, partition: int) -> int | None:
         """The highest source offset of the pair in the log; raises `LogStopped` if the log was cut meanwhile."""

@@ -173,7 +173,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
         )
         repaired = partial(_repair, {tp_of(log): log for log in logs.values()}, push or PushSettings(), verify_s, clock)
         losing = partial(
-            _with_loss,
+            with_loss,
             candidacy,
             last_contact.wall_ms,
             catch_up=catch_up,
@@ -185,11 +185,11 @@ def promote(  # noqa: PLR0913 - an operator's choices
             if lost or new:
                 if not accept_loss:
                     raise CantPromote(directory, "members are only given up with --accept-loss")
-                change = _without(candidacy, frozenset(lost), [str(Address.parse(one)) for one in new])
+                change = list_change(candidacy, frozenset(lost), [str(Address.parse(one)) for one in new])
                 return _begun(candidacy, losing(change=change), directory, last_contact.wall_ms, repaired)
             purpose = Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE
             try:
-                done = _Granted(candidacy.run(purpose, timeout_s))
+                done = Granted(candidacy.run(purpose, timeout_s))
             except (RivalGenerations, TooFewMembers):
                 if not accept_loss or keeper.kept.number != number:
                     raise
@@ -206,7 +206,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
 
 
 def _begun(
-    candidacy: Election, done: "_Granted", directory: Path, last_contact_ms: int, repaired: _Repaired
+    candidacy: Election, done: "Granted", directory: Path, last_contact_ms: int, repaired: _Repaired
 ) -> Promotion:
     grant = done.grant
     ends = tuple(_ends_of(candidacy))
@@ -302,7 +302,7 @@ def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on
     return logs
 
 
-class _Granted(NamedTuple):
+class Granted(NamedTuple):
     """By what to lead. unreached: members that a forced grant could not be shown to, and that are not said to be lost.
     repaired: what `_repair` told, where that was done before.
     """
@@ -312,7 +312,7 @@ class _Granted(NamedTuple):
     repaired: tuple[tuple[str, ...], bool] | None = None
 
 
-class _ListChange(NamedTuple):
+class ListChange(NamedTuple):
     """Members that are destroyed leave the list, nodes at `new` come into it, without the others' agreement.
 
     Who is destroyed votes no more: so it is as good as one that stored the new list. With those m of the old list know
@@ -366,12 +366,16 @@ class _ListChange(NamedTuple):
                 raise TooFewMembers(answered=len(known), needed=quorum.to_change, silent=silent)
 
 
-_SAME_LIST = _ListChange()
+_SAME_LIST = ListChange()
 
 
-def _without(candidacy: Election, lost: frozenset[int], new: Sequence[str]) -> _ListChange:
+def list_change(candidacy: Election, lost: frozenset[int], new: Sequence[str]) -> ListChange:
+    """Of the newest list that this member keeps. new: "host:port". Raises CantPromote."""
     kept, directory = candidacy.keeper.kept.grant, candidacy.keeper.directory
     assert kept is not None, "it was looked at before"
+    if kept.is_led_alone and kept.leader == candidacy.index:  # what was done before, and perhaps not to its end
+        lost -= {index for index in lost if 0 <= index < kept.next_index} - kept.indexes
+        new = [address for address in new if kept.index_at(address) < 0]
     if unknown := lost - kept.indexes:
         raise CantPromote(directory, f"there is no member {min(unknown)}, but {sorted(kept.indexes)}")
     if candidacy.index in lost:
@@ -379,18 +383,18 @@ def _without(candidacy: Election, lost: frozenset[int], new: Sequence[str]) -> _
     for address in new:
         if (index := kept.index_at(address)) not in {-1, *lost}:
             raise CantPromote(directory, f"{address} is member {index} already")
-    return _ListChange(lost, new)
+    return ListChange(lost, new)
 
 
-def _with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
+def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     candidacy: Election,
     last_contact_ms: int,
     *,
     catch_up: bool,
     timeout_s: float,
     repaired: _Repaired,
-    change: _ListChange = _SAME_LIST,
-) -> _Granted:
+    change: ListChange = _SAME_LIST,
+) -> Granted:
     """Too few answer, and that is accepted: compared with those that do. Raises LeaderMayBeAlive if one of them was in
     contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if a list is changed that the others could still lead
     by.
@@ -445,7 +449,7 @@ def _with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     change.check_stored(directory, base, own.index, answers, grant)
     _LOG.error("%s leads without %s", directory, accepted)
     stored = {index for index, answer in answers.items() if answer.grant == grant}
-    return _Granted(grant, tuple(sorted(base.indexes - {own.index, *stored, *change.lost})), done)
+    return Granted(grant, tuple(sorted(base.indexes - {own.index, *stored, *change.lost})), done)
 
 
 def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[dict[int, MemberAnswer], int]:

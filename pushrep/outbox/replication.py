@@ -26,12 +26,19 @@ from pushrep.log.flusher import Tick
 from pushrep.node.election import Change, Election, too_few
 from pushrep.node.election_state import NO_MEMBER, ElectionStateStore
 from pushrep.node.member_clients import tp_of
-from pushrep.outbox.errors import NotEnoughReplicas, NotReplicatedInTime, OutboxClosed
-from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.errors import (
+    CantChangeMembers,
+    CantPromote,
+    NotEnoughReplicas,
+    NotReplicatedInTime,
+    OutboxClosed,
+)
+from pushrep.outbox.identity import OutboxIdentity, write_identity
 from pushrep.outbox.lag import ReplicaLag, lag_of
 from pushrep.outbox.partition_appender import PartitionAppender
 from pushrep.outbox.partition_replicas import PartitionReplicas, holding_back, standing_still
 from pushrep.outbox.positions_store import PositionsStore
+from pushrep.outbox.promotion import Granted, ListChange, list_change, with_loss
 from pushrep.outbox.settings import ReplicaSettings
 from pushrep.push.errors import MayStillBeDelivered, ReplicaUnreachable
 from pushrep.push.leading import Leading
@@ -40,8 +47,8 @@ from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.records import RecordBatch
 from pushrep.replication.candidate import Purpose
-from pushrep.replication.errors import TooFewMembers
-from pushrep.replication.grants import Grant, Member, are_rivals, next_ballot
+from pushrep.replication.errors import NotLeader, TooFewMembers
+from pushrep.replication.grants import Grant, Member, are_rivals, newest_of, next_ballot
 from pushrep.replication.leader import PartitionLeader
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -80,6 +87,8 @@ class Replication:
         self._leading: Leading | None = None
         self._learners: dict[int, Replica] = {}
         self.own_appenders: Sequence[PartitionAppender] = ()
+        self.on_identity: Callable[[OutboxIdentity], None] = lambda _identity: None
+        """Called with the identity of now when another PID begins while it is open."""
         self._changing = threading.Lock()
         self.step_lock = threading.Lock()
         """Held for a step of a change of members (member_changes.py): one that comes second sees what the first did."""
@@ -167,6 +176,11 @@ class Replication:
     def grant(self) -> Grant | None:
         """By which this outbox leads; None while too few members answer."""
         return self._grant if self._leading is not None else None
+
+    @property
+    def kept_grant(self) -> Grant | None:
+        """The newest grant of this directory, whether this outbox leads by it or not."""
+        return self._keeper.kept.grant
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -259,10 +273,83 @@ class Replication:
             if refusal is not None:
                 raise refusal
             with standing_still(self.appenders.values()), holding_back(self.appenders.values()):
-                granted, started = self._hand_over(change), monotonic()
+                granted, started = self._hand_over(partial(self._run, change)), monotonic()
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else only once that is settled
                     self._wait_for_members(started, self._settings.open_timeout_s if wait_s is None else wait_s)
                 return granted
+
+    def check_enough_answer(self) -> None:
+        """Raise TooFewMembers if those that answer now are too few to lead. Waits for them."""
+        with self._changing:
+            grant = self._keeper.kept.grant or self._first()
+            found = self._election.describe_members(grant, min(_ASK_S, self._settings.open_timeout_s))
+        if (refusal := too_few(grant, self._identity.member, found)) is not None:
+            raise refusal
+
+    def replace_lost(self, lost: frozenset[int], address: str) -> Granted:
+        """Go on under a forced grant: the directories of `lost` are destroyed, and the node at `address` comes into the
+        list. Another PID begins; who waits goes on waiting, until enough of the new list hold everything.
+
+        Raises CantChangeMembers, CantPromote, TooFewMembers before anything is changed; NotLeader, RivalGenerations,
+        OSError. If it stops half-way, it goes on as an open that found too few.
+        """
+        with self._changing:
+            grant, own = self._keeper.kept.grant, self._identity.member
+            if self._stop.is_set() or grant is None:
+                raise OutboxClosed(self._keeper.directory)
+            if (refusal := self._why_not_leading()) is not None and not isinstance(refusal, NotEnoughReplicas):
+                raise refusal
+            change = list_change(self._election, lost, [address])
+            found = self._election.describe_members(grant, self._settings.open_timeout_s)
+            shown = newest_of([grant, *(one.grant for one in found.values())]) or grant
+            if shown.rank > grant.rank:
+                raise NotLeader(shown.leader, shown.epoch)
+            change.check_looked(self._keeper.directory, grant, own, found)
+            agreeing = {own, *(index for index, one in found.items() if one.grant is not None)} - lost
+            if self._leading is not None and all(
+                len(quorum.members & agreeing) >= quorum.to_change for quorum in grant.quorums
+            ):
+                raise CantChangeMembers(
+                    f"members {sorted(agreeing)} are enough to agree to a change, so nothing has to be lost: run it "
+                    "without --lost. Nothing was changed"
+                )
+            with standing_still(self.appenders.values()), holding_back(self.appenders.values()):
+                forced: list[Granted] = []
+
+                def force() -> Grant:
+                    forced.append(self._force(change))
+                    return forced[0].grant
+
+                self._hand_over(force)
+            self._thread("pushrep-settle", self._end_solo_lead)
+            return forced[0]
+
+    def _force(self, change: ListChange) -> Granted:
+        """Nobody leads here now, and nothing is written."""
+        try:
+            return with_loss(
+                self._election,
+                self._clock.wall_ms(),  # with a leader: it is here
+                catch_up=False,
+                timeout_s=self._settings.open_timeout_s,
+                repaired=lambda _grant: ((), True),
+                change=change,
+            )
+        finally:
+            kept = self._keeper.kept.grant
+            if kept is not None and kept.pid_epoch > self._identity.pid_epoch:  # it is stored, whatever came then
+                self._begin_pid_epoch(kept, change.lost)
+
+    def _begin_pid_epoch(self, grant: Grant, lost: frozenset[int]) -> None:
+        replicas = tuple(one for one in self._identity.replicas if one[0] not in lost)
+        self._identity = replace(self._identity, pid_epoch=grant.pid_epoch, replicas=replicas)
+        for appender in self.own_appenders:
+            appender.begin_pid(self._identity.pid)
+        self.on_identity(self._identity)
+        try:
+            write_identity(self._keeper.filesystem, self._keeper.directory, self._identity)
+        except OSError as error:  # the grant tells the next opening
+            _LOG.warning("%s: outbox.json does not show PID epoch %d: %s", self._keeper.directory, grant.epoch, error)
 
     def leads_by_the_newest_grant(self) -> bool:
         """Whether min_insync_replicas members answer, this one counted, and none keeps a newer grant than this one's.
@@ -291,22 +378,23 @@ class Replication:
                 return appender.led.resigned
         return None
 
-    def _hand_over(self, change: Change) -> Grant:
-        assert self._leading is not None, "it leads"
-        waiting = self._leading.hand_over()
+    def _hand_over(self, run: Callable[[], Grant]) -> Grant:
+        """Lead by the grant that `run` makes; who waits goes on waiting under it."""
+        led, waiting = self._leading, self._leading.hand_over() if self._leading is not None else {}
         self._leading = self._grant = None
         for appender in self.appenders.values():
             appender.led = None
         try:
-            self._grant = self._run(change)
+            self._grant = run()
             leading = self._lead(self._grant)
         except BaseException as error:
             for of_partition in waiting.values():
                 for _, callback in of_partition:
                     callback(MayStillBeDelivered(f"the members could not be changed: {error}"))
-            if not self.needs_all and isinstance(error, TooFewMembers):
+            if not self.needs_all and isinstance(error, CantPromote | TooFewMembers):
                 self._election.begin_unfenced()
-            self._thread("pushrep-look", self._look_on)
+            if led is not None:  # else somebody looks on already
+                self._thread("pushrep-look", self._look_on)
             raise
         for number, of_partition in waiting.items():
             for end_offset, callback in of_partition:
@@ -463,6 +551,8 @@ class Replication:
                 _LOG.warning("the new list of members can't be settled yet: %s", error)
 
     def _lead_if_enough(self) -> bool:
+        if self._leading is not None:  # by a forced grant
+            return True
         grant = self._keeper.kept.grant or self._first()
         found = self._election.describe_members(grant, self._settings.open_timeout_s)
         is_led_by_another = any(

@@ -9,10 +9,12 @@ import pytest
 from pushrep import Durability, SegmentLog
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.node.election import Election
 from pushrep.node.election_state import find_election_state
 from pushrep.node.member_clients import MemberClients
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.adoption import adopt
+from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.promotion import promote
 from pushrep.protocol.client import ClientConnection
 from pushrep.protocol.server import ServerConnection
@@ -145,6 +147,25 @@ def test_the_lost_come_back_and_are_filled_with_what_went_on(lost, comes):
         again = promote(lost.directory(2), catch_up=True, push=QUICK, timeout_s=WAIT_S, depose=True)
     assert again.partitions[0].log_end_offset == len(KEPT + NEW)
     assert again.grant.generation == done.grant.generation
+
+
+def test_the_same_command_goes_on_where_one_that_answered_went_away_before_it_stored_the_grant(world, monkeypatch):
+    for index in (1, 2, 3):
+        world.node(index)
+    with open_outbox(world, 1, 2, min_insync_replicas=3) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+    world.nodes[1].stop()
+    shutil.rmtree(world.root / "node-1")
+    given = {"accept_loss": True, "lost": [1], "new": [str(world.nodes[3].address)], "push": QUICK, "timeout_s": WAIT_S}
+    with monkeypatch.context() as cut:
+        cut.setattr(Election, "offer", lambda *_: {})
+        with pytest.raises(CantPromote, match="Then run the same command again"):
+            promote(outbox.directory, **given)
+    done = promote(outbox.directory, **given)
+    assert [one.index for one in done.grant.members] == [0, 2, 3]
+    with open_outbox(world, 2, 3) as outbox:
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
+        wait_for_all(outbox)
 
 
 def test_a_leader_of_an_older_generation_leads_on_alone_and_deposes_nobody(lost):

@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from filtering import StreamMetadata
 from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
 from pushrep.env import RealFilesystem
 from pushrep.log.errors import DirectoryIsCopy
 from pushrep.node import NodeSettings
-from pushrep.outbox import CantChangeMembers, DeliveryFailed
+from pushrep.outbox import CantChangeMembers, DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.moving import moved
@@ -642,28 +643,124 @@ def test_a_member_that_lives_is_not_given_up(three, pushrep):
         wait_for_all(outbox)
 
 
-def test_a_change_that_fails_prints_the_list_and_the_command_that_leads_out_works(world, pushrep):
-    """Of two members one is lost for good: nothing of the old list can agree to a change any more."""
-    for index in (1, 3):
+@pytest.mark.parametrize("is_led", [True, False], ids=["its leader runs", "opened afterwards"])
+def test_a_change_that_fails_prints_the_list_and_the_command_that_leads_out_works(world, pushrep, is_led):
+    """Two of three are lost for good: nothing of the old list can agree to a change, and the service goes on."""
+    for index in (1, 2, 3, 4):
         world.node(index)
-    home = world.root / "outbox"
-    with open_outbox(world, 1, open_timeout_s=2) as outbox:
+    waiting = []
+    with open_outbox(world, 1, 2, open_timeout_s=2) as outbox:
         outbox.append(0, b"a").result(WAIT_S)
         wait_for_all(outbox)
-        lose(world, 1)
-        code, _, errors = pushrep("replica", "remove", home, 1, "--timeout", "1")
-        assert code == 1
-        assert "the members are 0 (here), 1 (" in errors
-        assert "from the next open on: replicas=[" in errors
-        command = f"pushrep promote {home} --accept-loss --lost 1 --new HOST:PORT"
-        assert command in errors
+        pid = outbox.pid
+        if is_led:
+            lose(world, 1, 2)
+            waiting.append(outbox.append(0, b"b"))
+            go_on_with(world, pushrep, outbox)
+            assert waiting[0].result(WAIT_S) == 1, "it was not acknowledged before, and is now"
+    if not is_led:
+        lose(world, 1, 2)
+        with open_outbox(world, 1, 2, open_timeout_s=1) as outbox:
+            with pytest.raises(NotEnoughReplicas):
+                outbox.append(0, b"b")
+            go_on_with(world, pushrep, outbox)
+    with open_outbox(world, 3, 4) as outbox:
+        outbox.append(0, b"d").result(WAIT_S)
+        wait_for_all(outbox)
+        records = list(outbox.log(0).records(0))
+    wanted = [b"a", *([b"b"] if is_led else []), b"c", b"d"]
+    for index in (3, 4):
+        assert values(kept(world, index).directory) == wanted
+    pids = [StreamMetadata.unpack(record.key).pid for record in records]
+    first = 1 + is_led
+    assert pids[:first] == [pid] * first
+    assert pids[first:] == [outbox.pid] * 2
+    assert outbox.pid != pid, "what the lost ones gave out may be given out again"
+
+
+def go_on_with(world, pushrep, outbox):
+    home = outbox.directory
+    code, _, errors = pushrep("replica", "remove", home, 1, "--timeout", "1")
+    assert code == 1
+    assert "the members are 0 (here), 1 (" in errors
+    assert "from the next open on: replicas=[" in errors
+    command = f"pushrep replica replace {home} 1 HOST:PORT --lost 1"
+    assert command in errors.splitlines()[-1]
     new = str(world.nodes[3].address)
-    words = command.replace("HOST:PORT", new).split()[1:]
-    code, _, errors = pushrep(*words, "--timeout-s", "1")
+    code, output, errors = pushrep(*command.replace("HOST:PORT", new).split()[1:], "--timeout", WAIT_S)
     assert code == 0, errors
-    with open_outbox(world, 3) as outbox:
+    assert f"member 1 gave way to member 3 ({new})" in output
+    assert "members [2] were not reached" in errors
+    assert outbox.append(0, b"c").result(WAIT_S)
+    code, output, errors = pushrep("replica", "replace", home, 2, world.nodes[4].address)
+    assert code == 0, errors
+    assert [one.index for one in outbox.status().members] == [0, 3, 4]
+
+
+def test_members_are_given_up_under_a_running_leader_only_where_too_few_are_left(world, pushrep):
+    for index in (1, 2, 3):
+        world.node(index)
+    new = world.nodes[3].address
+    with open_outbox(world, 1, 2, min_insync_replicas=3, open_timeout_s=2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        home, epoch, pid = outbox.directory, outbox.facts.replication.grant.epoch, outbox.pid
+        for lost, why in (
+            ((1,), "member 1 answers: it is not lost"),
+            ((0,), "member 0 leads"),
+            ((7,), "there is no member 7"),
+        ):
+            options = [part for one in lost for part in ("--lost", one)]
+            code, _, errors = pushrep("replica", "replace", home, lost[0], new, *options)
+            assert (code, why in errors) == (1, True), errors
+        code, _, errors = pushrep("replica", "replace", home, 1, new, "--lost", 2)
+        assert (code, "--lost 1 says that member 1 is destroyed" in errors) == (2, True)
+        assert outbox.facts.replication.grant.epoch == epoch
+        outbox.append(0, b"b").result(WAIT_S)
+        lose(world, 2)
+        world.nodes[1].stop()
+        code, _, errors = pushrep("replica", "replace", home, 2, new, "--lost", 2)
+        assert code == 1
+        printed = f"pushrep replica replace {home} 2 {new} --lost 1 --lost 2"
+        assert printed in errors, "all three have to agree: the other one is destroyed, or comes back"
+        world.node(1)
+        wait_for_all(outbox, world.nodes[1].address)
+        assert (outbox.facts.replication.grant.epoch, outbox.pid) == (epoch, pid), "nothing was changed"
+        code, _, errors = pushrep("replica", "replace", home, 2, new, "--lost", 2, "--timeout", WAIT_S)
+        assert code == 0, errors
+        assert outbox.append(0, b"c").result(WAIT_S) == 2
+        wait_for_all(outbox)
+        assert [one.index for one in outbox.status().members] == [0, 1, 3]
+    for index in (1, 3):
+        assert values(kept(world, index).directory) == [b"a", b"b", b"c"]
+    with open_outbox(world, 1, 3, partitions=1) as outbox:
+        wait_for_all(outbox)
+        world.node(2)
+        code, _, errors = pushrep("replica", "replace", outbox.directory, 3, world.nodes[2].address, "--lost", 3)
+        assert (code, "it is not lost" in errors) == (1, True)
+        lose(world, 3)
+        code, _, errors = pushrep("replica", "replace", outbox.directory, 3, world.nodes[2].address, "--lost", 3)
+        assert (code, "are enough to agree" in errors) == (1, True), errors
+        code, _, errors = pushrep("replica", "replace", outbox.directory, 3, world.nodes[2].address)
+        assert code == 0, errors
+
+
+def test_a_lost_member_is_replaced_while_nobody_has_the_outbox_open(world, pushrep):
+    world.node(1)
+    world.node(2)
+    with open_outbox(world, 1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+    lose(world, 1)
+    command = ("replica", "replace", outbox.directory, 1, world.nodes[2].address, "--lost", 1)
+    for _ in range(2):  # a second time it is done already
+        code, output, errors = pushrep(*command)
+        assert code == 0, errors
+        assert "member 1 gave way to member 2" in output
+    with open_outbox(world, 2) as outbox:
         assert outbox.append(0, b"b").result(WAIT_S) == 1
-        assert [one.index for one in outbox.status().members] == [0, 2]
+        wait_for_all(outbox)
+    assert values(kept(world, 2).directory) == [b"a", b"b"]
 
 
 def test_a_refused_promote_leaves_the_leader_leading(three, pushrep):

@@ -7,7 +7,7 @@ opens it for as long as that takes.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 
 _PAUSE_S = 0.2
+_LOST_WAIT_S = 5.0
 _DONE, _CATCHING_UP = "done", "catching up"
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 _LEAST = click.option(
@@ -104,12 +105,20 @@ def remove(  # noqa: PLR0913, PLR0917 - the options
 @_DIRECTORY
 @click.argument("member", type=click.IntRange(0, 255))
 @click.argument("address", type=_AddressType())
+@click.option(
+    "--lost",
+    type=click.IntRange(0, 255),
+    multiple=True,
+    metavar="INDEX",
+    help="This member's directory is destroyed, and too few others are left to agree; it leaves the list. MEMBER at "
+    "least; can be given again.",
+)
 @_TIMEOUT
 @tls_options
 @_JSON
 def replace(  # noqa: PLR0913, PLR0917 - the options
-    directory: Path, member: int, address: str, timeout: float, cert: Path | None, key: Path | None,
-    ca: Path | None, *, as_json: bool,
+    directory: Path, member: int, address: str, lost: tuple[int, ...], timeout: float, cert: Path | None,
+    key: Path | None, ca: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """Put the node at ADDRESS in the place of MEMBER: the new one is added, then the old one is removed.
 
@@ -117,8 +126,23 @@ def replace(  # noqa: PLR0913, PLR0917 - the options
       pushrep replica replace outbox 2 10.0.0.4:7400
 
     ADDRESS may be the member's own, once a new disk is there; of the list no other may. The new one has another number.
+
+    \b
+      pushrep replica replace outbox 2 10.0.0.4:7400 --lost 2
+
+    Where too few are left to agree, --lost says that MEMBER's directory is destroyed: the leader goes on alone, under
+    another PID, and takes records with ALL again once enough of the new list hold everything. What members that were
+    not reached hold is set aside when they meet it (docs/replication.md).
     """  # noqa: D301 - as above
-    with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
+    if lost and member not in lost:
+        raise click.UsageError(f"--lost {member} says that member {member} is destroyed: give it, too, or none")
+    wait_s = min(timeout, _LOST_WAIT_S) if lost else timeout  # for those that are destroyed nobody need wait
+    with _reached(directory, wait_s, cert, key, ca) as home, _list_told(directory):
+        if lost:
+            done = _follow(_replacing(home, address, lost), timeout, directory)
+            what = f"{'members' if len(lost) > 1 else 'member'} {', '.join(map(str, lost))}"
+            _print_change(done, f"{what} gave way to member {done['member']} ({address})", as_json=as_json)
+            return
         added = _follow(_adding(home, address, None, replaced=member), timeout, directory)
         done = _follow(_removing(home, member, None), timeout, directory)
     _print_change(done, f"member {member} was replaced by member {added['member']} ({address})", as_json=as_json)
@@ -127,6 +151,10 @@ def replace(  # noqa: PLR0913, PLR0917 - the options
 def _adding(home: Path, address: str, least: int | None, replaced: int | None = None) -> Step:
     arguments = {"address": address, "min_insync_replicas": least, "replaced": replaced}
     return lambda: ask(home, "add-member", arguments)
+
+
+def _replacing(home: Path, address: str, lost: Sequence[int]) -> Step:
+    return lambda: ask(home, "replace-lost", {"address": address, "lost": list(lost)})
 
 
 def _removing(home: Path, member: int, least: int | None) -> Step:
@@ -172,14 +200,13 @@ def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
             yield f"{one['address']} is to become member {one['index']}, and counts for nothing yet"
     addresses = [one["address"] for one in members if one["address"]]
     yield f"from the next open on: replicas={addresses}"
+    away = [one["index"] for one in members if one["lag"] is not None and not one["lag"]["in_sync"]]
     if status["is_changing"]:
-        away = [one["index"] for one in members if one["lag"] is not None and not one["lag"]["in_sync"]]
-        lost = " ".join(f"--lost {index}" for index in away) or "--lost INDEX"
-        yield (
-            "the change is not settled, both lists have their say: the same command settles it once those that are "
-            f"away ({', '.join(map(str, away)) or 'none'}) answer. If they are destroyed, end the service, then: "
-            f"pushrep promote {directory} --accept-loss {lost} --new HOST:PORT"
-        )
+        names = ", ".join(map(str, away)) or "none"
+        yield f"the change is not settled, both lists have their say: the same command settles it once {names} answer"
+        if away:
+            lost = " ".join(f"--lost {index}" for index in away)
+            yield f"if they are destroyed: pushrep replica replace {directory} {away[0]} HOST:PORT {lost}"
 
 
 def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
@@ -203,6 +230,8 @@ def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
     """Make steps until it is done; say on standard error where it is."""
     deadline, said = time.monotonic() + timeout_s, ""
     while (found := step())["phase"] != _DONE:
+        if found["told"]:
+            click.echo(found["told"], err=True)
         if found["phase"] != said:
             said = found["phase"]
             click.echo(f"member {found['member']}: {said} ...", err=True)
