@@ -101,7 +101,7 @@ def read(  # noqa: PLR0913, PLR0917 - one parameter an option
             readers.enter_context(SegmentLog.open_reader(log_at(directory, *log), isolation=isolation))
             for log in chosen
         ]
-        ranges = [_range(reader, *log, from_, limit) for reader, log in zip(opened, chosen, strict=True)]
+        ranges = [range_of(reader, *log, from_, limit) for reader, log in zip(opened, chosen, strict=True)]
         rows = chain.from_iterable(one.records(limit) for one in ranges)
         if format_ == "table":
             _print_table(rows, carrier)
@@ -127,7 +127,7 @@ def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[st
     return only
 
 
-class _Range(NamedTuple):
+class RecordRange(NamedTuple):
     """What is shown of one log: offsets in [start, end), at most `limit` records."""
 
     partition: int
@@ -136,12 +136,13 @@ class _Range(NamedTuple):
     end: int
 
     def records(self, limit: int | None) -> Iterator[tuple[int, Record]]:
+        """With the number of their log."""
         for record in islice(self.reader.records(self.start, self.end), limit):
             yield self.partition, record
 
 
-def _range(reader: LogReader, topic: str, number: int, from_: str, limit: int | None) -> _Range:
-    """Where to begin and end; raises `BadStart` before anything was shown."""
+def range_of(reader: LogReader, topic: str, number: int, from_: str, limit: int | None) -> RecordRange:
+    """Where to begin and end. Raises BadStart, click.BadParameter."""
     first, end = reader.bounds()
     if from_ == "earliest":
         start = first
@@ -154,7 +155,7 @@ def _range(reader: LogReader, topic: str, number: int, from_: str, limit: int | 
     else:
         found = reader.offset_for_timestamp(_time_ms(from_))
         start = end if found is None else found
-    return _Range(number, reader, start, end)
+    return RecordRange(number, reader, start, end)
 
 
 def _time_ms(text: str) -> int:

@@ -12,6 +12,7 @@ from pushrep.cli.replica.serving import address_option
 from pushrep.push.sockets import Address
 
 with needed_by("pushrep console"):
+    from pushrep.console.records import read_schemas
     from pushrep.console.watch import PlaceWatch
     from pushrep.console.web import ConsoleServer
 
@@ -29,10 +30,14 @@ with needed_by("pushrep console"):
 @click.option(
     "--every", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between two looks at each."
 )
+@click.option(
+    "--avro-schema", "schemas", multiple=True, metavar="TOPIC=FILE", help="For values of Avro, to be shown; repeatable."
+)
 @tls_options
 def console(  # noqa: PLR0913, PLR0917 - the options
-    places: tuple[str, ...], listen: Address, every: float, cert: Path | None, key: Path | None, ca: Path | None
-) -> None:
+    places: tuple[str, ...], listen: Address, every: float, schemas: tuple[str, ...], cert: Path | None,
+    key: Path | None, ca: Path | None,
+) -> None:  # fmt: skip
     """Show outboxes and nodes in a browser: those at or below each DIRECTORY, and those that answer at HOST:PORT.
 
     \b
@@ -48,6 +53,6 @@ def console(  # noqa: PLR0913, PLR0917 - the options
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     watch = PlaceWatch(places or (".",), client_tls(cert, key, ca), every_s=every)
-    with ConsoleServer(listen, watch, every_s=every) as server:
+    with ConsoleServer(listen, watch, every_s=every, schemas=read_schemas(schemas)) as server:
         click.echo(f"listening on {server.url}")
         stop.wait()

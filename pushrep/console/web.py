@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import click
 import jinja2
 import uvicorn
 from starlette.applications import Starlette
@@ -26,6 +27,7 @@ from pushrep.cli.common import count, size
 from pushrep.cli.record_rows import time_text
 from pushrep.console import drawing, pages
 from pushrep.console.pages import Severity
+from pushrep.console.records import FORMS, RECORDS_A_PAGE, AskedRecords, Schema, records_page
 from pushrep.console.watch import STEP_S, PlaceWatch
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
@@ -58,8 +60,8 @@ class CantListenThere(PushrepError):
 class Pages:
     """Requests in, pages out."""
 
-    def __init__(self, watch: PlaceWatch, news: "News") -> None:
-        self._watch, self._news = watch, news
+    def __init__(self, watch: PlaceWatch, news: "News", schemas: Mapping[str, Schema]) -> None:
+        self._watch, self._news, self._schemas = watch, news, schemas
         self._templates = _environment()
 
     def routes(self) -> list[Route | Mount]:
@@ -67,6 +69,8 @@ class Pages:
         return [
             Route("/", self.fleet),
             Route("/outbox/{name}", self.outbox),
+            Route("/outbox/{name}/records", self.records),
+            Route("/node/{name}", self.node),
             Route("/live", self.live),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
@@ -79,10 +83,34 @@ class Pages:
     def outbox(self, request: Request) -> Response:
         """One outbox: ?from= and ?only=behind choose partitions."""
         row = self._row(request, "outbox")
-        first = request.query_params.get("from", "0")
         only_behind = request.query_params.get("only") == "behind"
-        parts = pages.partitions_shown(row.found, int(first) if first.isdecimal() else 0, only_behind=only_behind)
+        parts = pages.partitions_shown(row.found, _number(request, "from"), only_behind=only_behind)
         return self._shown("outbox.html", row=row, parts=parts, only_behind=only_behind, here="/", title=row.name)
+
+    def node(self, request: Request) -> Response:
+        """One node: ?from= chooses logs."""
+        row = self._row(request, "node")
+        last = max(0, len(row.found.get("logs", ())) - 1)
+        first = min(_number(request, "from"), last) // pages.PARTITIONS_A_PAGE * pages.PARTITIONS_A_PAGE
+        return self._shown("node.html", row=row, first=first, here="/", title=row.name)
+
+    def records(self, request: Request) -> Response:
+        """Some records of one log of an outbox; their payloads only with ?payloads=shown."""
+        row = self._row(request, "outbox")
+        query = request.query_params
+        asked = AskedRecords(
+            partition=_number(request, "partition"),
+            start=query.get("from", "latest").strip(),
+            form=query.get("as", "text") if query.get("as") in FORMS else "text",
+            payloads=query.get("payloads") == "shown",
+        )
+        topic, page, why = row.found.get("topic", ""), None, None
+        try:
+            page = records_page(Path(row.found["place"]), topic, asked, self._schemas.get(topic))
+        except (PushrepError, click.ClickException, OSError) as error:
+            why = error.message if isinstance(error, click.ClickException) else str(error)
+        title = f"Records of {row.name}"
+        return self._shown("records.html", row=row, asked=asked, page=page, why=why, forms=FORMS, here="/", title=title)
 
     def live(self, request: Request) -> Response:
         """Server-sent events: `news` when there is something new, a comment where nothing is for long."""
@@ -138,10 +166,12 @@ class News:
 class ConsoleServer:
     """Listens once it is made, until `stop`; use it in `with`. Raises CantListenThere.
 
-    every_s: how often what is watched is looked at, and pages are told.
+    every_s: how often what is watched is looked at, and pages are told. schemas: Avro's, by topic.
     """
 
-    def __init__(self, address: Address, watch: PlaceWatch, *, every_s: float = 2.0) -> None:
+    def __init__(
+        self, address: Address, watch: PlaceWatch, *, every_s: float = 2.0, schemas: Mapping[str, Schema] | None = None
+    ) -> None:
         self._watch, self._news = watch, News(every_s)
         self._socket = _listen(address)
         host, port = self._socket.getsockname()[:2]
@@ -150,7 +180,7 @@ class ConsoleServer:
         self.url = f"http://{self.address}"
         watch.on_news = self._news.tell
         config = uvicorn.Config(
-            application(watch, self._news),
+            application(watch, self._news, schemas or {}),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -180,9 +210,9 @@ class ConsoleServer:
         self.stop()
 
 
-def application(watch: PlaceWatch, news: News) -> Starlette:
+def application(watch: PlaceWatch, news: News, schemas: Mapping[str, Schema]) -> Starlette:
     """What the server serves."""
-    shown = Pages(watch, news)
+    shown = Pages(watch, news, schemas)
     found = Starlette(routes=shown.routes(), exception_handlers={HTTPException: shown.error})
     found.add_middleware(BaseHTTPMiddleware, dispatch=_guarded)
     return found
@@ -192,6 +222,11 @@ async def _guarded(request: Request, go_on: Callable[[Request], Awaitable[Respon
     answer = await go_on(request) if _is_ours(request) else PlainTextResponse("This console has another name.", 421)
     answer.headers.update(_HEADERS)
     return answer
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 def _is_ours(request: Request) -> bool:
@@ -218,24 +253,24 @@ def _environment() -> jinja2.Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
     )
-    found.filters |= {"count": _count, "size": size, "rate": _rate, "clock": _clock}
+    found.filters |= {"count": _count, "size": size, "rate": _rate, "clock": _clock, "time": time_text}
     words: Mapping[str, Any] = {
         "calc": pages,
         "drawing": drawing,
         "pages": _PAGES,
         "mode": "read-only",
         "step_s": STEP_S,
+        "calc_records": RECORDS_A_PAGE,
         "glyphs": {Severity.FINE: "●", Severity.IDLE: "○", Severity.WARN: "▲", Severity.BROKEN: "■"},
     }
     found.globals |= words
     return found
 
 
-def _count(number: float | None) -> str:
-    """Thousands apart; a dash where there is nothing to count."""
-    return "-" if number is None else count(round(number))
+def _count(number: object) -> str:
+    """Thousands apart; a dash where nobody knows: a look leaves such a field out."""
+    return count(round(number)) if isinstance(number, int | float) else "-"
 
 
 def _rate(per_second: float | None) -> str:

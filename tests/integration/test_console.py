@@ -7,10 +7,14 @@ from html import unescape
 
 import pytest
 
-from pushrep import Acks
+from filtering import StreamMetadata
+from pushrep import Acks, Outbox, ReplayClient, ReplayRequest, SegmentLog
+from pushrep.cli.common import size
 from pushrep.cli.main import run
+from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.push.sockets import Address
-from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all
+from pushrep.replay import FOLLOW
+from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
@@ -124,3 +128,93 @@ def test_open_pages_are_told_of_what_is_new(console):
 def test_it_listens_where_only_this_machine_reaches_it(capfd):
     assert run(["console", "--listen", "0.0.0.0:0"]) == 2
     assert "tunnel" in capfd.readouterr().err
+
+
+def test_places_of_every_kind_and_state_have_their_page(world, tmp_path, capfd):
+    """A closed outbox, a node by its address, a node's directory, logs that are nobody's."""
+    world.node(1)
+    node = world.nodes[1]
+    with open_outbox(world, 1, partitions=2, acks=Acks.LOCAL) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+    with SegmentLog.open(tmp_path / "alone" / "old-0"):
+        pass
+    with serve(outbox.directory, node.address, node.directory, tmp_path / "alone") as server:
+        for path, place in (("/outbox/outbox", outbox.directory), (f"/node/{node.address}", node.address)):
+            [status] = status_of(capfd, place)
+            code, _, page = get(server, path)
+            assert code == 200
+            assert status["state"] in page
+        logs = status["logs"]
+        shown = [(row[0], *(int(row[n]) for n in (2, 4, 5, 6))) for row in cells(page, "log-table")]
+        numbers = ("log_start_offset", "high_watermark", "log_end_offset", "leader_epoch")
+        assert shown == [(f"{one['topic']}-{one['partition']}", *(one[n] for n in numbers)) for one in logs]
+        assert get(server, f"/node/{node.directory.name}")[0] == 200
+        assert "at rest" in cells(get(server, "/")[2], "other-table")[0][1]
+
+
+def test_a_nodes_page_shows_its_replay_sessions_as_status_does(world, capfd):
+    world.node(1)
+    node = world.nodes[1]
+    with open_outbox(world, 1, acks=Acks.ALL) as outbox, HandoverSocket(node):
+        outbox.append_many(0, [b"a", b"b"]).result(WAIT_S)
+        with (
+            ReplayClient(str(node.address)) as client,
+            client.replay(ReplayRequest(recording="orders-0", length=FOLLOW)) as replay,
+            serve(node.directory) as server,
+        ):
+            assert [next(iter(replay)).value, next(iter(replay)).value] == [b"a", b"b"]
+            wait_until(lambda: status_of(capfd, node.directory)[0]["replays"]["sessions"][0]["lag"] == 0, "all is sent")
+            [session] = status_of(capfd, node.directory)[0]["replays"]["sessions"]
+            _, _, page = get(server, f"/node/{node.directory.name}")
+            [row] = cells(page, "session-table")
+            assert row[:5] == [f"{session['session_id']:016x}", str(session["recording"]), session["state"], "2", "0"]
+            assert row[5] == size(session["credit"])
+            assert cells(page, "log-table")[0][0] == "orders-0"
+
+
+VALUES = {"text": b"gr\xc3\xbc\xc3\x9fe <b>", "json": b'{"order": 7}', "avro": b"\x0e", "hex": b"\xff\x00"}
+SHOWN = {"text": "grüße <b>", "json": '{ "order": 7 }', "avro": "7", "hex": "ff 00"}
+
+
+@pytest.fixture
+def outbox_of_values(tmp_path):
+    with Outbox.open(tmp_path / "outbox", "orders", 2, "billing", log_config=SMALL) as outbox:
+        for value in VALUES.values():
+            outbox.append(1, value, timestamp_ms=1_372_946_400_000).result(WAIT_S)
+    return outbox
+
+
+@pytest.mark.parametrize(("number", "form"), list(enumerate(VALUES)))
+def test_a_records_value_is_shown_when_asked_for_in_the_form_asked_for(outbox_of_values, number, form):
+    watch = PlaceWatch([str(outbox_of_values.directory)])
+    with ConsoleServer(LOOPBACK, watch, schemas={"orders": "long"}) as server:
+        _, _, hidden = get(server, f"/outbox/outbox/records?partition=1&from={number}&as={form}")
+        row = cells(hidden, "record-table")[0]
+        assert len(row) == 5
+        _, _, page = get(server, f"/outbox/outbox/records?partition=1&from={number}&as={form}&payloads=shown")
+        row = cells(page, "record-table")[0]
+        assert row[:2] == [str(number), "2013-07-04 14:00:00.000"]
+        assert row[5] == SHOWN[form]
+
+
+def test_the_20_bytes_are_taken_apart(outbox_of_values):
+    key = StreamMetadata(outbox_of_values.pid, 1, 2)
+    with serve(outbox_of_values.directory) as server:
+        _, _, page = get(server, "/outbox/outbox/records?partition=1&from=2")
+        told = cells(page, "record-table")[0][2]
+        assert told == f"{key.pid}, 1, 2 {key.pack().hex(' ')}"
+
+
+def test_a_value_that_is_not_what_was_asked_for_and_a_start_that_is_none_say_so(outbox_of_values):
+    with serve(outbox_of_values.directory) as server:
+        _, _, page = get(server, "/outbox/outbox/records?partition=1&from=3&as=json&payloads=shown")
+        assert "no json, shown as hex" in cells(page, "record-table")[0][5]
+        for start, word in (
+            ("99", "holds the offsets [0, 4)"),
+            ("tomorrow", "ISO 8601"),
+            ("0&partition=7", "orders-7"),
+        ):
+            code, _, page = get(server, f"/outbox/outbox/records?partition=1&from={start}")
+            assert code == 200
+            assert word in unescape(page)
