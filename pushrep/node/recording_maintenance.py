@@ -8,22 +8,18 @@ delete     marked DELETED, sessions end; then the files go; then DeleteDone refu
 A member's log: the newest grant names this node, or a leader's session is open on it. It is that leader's to change.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from pushrep.errors import PushrepError
 from pushrep.log import BelowHighWatermark, OffsetOutOfRange, SegmentLog, StillNeeded
 from pushrep.node.access import audit
-from pushrep.node.replay_recordings import KeptRecording
+from pushrep.node.replay_recordings import KeptRecording, Recordings
 from pushrep.node.store import Refusal
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused
-
-if TYPE_CHECKING:
-    from pushrep.node.replay_server import ReplayServer
-
 
 _Asked = wire.ExtendRequest | wire.TruncateRequest | wire.PurgeRequest | wire.DeleteRequest
 
@@ -33,10 +29,24 @@ class _Log(NamedTuple):
     log: SegmentLog
 
 
+class SessionsByRecording(Protocol):
+    """What is needed of the ReplayServer: its recordings, and the sessions of each."""
+
+    @property
+    def recordings(self) -> Recordings: ...
+    def sessions_of(self, recording: KeptRecording) -> int:
+        """How many there are."""
+        ...
+
+    def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
+        """Tell all of them; how many that ended."""
+        ...
+
+
 class RecordingMaintenance:
     """The four calls. Every method raises KeepingRefused, PushrepError, OSError."""
 
-    def __init__(self, server: "ReplayServer") -> None:
+    def __init__(self, server: SessionsByRecording) -> None:
         self._server = server
 
     def extend(self, asked: wire.ExtendRequest, sender: str) -> wire.ExtendResponse:

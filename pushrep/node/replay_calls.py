@@ -9,14 +9,14 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.node.access import audit
-from pushrep.node.recording_maintenance import RecordingMaintenance
+from pushrep.node.recording_maintenance import RecordingMaintenance, SessionsByRecording
 from pushrep.node.replay_line import Line
 from pushrep.node.replay_recordings import KeptRecording, NodeSource
-from pushrep.node.replay_session import READ_ERRORS, ServedSession
+from pushrep.node.replay_session import READ_ERRORS, ServedSession, Server
 from pushrep.protocol import replay_messages as wire
 from pushrep.protocol.calls import CALLS, ApiKey
 from pushrep.protocol.error_codes import ErrorCode
@@ -26,15 +26,31 @@ from pushrep.protocol.values import Struct
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, ReplayRefused
 from pushrep.replay.limits import tip_of
+from pushrep.replay.local import Counters
 from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayRequest
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import Effects, ReplaySession
+from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.slices import OpenSegments
 from pushrep.replay.states import ReplayState
 
-if TYPE_CHECKING:
-    from pushrep.node.replay_server import ReplayServer
-
 _LOG = logging.getLogger("pushrep.node")
+
+
+class ServerOfCalls(Server, SessionsByRecording, Protocol):
+    """What the calls need of the ReplayServer."""
+
+    @property
+    def sessions(self) -> ReplaySessions: ...
+    @property
+    def served(self) -> Mapping[int, ServedSession]: ...
+    @property
+    def files(self) -> OpenSegments: ...
+    @property
+    def named_counters(self) -> Counters: ...
+    def keep(self, served: ServedSession, recording: KeptRecording) -> None:
+        """A session in INIT."""
+        ...
 
 
 class _Looked(NamedTuple):
@@ -50,7 +66,7 @@ class _Looked(NamedTuple):
 class ReplayCalls:
     """The calls of one server."""
 
-    def __init__(self, server: "ReplayServer") -> None:
+    def __init__(self, server: ServerOfCalls) -> None:
         self._server = server
         self._keeping = RecordingMaintenance(server)
         self._calls: Mapping[type[Struct], Callable[[Line, Call, Any], None]] = {
@@ -115,7 +131,7 @@ class ReplayCalls:
             else:
                 post(lambda: then(found))
 
-        self._server.worker.do(run)
+        self._server.on_disk(run)
 
     # ---- sessions
 
@@ -173,7 +189,7 @@ class ReplayCalls:
         served = ServedSession(session, looked.source, server.files, server)
         served.identity, served.outbox_id = line.sender, looked.recording.entry.outbox_id
         server.keep(served, looked.recording)
-        server.worker.do(lambda: self._open(line, call, served, looked))
+        server.on_disk(lambda: self._open(line, call, served, looked))
 
     def _open(self, line: Line, call: Call, served: ServedSession, looked: _Looked) -> None:
         """In the worker's thread."""
@@ -295,7 +311,7 @@ class ReplayCalls:
     def _delete(self, line: Line, call: Call, asked: wire.DeleteRequest) -> None:
         def marked(recording: KeptRecording) -> None:
             self.answer(line, call, wire.DeleteResponse())
-            self._server.worker.do(lambda: self._remove(line, call, recording))
+            self._server.on_disk(lambda: self._remove(line, call, recording))
 
         self.on_disk(line, call, lambda: self._keeping.mark_deleted(asked, line.sender), marked)
 

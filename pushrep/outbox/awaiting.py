@@ -12,13 +12,26 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-if TYPE_CHECKING:
-    from pushrep.outbox.batch import PendingBatch
-
 _STEP = 256  # futures resolved in one iteration: their tasks run in the next one, a few milliseconds at most
+
+
+class Flushed(Protocol):
+    """What a wait needs of a batch's appender."""
+
+    @property
+    def name(self) -> str: ...
+    def request_flush(self, batch: Any, /) -> None: ...
+
+
+class Awaited(Protocol):
+    """What a wait needs of a PendingBatch."""
+
+    @property
+    def appender(self) -> Flushed: ...
+    def when_decided(self, call: Callable[[], object]) -> None: ...
 
 
 class LoopReceipts:
@@ -26,14 +39,14 @@ class LoopReceipts:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: dict[PendingBatch, dict[asyncio.Future[None], None]] = {}
-        self._to_seal: dict[PendingBatch, None] = {}
+        self._waiting: dict[Awaited, dict[asyncio.Future[None], None]] = {}
+        self._to_seal: dict[Awaited, None] = {}
         self._resolving: deque[asyncio.Future[None]] = deque()
         self._lock = threading.Lock()  # of the next two
-        self._decided: list[PendingBatch] = []
+        self._decided: list[Awaited] = []
         self._is_called = False
 
-    def future_of(self, batch: "PendingBatch") -> "asyncio.Future[None]":
+    def future_of(self, batch: Awaited) -> "asyncio.Future[None]":
         """It is done once the batch is decided, which it was not yet. Who does not wait to the end says so: `gave_up`.
 
         No coroutine around it: every full collection of garbage looks at what waits ten thousand times.
@@ -49,7 +62,7 @@ class LoopReceipts:
         futures[future] = None
         return future
 
-    def gave_up(self, batch: "PendingBatch", future: "asyncio.Future[None]", error: BaseException) -> None:
+    def gave_up(self, batch: Awaited, future: "asyncio.Future[None]", error: BaseException) -> None:
         """A cancelled wait leaves the records on their way, and says so in a note."""
         if (futures := self._waiting.get(batch)) is not None:
             futures.pop(future, None)
@@ -63,7 +76,7 @@ class LoopReceipts:
         for batch in batches:
             batch.appender.request_flush(batch)
 
-    def _on_decided(self, batch: "PendingBatch") -> None:
+    def _on_decided(self, batch: Awaited) -> None:
         """In whichever thread decides."""
         with self._lock:
             self._decided.append(batch)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata, pack_keys
 from pushrep.errors import ForkedProcess, checked_timeout
@@ -21,9 +21,6 @@ from pushrep.outbox.columns import Columns, Headers
 from pushrep.outbox.errors import DeliveryFailed, ReceiptTimeout
 from pushrep.outbox.source_order import Pair, Run
 from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
-
-if TYPE_CHECKING:
-    from pushrep.outbox.partition_appender import PartitionAppender
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -49,6 +46,28 @@ class Latch:
         return False
 
 
+class BatchOwner(Protocol):
+    """What a batch needs of the PartitionAppender that it waits in."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def owner_pid(self) -> int: ...
+    @property
+    def lock(self) -> threading.Lock: ...
+    def latch_for(self, batch: "PendingBatch") -> Latch | None:
+        """Request the batch's flush; what to wait for, None if it is decided."""
+        ...
+
+    def request_flush(self, batch: "PendingBatch") -> None:
+        """Have it written soon, without waiting for its linger time."""
+        ...
+
+
 class PendingBatch:
     """Records of one partition that will be one record batch. Guarded by its appender's lock until it is decided."""
 
@@ -68,7 +87,7 @@ class PendingBatch:
         "waiters",
     )  # fmt: skip
 
-    def __init__(self, appender: "PartitionAppender", opened_ms: int) -> None:
+    def __init__(self, appender: BatchOwner, opened_ms: int) -> None:
         self.appender = appender
         self.opened_ms = opened_ms
         self.values: list[bytes | None] = []

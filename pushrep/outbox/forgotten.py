@@ -16,20 +16,32 @@ import sys
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pushrep.outbox.outbox import Outbox
+from pathlib import Path
+from typing import Protocol
 
 _LOG = logging.getLogger("pushrep.outbox")
 _HINT = "close it, or use it as a context manager"
 
-_OPEN: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
+
+class Closable(Protocol):
+    """What is needed of an Outbox."""
+
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def owner_pid(self) -> int: ...
+    def pending_records(self) -> int: ...
+    def close(self) -> None: ...
+
+
+_OPEN: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 _BEING_CLOSED: "dict[threading.Event, float]" = {}  # by collected ones' threads: done, the seconds that it may take
 _child = 0  # the process of multiprocessing that ends by our finalizer
 
 
-def close_if_forgotten(outbox: "Outbox") -> None:
+def close_if_forgotten(outbox: Closable) -> None:
     """See the file's map. Called when it is open."""
     _OPEN.add(outbox)
     _close_at_the_end_of_a_child()
@@ -44,11 +56,11 @@ def _close_at_the_end_of_a_child() -> None:
     util.Finalize(None, _close_at_exit, exitpriority=0)
 
 
-def collected(outbox: "Outbox") -> None:
+def collected(outbox: Closable, close_timeout_s: float) -> None:
     """It is being garbage-collected open. Raises nothing but a ResourceWarning that is an error."""
     _OPEN.discard(outbox)
     done = threading.Event()
-    _BEING_CLOSED[done] = outbox.facts.settings.close_timeout_s
+    _BEING_CLOSED[done] = close_timeout_s
     try:
         _thread.start_new_thread(_close_in_thread, (outbox, done))  # threading's own start waits, and takes locks
     except RuntimeError:  # the interpreter is ending
@@ -57,7 +69,7 @@ def collected(outbox: "Outbox") -> None:
     warnings.warn(f"the outbox in {outbox.directory} was not closed: {_HINT}", ResourceWarning, 2, source=outbox)
 
 
-def _close_in_thread(outbox: "Outbox", done: threading.Event) -> None:
+def _close_in_thread(outbox: Closable, done: threading.Event) -> None:
     try:
         outbox.close()
     except Exception:  # noqa: BLE001 - nobody else hears of it

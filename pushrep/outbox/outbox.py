@@ -45,7 +45,7 @@ from pushrep.outbox.forgotten import close_if_forgotten, collected
 from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.opening import Opened, ToOpen, open_all
-from pushrep.outbox.partition_appender import PartitionAppender
+from pushrep.outbox.partition_appender import PartitionAppender, Shared
 from pushrep.outbox.pending import decided_by, flush_appenders, pending_in, raise_unseen_failure
 from pushrep.outbox.refusing import Refusing, RefusingAppenders, refuse_in_forks
 from pushrep.outbox.settings import (
@@ -59,7 +59,6 @@ from pushrep.outbox.settings import (
     checked_on_diverged,
     checked_retention,
 )
-from pushrep.outbox.shared import Shared
 from pushrep.outbox.shipping import check_destination
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
@@ -461,7 +460,7 @@ class Outbox:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and os.getpid() == self.owner_pid:
-            collected(self)
+            collected(self, self.facts.settings.close_timeout_s)
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""

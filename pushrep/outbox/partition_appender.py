@@ -14,21 +14,37 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from filtering import StreamMetadata
+from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
 from pushrep.outbox.batch import Latch, ManyReceipt, PendingBatch, Receipt
+from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import Columns
 from pushrep.outbox.errors import LogStopped, OffsetsMoved
+from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.partition_replicas import PartitionReplicas, Waiting
 from pushrep.outbox.positions_store import PositionsStore
-from pushrep.outbox.shared import Shared
+from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.source_order import SourceOrder
 from pushrep.records import RecordBatch
 
 _FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many idle partitions hold little
 _ROUND_BYTES = 4 << 20  # what one flush covers at most: the first of a long queue is not kept waiting for the last
+
+
+class Shared(NamedTuple):
+    """What an outbox's appenders share. `ready(appender)` calls a writer, `opened(batch)` tells the linger timer."""
+
+    identity: OutboxIdentity
+    pid: int
+    settings: OutboxSettings
+    budget: Budget
+    clock: Clock
+    ready: Callable[["PartitionAppender"], None]
+    opened: Callable[[PendingBatch], None]
 
 
 class PartitionAppender:

@@ -12,7 +12,7 @@ slot, or to `pushrep ship`.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from pushrep.errors import checked_path
 from pushrep.log.errors import LogLocked
@@ -21,11 +21,10 @@ from pushrep.log.slots import SLOTS_MAX, slot_directories, slot_path
 from pushrep.outbox.errors import NoFreeSlot, SettingRefused
 from pushrep.outbox.identity import FILE_NAME
 
-if TYPE_CHECKING:
-    from pushrep.outbox.outbox import Outbox
+_Outbox = TypeVar("_Outbox")
 
 
-def open_free_slot(directory: Path | str, slots: int, open_outbox: "Callable[[Path], Outbox]") -> "Outbox":
+def open_free_slot(directory: Path | str, slots: int, open_outbox: Callable[[Path], _Outbox]) -> _Outbox:
     """The outbox of the first slot that no process holds. Raises NoFreeSlot, SettingRefused, what opening raises."""
     parent = checked_path("directory", directory)
     if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= SLOTS_MAX:

@@ -9,9 +9,9 @@ docs/push.md shows the parts; the rules are pushrep.replication.
 
 from pushrep.push.errors import IllegalState, MayStillBeDelivered, PushError, ReplicaUnreachable
 from pushrep.push.leading import Leading
+from pushrep.push.led_partition import PushSession
 from pushrep.push.manager import FileRecords, PushManager
 from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.push_session_end_reason import PushSessionEndReason

@@ -26,11 +26,10 @@ from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogRespon
 from pushrep.push.channel import Beats
 from pushrep.push.connecting import patiently, pause_s
 from pushrep.push.errors import PushError, ReplicaUnreachable
-from pushrep.push.led_partition import LedPartition, OnReplicated
+from pushrep.push.led_partition import LedPartition, OnReplicated, PushSession
 from pushrep.push.manager import PushManager
 from pushrep.push.repairing import Repairs
 from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.wire import grant_to_wire, log_ends_of
 from pushrep.push_session_end_reason import PushSessionEndReason

@@ -13,13 +13,13 @@ import heapq
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
 from typing import Protocol
 
 from pushrep.log import LogClosed, SegmentLog
 from pushrep.push.errors import MayStillBeDelivered, PushError
-from pushrep.push.session import PushSession
 from pushrep.push.settings import Replica
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
@@ -44,6 +44,65 @@ _LOG = logging.getLogger("pushrep.push")
 
 OnReplicated = Callable[[BaseException | None], None]
 """Called once: with None when the records are below the high watermark, else with why they may never be."""
+
+
+class PushSession:
+    """One session with one replica of one partition: its identifiers, and whom to tell. A LedPartition makes it.
+
+    Newer identifiers win: leader epoch, then replica epoch, then session id. The rules of the session (progress.py and
+    sessions.py of pushrep.replication) are asked under the lock of its partition.
+    """
+
+    __slots__ = (
+        "_lock",
+        "_told_watermarks",
+        "ended",
+        "id",
+        "log_end_offset",
+        "log_start_offset",
+        "partition",
+        "replica",
+        "started",
+        "trouble",
+    )
+
+    def __init__(
+        self, leader_epoch: int, replica_epoch: int, session_id: int, replica: Replica, partition: "LedPartition"
+    ) -> None:
+        self.id = SessionId(leader_epoch, replica_epoch, session_id)
+        self.replica, self.partition = replica, partition
+        self.started: Future[bool] = Future()
+        """True at the first success; False if the session ended before it."""
+        self.ended: PushSessionEndReason | None = None
+        self.trouble = ""
+        """Why it can't go on until somebody does something, if that is known here."""
+        self.log_end_offset = self.log_start_offset = -1
+        """The replica's, as its last success said; -1 before one."""
+        self._told_watermarks = (-1, -1)
+        self._lock = threading.Lock()
+
+    def on_append_records_response(self, log_end_offset: int, log_start_offset: int) -> bool:
+        """A success: the replica's ends. Whether a watermark has risen by it, so that requests may be complete."""
+        self.log_end_offset, self.log_start_offset = log_end_offset, log_start_offset
+        watermarks = (self.partition.high_watermark, log_start_offset)
+        rose = watermarks > self._told_watermarks
+        self._told_watermarks = watermarks
+        if not self.started.done():
+            self.started.set_result(True)
+        return rose
+
+    def try_complete_delayed_requests(self) -> None:
+        """Whoever waits for a watermark that has risen is called back."""
+        self.partition.complete_waiting()
+
+    def on_push_session_ended(self, reason: PushSessionEndReason) -> None:
+        """It is over, for this reason; the first one counts."""
+        with self._lock:
+            if self.ended is not None:
+                return
+            self.ended = reason
+        if not self.started.done():
+            self.started.set_result(False)
 
 
 class Pushes(Protocol):

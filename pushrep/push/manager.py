@@ -19,10 +19,10 @@ from typing import NamedTuple
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.push.channel import Beats, Channel
 from pushrep.push.errors import IllegalState
+from pushrep.push.led_partition import PushSession
 from pushrep.push.memory import MemoryTracker
 from pushrep.push.pusher import Pusher
 from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.session import PushSession
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.worker import Workers, release_workers, workers_for
 from pushrep.push_session_end_reason import PushSessionEndReason

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from pushrep.log.slicing import LogSlices
 from pushrep.protocol.push_messages import AppendRecordsPartition
 from pushrep.protocol.values import FileSlice, Part, size_of
+from pushrep.push.led_partition import PushSession
 from pushrep.push.memory import Buffered, MemoryTracker
-from pushrep.push.session import PushSession
 from pushrep.push.wire import request_to_wire
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader, CorruptRecordBatch

@@ -8,7 +8,7 @@ with ReplayClient("out") as client:                                  # or Replay
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Self
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
@@ -21,13 +21,11 @@ from pushrep.replay.local_client import LocalReplays
 from pushrep.replay.model import RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.remote_client import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay
-from pushrep.replay.subscribing import SubscribableStore, subscribe
+from pushrep.replay.subscribing import replayed_logs
 from pushrep.replay.wire import NodeAccess, parse_address
 
 if TYPE_CHECKING:
     from pushrep.startpoints import LogConsumer, StartpointStore
-
-_Consumer = TypeVar("_Consumer")
 
 
 class ReplayClient:
@@ -92,41 +90,27 @@ class ReplayClient:
         # A machine that stood still between the start and its own subscriber: nobody has had anything of it.
         return Replay(self._replays.replay(request))
 
-    @overload
-    def subscribe(
-        self, topic: str, *, consumer: str, partitions: Iterable[int] | None = None, reset: bool = False
-    ) -> "LogConsumer": ...
-
-    @overload
     def subscribe(
         self,
         topic: str,
         *,
         consumer: str,
-        startpoints: SubscribableStore[_Consumer],
+        startpoints: "StartpointStore | None" = None,
         partitions: Iterable[int] | None = None,
         reset: bool = False,
-    ) -> _Consumer: ...
-
-    def subscribe(
-        self,
-        topic: str,
-        *,
-        consumer: str,
-        startpoints: SubscribableStore[Any] | None = None,
-        partitions: Iterable[int] | None = None,
-        reset: bool = False,
-    ) -> Any:
+    ) -> "LogConsumer":
         """A consumer of these partitions (all that there are) that starts where its startpoints and checkpoints say.
 
-        `startpoints` keeps both and makes it: a StartpointStore gives a LogConsumer (poll, commit, close), which takes
-        up a newer startpoint while it runs; by default that of a directory of logs, `<directory>/startpoints`. `reset`
+        `startpoints` keeps both; by default the store of a directory of logs, `<directory>/startpoints`. The consumer
+        (poll, commit, close) takes up a newer startpoint while it runs. `reset`
         passes checkpoints by. Each partition takes one session, here or at the node. Raises ReplayRefused
         (UNKNOWN_RECORDING), BadArgument for a node without `startpoints`, and what the store raises.
         """
-        chosen = None if partitions is None else frozenset(partitions)
+        from pushrep.startpoints import LogConsumer  # noqa: PLC0415 - a replay without startpoints loads none of it
+
         store = startpoints if startpoints is not None else self._own_startpoints()
-        return subscribe(self, topic, lambda logs: store.subscribe(logs, topic, consumer, reset=reset), chosen)
+        logs = replayed_logs(self, topic, None if partitions is None else frozenset(partitions))
+        return LogConsumer.over(logs, topic, consumer, store=store, reset=reset)
 
     def start_replay(self, request: ReplayRequest) -> int:
         """Start without a subscriber, for `attach` in `connect_timeout_ms`; the session's id. Raises ReplayRefused."""

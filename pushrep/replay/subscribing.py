@@ -2,20 +2,17 @@
 
     client.subscribe("orders", consumer="billing", startpoints=StartpointStore.open("out/startpoints"))
 
-What startpoints are is not known here: whoever keeps them makes the consumer, of the logs that it is given.
+`replayed_logs` gives the logs that a LogConsumer of pushrep.startpoints reads.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Record
 from pushrep.replay.errors import ReplayRefused, ReplayTruncated
 from pushrep.replay.model import FOLLOW, AtTime, RecordingInfo, ReplayRequest
 from pushrep.replay.replay import Replay
-
-_Consumer_co = TypeVar("_Consumer_co", covariant=True)
 
 
 class Replays(Protocol):
@@ -24,14 +21,6 @@ class Replays(Protocol):
     def recordings(self) -> list[RecordingInfo]: ...
 
     def replay(self, request: ReplayRequest) -> Replay: ...
-
-
-class SubscribableStore(Protocol[_Consumer_co]):
-    """A store of startpoints and checkpoints; pushrep.startpoints.StartpointStore is one."""
-
-    def subscribe(self, logs: Mapping[int, Any], topic: str, consumer: str, *, reset: bool = False) -> _Consumer_co:
-        """The consumer that starts where the store says, over these partitions' logs, which it closes."""
-        ...
 
 
 class ReplayedLog:
@@ -92,16 +81,11 @@ class ReplayedLog:
             replay.close()
 
 
-def subscribe(
-    client: Replays,
-    topic: str,
-    make: Callable[[Mapping[int, ReplayedLog]], _Consumer_co],
-    partitions: frozenset[int] | None,
-) -> _Consumer_co:
-    """What `make` makes of the topic's recordings. Raises ReplayRefused (UNKNOWN_RECORDING) if one is not there."""
+def replayed_logs(client: Replays, topic: str, partitions: frozenset[int] | None) -> dict[int, ReplayedLog]:
+    """The topic's recordings, all or those of `partitions`. Raises ReplayRefused if one is not there."""
     found = {info.partition: info for info in client.recordings() if info.topic == topic}
     wanted = partitions if partitions is not None else frozenset(found)
     missing = sorted(wanted - found.keys()) if wanted else [0]
     if missing:
         raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {topic}-{missing[0]}")
-    return make({partition: ReplayedLog(client, found[partition]) for partition in sorted(wanted)})
+    return {partition: ReplayedLog(client, found[partition]) for partition in sorted(wanted)}

@@ -14,7 +14,7 @@ append. Writers in any number of processes lose nothing, and a reader killed any
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
@@ -34,13 +34,9 @@ from pushrep.startpoints.event_log import ReaderState
 from pushrep.startpoints.events import Applied, Cancelled, Consumed, Fact, Failed, Written
 from pushrep.startpoints.journal import LOCK_WAIT_S, Journal
 from pushrep.startpoints.model import Kind, Reader, Startpoint, Target
-from pushrep.startpoints.partition_log import PartitionLog
 from pushrep.startpoints.resolve import LogFacts
 from pushrep.startpoints.starting import Start, from_startpoint, without_startpoint
 from pushrep.startpoints.states import StartpointEvent, State
-
-if TYPE_CHECKING:
-    from pushrep.startpoints.consumer import LogConsumer
 
 TTL_S = 12 * 3600
 """How long a startpoint may wait to be applied, if its writer says nothing else."""
@@ -309,14 +305,6 @@ class StartpointStore(BaseStore):
                 raise NotCommitted(claim.reader, sequence)
             if standing.state is State.APPLIED:
                 change.append(Consumed(sequence=sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
-
-    def subscribe(
-        self, logs: Mapping[int, PartitionLog], topic: str, consumer: str, *, reset: bool = False
-    ) -> "LogConsumer":
-        """A consumer that starts where this store says, over logs wherever they lie: for `ReplayClient.subscribe`."""
-        from pushrep.startpoints.consumer import LogConsumer  # noqa: PLC0415 - it stands on the store itself
-
-        return LogConsumer.over(logs, topic, consumer, store=self, reset=reset)
 
     # ---- inside
 
