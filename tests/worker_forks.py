@@ -40,7 +40,9 @@ def ask(jvm):
     """Have the module run by a fork, and end as that ends. Returns if nobody forks."""
     with open(f"/proc/{jvm}/stat") as stat:  # noqa: PTH123 - importing pathlib takes longer than all the rest
         began = stat.read().rpartition(")")[2].split()[19]
-    name = f"pushrep-tests-{jvm}-{began}-{zlib.crc32(os.environ.get('PYTHONPATH', '').encode())}"
+    # Some of Spark's Pythons have the same places twice in it: the second is never looked at.
+    places = os.pathsep.join(dict.fromkeys(os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    name = f"pushrep-tests-{jvm}-{began}-{zlib.crc32(places.encode())}"
     request = marshal.dumps({"argv": sys.argv[2:], "cwd": os.getcwd(), "environment": dict(os.environ)})  # noqa: PTH109
     with socket.socket(socket.AF_UNIX) as server:
         try:

@@ -31,10 +31,11 @@ def place(tmp_path):
     return tmp_path
 
 
-def told(python, place, argument):
+def told(python, place, argument, **environment):
     done = subprocess.run(
         [python, "-m", "a_program_of_spark", argument, "x"],
-        cwd=place, env=os.environ | {"SAID": argument}, input="in", capture_output=True, text=True, timeout=120,
+        cwd=place, env=os.environ | {"SAID": argument} | environment,
+        input="in", capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout.split(), done.stderr
 
@@ -45,7 +46,9 @@ def test_a_fork_is_as_a_start_but_has_its_libraries(place):
         forked, started = told(WORKERS_PYTHON, place, argument), told(sys.executable, place, argument)
         assert (forked[1].pop(), started[1].pop()) == ("True", "False"), "forked, or started"
         assert forked == started
-    assert mentioning(f"--serve\0{os.getpid()}\0"), "one server for this parent"
+    twice = os.pathsep.join(2 * [os.environ.get("PYTHONPATH", "")])
+    assert told(WORKERS_PYTHON, place, "0", PYTHONPATH=twice)[0] == 0
+    assert len(mentioning(f"--serve\0{os.getpid()}\0")) == 1, "one server for this parent"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there Python starts as always")
