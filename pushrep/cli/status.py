@@ -34,7 +34,7 @@ from rich.text import Text
 
 from pushrep.cli.common import count, show_json, size, whole_step
 from pushrep.cli.replica.reaching import client_tls, tls_options
-from pushrep.cli.replica.status import draw, drawn, look, table
+from pushrep.cli.replica.status import draw, drawn, look, sessions_table, table
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
@@ -52,7 +52,6 @@ from pushrep.push.sockets import Address
 VERSION = 1
 _REACH_MS = 5_000
 _LOGS = ("outbox", "log", "start", "end", "HWM", "epoch", "what is wrong")
-_SESSIONS = ("session", "recording", "state", "position", "lag", "credit", "idle")
 
 
 @click.command()
@@ -201,7 +200,7 @@ def _drawn(found: dict[str, Any]) -> RenderableType:
     if logs := found.get("logs", ()):
         parts.append(table(_LOGS, [_log(one) for one in logs]))
     if sessions := found.get("replays", {}).get("sessions"):
-        parts.append(table(_SESSIONS, [_session(one) for one in sessions]))
+        parts.append(sessions_table(sessions))
     return Group(*parts)
 
 
@@ -222,14 +221,3 @@ def _log(one: dict[str, Any]) -> tuple[str, ...]:
     numbers = (count(one[name]) for name in ("log_start_offset", "log_end_offset", "high_watermark"))
     wrong = one.get("failure") or one.get("finding") or one.get("refused") or ""
     return (one.get("outbox_id", ""), f"{one['topic']}-{one['partition']}", *numbers, str(one["leader_epoch"]), wrong)
-
-
-def _session(one: dict[str, Any]) -> tuple[str, ...]:
-    numbers = (count(one[name]) for name in ("position", "lag", "credit"))
-    return (
-        f"{one['session_id']:016x}",
-        str(one["recording"]),
-        one["state"],
-        *numbers,
-        f"{one['idle_ms'] / 1000:.1f} s",
-    )

@@ -264,6 +264,8 @@ class ReplayCalls:
                 access.refused(line.sender, ApiKey.STOP_REPLAY)
                 self.answer(line, call, wire.StopReplayResponse(stopped=0))  # as of one that is not there
                 return
+            if not is_own:
+                audit(line.sender, asked, ApiKey.STOP_REPLAY)
             now_ms = self._server.now_ms()
             self._answer_stopped(line, call, self._server.sessions.stop(asked.session_id, now_ms))
             return

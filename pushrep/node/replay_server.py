@@ -110,12 +110,19 @@ class ReplayServer:
 
     def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
         """Tell all sessions of a recording; how many that ended. For the worker's thread."""
+        return self._count_ended(lambda: list(self.watched.of(recording.entry.tp)), event)
+
+    def stop_session(self, session_id: int) -> bool:
+        """End a session, whoever began it; whether it ran. For any thread but the server's, which it waits for."""
+        return bool(self._count_ended(lambda: [one for one in [self.served.get(session_id)] if one], e.Stop()))
+
+    def _count_ended(self, chosen: Callable[[], list[ServedSession]], event: e.Event) -> int:
         if self._thread is None:
             return 0
         done, ended = self._network.threads.event(), [0]
 
         def tell() -> None:
-            for served in self.watched.of(recording.entry.tp):
+            for served in chosen():
                 before = served.session.end_reason
                 served.handle(event)
                 ended[0] += before is None and served.session.end_reason is not None

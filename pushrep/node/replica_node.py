@@ -18,7 +18,7 @@ from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, File
 from pushrep.errors import BadArgument, checked_path
 from pushrep.log.inspection import is_log
 from pushrep.log.slots import OUTBOX_FILE_NAME
-from pushrep.node.access import Access, Kept
+from pushrep.node.access import Access, Kept, audit
 from pushrep.node.calls import NodeCalls
 from pushrep.node.connections import Connections
 from pushrep.node.errors import CantListen
@@ -29,6 +29,8 @@ from pushrep.node.replay_server import ReplayServer
 from pushrep.node.replica import ReplicaLog
 from pushrep.node.settings import NodeSettings
 from pushrep.node.store import LastContact, NodeStore
+from pushrep.protocol.calls import ApiKey
+from pushrep.protocol.replay_messages import StopReplayRequest
 from pushrep.push.sockets import Address
 from pushrep.replay.counters import ReplayCounters
 
@@ -144,6 +146,11 @@ class ReplicaNode:
     def replays(self) -> ReplayCounters:
         """What its replays have done so far, as plain values to export."""
         return self._replays.counters()
+
+    def stop_replay(self, session_id: int, by: str) -> bool:
+        """End a session, whoever began it; its subscriber is told. Whether it ran. by: for the audit log."""
+        audit(by, StopReplayRequest(session_id=session_id), ApiKey.STOP_REPLAY)
+        return self._replays.stop_session(session_id)
 
     @contextmanager
     def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:

@@ -7,7 +7,7 @@
               ─ hangs up, or dies ──────────────▶ the promises that lie there now say whose it is
 
 A line that is a JSON object is a question as an open outbox is asked (control/protocol.py): `status` answers what
-`pushrep status` shows of the node.
+`pushrep status` shows of the node, `stop-replay` ends a replay session.
 
 Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
 form, and tell none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
@@ -16,19 +16,21 @@ hanging. The socket has mode 0600: who may use it may change the files, too.
 
 import logging
 import socket
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
-from pushrep.errors import PushrepError
+from pushrep.errors import BadArgument, PushrepError
 from pushrep.node import LastContact, ReplicaNode
 from pushrep.node.status import status_of
 from pushrep.outbox.control import place
-from pushrep.outbox.control.server import answer_line
+from pushrep.outbox.control.server import Calls, answer_line
 
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0
@@ -82,7 +84,11 @@ class HandoverSocket:
             connection.settimeout(_TIMEOUT_S)
             asked = _line(connection)
             if asked.startswith("{"):
-                connection.sendall(answer_line(asked.encode(), {"status": lambda _: status_of(self._node).as_dict()}))
+                calls: Calls = {
+                    "status": lambda _: status_of(self._node).as_dict(),
+                    "stop-replay": partial(self._stop, connection),
+                }
+                connection.sendall(answer_line(asked.encode(), calls))
                 return
             outbox_id = UUID(asked)
             with self._node.hand_over(outbox_id) as contact:
@@ -96,6 +102,14 @@ class HandoverSocket:
         finally:
             self._open.discard(connection)
             connection.close()
+
+    def _stop(self, connection: socket.socket, arguments: Mapping[str, Any]) -> dict[str, bool]:
+        session_id = arguments.get("session_id")
+        if not isinstance(session_id, int) or isinstance(session_id, bool) or not 0 <= session_id < 1 << 63:
+            raise BadArgument("session_id", f"give the session's number, got {session_id!r}")
+        size = struct.calcsize("3i")
+        pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return {"stopped": self._node.stop_replay(session_id, f"process {pid} of user {uid}")}
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`pushrep status`: outboxes, slots, nodes and logs, open in another process or closed, as one object a look."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.outbox.directory_handover import HandoverSocket
+from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import FOLLOW
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -29,6 +31,38 @@ def look(capfd):
         return code, found["places"]
 
     return call
+
+
+def test_the_replay_sessions_of_a_node_are_listed_and_stopped_from_outside(world, capfd, caplog):
+    caplog.set_level("INFO", "pushrep.node.audit")
+    world.node(1)
+    node = world.nodes[1]
+
+    def call(*arguments):
+        capfd.readouterr()
+        code = run(["replica", *map(str, arguments)])
+        sys.stdout.flush()
+        return (code, *capfd.readouterr())
+
+    with open_outbox(world, 1) as outbox, HandoverSocket(node), ReplayClient(str(node.address)) as client:
+        outbox.append(0, b"a").result(WAIT_S)
+        with client.replay(ReplayRequest(recording="orders-0", length=FOLLOW)) as replay:
+            records = iter(replay)
+            assert next(records).value == b"a"
+            (session,) = json.loads(call("sessions", node.directory, "--json")[1])
+            assert (session["state"], session["position"]) == ("replay", 1)
+            number = f"{session['session_id']:016x}"
+            assert number in call("sessions", node.directory)[1]
+            assert call("stop-session", node.directory, "nothing")[0] == 2
+            assert "STOP_REPLAY" not in caplog.text
+            code, output, _ = call("stop-session", node.directory, number)
+            assert (code, output) == (0, f"session {number} was stopped\n")
+            assert list(records) == []
+            assert replay.end_reason is ReplayEndReason.STOPPED
+        assert call("stop-session", node.directory, number)[1].endswith("does not run any more, or never did\n")
+    told = f"of user {os.getuid()}' calls STOP_REPLAY: session_id='{session['session_id']}'"
+    assert caplog.text.count(told) == 2
+    assert call("sessions", node.directory)[0] == 1, "nobody answers any more"
 
 
 def words(place):

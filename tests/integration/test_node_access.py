@@ -168,7 +168,7 @@ def test_a3_every_call_by_every_identity(world, tls, led):
         ask(member.address, PushSettings(connect_timeout_ms=5000), told[0])
 
 
-def test_a3_a_session_is_its_beginner_s(world, tls, led):
+def test_a3_a_session_is_its_beginner_s(world, tls, led, caplog):
     member, service = led
     start = only(replay.StartReplayRequest, requests(service.grant, world.outbox_id, 1, tp_in(world)))
     world.replica(1).log.flush()
@@ -178,6 +178,10 @@ def test_a3_a_session_is_its_beginner_s(world, tls, led):
     stop = replay.StopReplayRequest(session_id=session)
     assert ask(member.address, shown(tls, "owner"), stop).stopped == 0
     assert ask(member.address, shown(tls, "reader"), attach).error_code is ErrorCode.NONE
+    caplog.set_level("INFO", "pushrep.node.audit")
+    session = ask(member.address, shown(tls, "reader"), start).session_id
+    assert ask(member.address, shown(tls, "keeper"), replay.StopReplayRequest(session_id=session)).stopped == 1
+    assert f"audit: 'keeper' calls STOP_REPLAY: session_id='{session}'" in caplog.text
 
 
 def test_a3_who_may_not_changes_no_byte_and_learns_nothing(world, tls, led):

@@ -3,7 +3,7 @@
 import click
 
 from pushrep.cli.replica.members import add, adopt_command, moved_command, remove, replace
-from pushrep.cli.replica.serving import serve
+from pushrep.cli.replica.serving import serve, sessions, stop_session
 from pushrep.cli.replica.status import status
 
 
@@ -18,4 +18,6 @@ replica.add_command(moved_command)
 replica.add_command(remove)
 replica.add_command(replace)
 replica.add_command(serve)
+replica.add_command(sessions)
+replica.add_command(stop_session)
 replica.add_command(status)

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from rich.console import Console
 
-from pushrep.cli.common import log_at_least
+from pushrep.cli.common import log_at_least, show_json
 from pushrep.cli.log_settings import copy_check_option, node_log_options, replay_options
+from pushrep.cli.replica.status import sessions_table
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.log import LogConfig
@@ -19,6 +21,7 @@ from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.node.access import AUDIT
 from pushrep.node.reloading import CertificateFiles
 from pushrep.node.status import status_of
+from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.push.sockets import Address
 from pushrep.replay.model import ReplaySettings
@@ -159,6 +162,46 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
             signal.signal(signal.SIGHUP, lambda *_: node.reload_soon())
         click.echo(f"listening on {node.address}, replica epoch {node.replica_epoch}{shown}")
         stop.wait()
+
+
+_DATA = click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+
+
+@click.command()
+@_DATA
+@click.option("--json", "as_json", is_flag=True, help="A JSON list.")
+def sessions(directory: Path, *, as_json: bool) -> None:
+    """Show the replay sessions of the node that keeps DIRECTORY: what is read there, and how far.
+
+    \b
+      pushrep replica sessions copies
+    """  # noqa: D301 - as above
+    found = ask(directory, "status")["replays"]["sessions"]
+    if as_json:
+        show_json(found)
+    else:
+        Console(markup=False, highlight=False, emoji=False).print(sessions_table(found))
+
+
+@click.command("stop-session")
+@_DATA
+@click.argument("session", metavar="SESSION")
+def stop_session(directory: Path, session: str) -> None:
+    """End a replay SESSION of the node that keeps DIRECTORY, by its number as `sessions` shows it.
+
+    \b
+      pushrep replica stop-session copies 0000000151a2b3c4
+
+    Its subscriber is told that it was stopped. Who asked is written to the node's audit log.
+    """  # noqa: D301 - as above
+    try:
+        number = int(session, 16)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{session!r} is no session's number: 16 digits, 0 to f", param_hint="SESSION"
+        ) from error
+    is_stopped = ask(directory, "stop-replay", {"session_id": number})["stopped"]
+    click.echo(f"session {number:016x} {'was stopped' if is_stopped else 'does not run any more, or never did'}")
 
 
 def _certificates(cert: Path | None, key: Path | None, ca: Path | None) -> CertificateFiles | None:

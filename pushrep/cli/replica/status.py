@@ -39,6 +39,7 @@ _MEMBERS = (
     "trouble, or last end",
 )
 _PARTITIONS = ("partition", "start", "end", "flushed", "HWM", "epoch", "in sync", "sessions")
+_SESSIONS = ("session", "recording", "state", "position", "lag", "credit", "idle")
 _NOBODY = "closed"
 
 
@@ -278,6 +279,22 @@ def _part(one: dict[str, Any]) -> tuple[str, ...]:
         str(one["leader_epoch"]),
         ",".join(map(str, one["in_sync"])),
         "; ".join(sessions),
+    )
+
+
+def sessions_table(sessions: list[dict[str, Any]]) -> Table:
+    """A node's replay sessions, as `pushrep.node.status` has them."""
+    return table(_SESSIONS, [_session(one) for one in sessions])
+
+
+def _session(one: dict[str, Any]) -> tuple[str, ...]:
+    numbers = (count(one[name]) for name in ("position", "lag", "credit"))
+    return (
+        f"{one['session_id']:016x}",
+        str(one["recording"]),
+        one["state"],
+        *numbers,
+        f"{one['idle_ms'] / 1000:.1f} s",
     )
 
 
