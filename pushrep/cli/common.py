@@ -62,10 +62,15 @@ log_level_option = click.option(
 )
 
 
+_OF_THE_REPOSITORY = ("pushrep.demo", "spark_jobs.demo")
+
+
 def why_missing(what: str, error: ImportError) -> str | None:
     """One line; None if it is no matter of what is installed, but a mistake in the program."""
     if isinstance(error, MissingExtra):
         return str(error)
+    if error.name in _OF_THE_REPOSITORY:
+        return f"{what} is not installed: it is in pushrep's repository. Clone that, then call `make demo` there"
     package = (error.name or "").partition(".")[0]
     if package in PACKAGES:
         return why_hidden(package)

@@ -43,7 +43,7 @@ def demo(**given: Any) -> None:
     position that lags, so thousands of records enter twice. A Spark stream filters the replays out and writes a
     Parquet table; its JVM is killed in the middle of a batch. Then Spark SQL compares the table with the original file.
 
-    Needs Java 17 and the extra demo: pip install '.[demo]' in pushrep's repository. No server, no root, about two
+    Needs Java 17 and the extra demo: pip install -e '.[demo]' in pushrep's repository. No server, no root, about two
     minutes. The exit code is 1 if a flight is missing or in the table twice.
     """
     options = SharedOptions(**given)

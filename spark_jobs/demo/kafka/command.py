@@ -80,8 +80,8 @@ def demo_kafka(**given: Any) -> None:
     ends the producer, which goes on from a saved position that lags; the broker; and the JVM of each job, inside a
     batch. So both topics hold records for a second time. Then SQL compares the table with the original file.
 
-    Needs Java 17, the jars that `make jars` fetches by Maven, and the extra demo-kafka: pip install '.[demo-kafka]' in
-    pushrep's repository; no root. The exit code is 1 if a flight is missing, in the table twice, or out of order.
+    Needs Java 17, the jars that `make jars` fetches by Maven, and the extra demo-kafka: pip install -e '.[demo-kafka]'
+    in pushrep's repository; no root. The exit code is 1 if a flight is missing, in the table twice, or out of order.
     """
     options = KafkaDemoOptions(**given)
 
