@@ -51,6 +51,21 @@ class CheckpointWentBack(SparkJobError):
         self.batch_id = batch_id
 
 
+class CantReplace(SparkJobError):
+    """A startpoint gives records again whose rows can't replace those in the table. Nothing of the batch is written.
+
+    Cancel the startpoint, or let the job write the rows beside the old ones: `--append-only`.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
+        super().__init__(
+            f"{topic}-{shown(partition)} is read again from offset {offset} on, and its rows can't "
+            f"replace those in the table: {why}. --append-only begins with empty marks and writes them beside the old "
+            "ones"
+        )
+        self.topic, self.partition, self.offset, self.why = topic, partition, offset, why
+
+
 class LogOrderBroken(SparkJobError):
     """Rows of one log partition came out of their log order inside one Spark partition: filter with `sort=True`.
 

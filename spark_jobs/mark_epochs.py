@@ -4,6 +4,8 @@
     batch 8                partition 1 comes in epoch 5: startpoint 5 moved it
       it inherits          (orders, 0): those of partition 0    (orders, 5): those of partition 1, as they were
       it resets marks      (orders, 0): those of partition 0    (orders, 5): what partition 1 holds from here on
+      a table is replaced  (orders, 0): those of partition 0    (orders, 5): those of partition 1, as they were where it
+                                                                             reads again (replacing.py)
 
 A pair lives in one partition of the destination, so a partition's marks move as a whole, and no pair stands under two
 epochs. The column startpoint_epoch names the startpoint that a row's run started from. Of the startpoints before it,
@@ -62,6 +64,66 @@ def carried(
             marks = marks.without_rows(np.flatnonzero(np.isin(_destinations(marks, seen), begun_anew)))
         going_on = going_on.merge(marks)
     return going_on
+
+
+class LowestHeld(NamedTuple):
+    """Of pairs, the lowest source offset among the rows that a table holds of records to be read again; columns."""
+
+    pids: Numbers
+    partitions: Numbers
+    offsets: Numbers
+
+
+def begun_anew(
+    before: Mapping[MarksKey, HighwaterMarks], topic: str, epochs: Mapping[int, Epoch], seen: HighwaterMarks
+) -> dict[int, HighwaterMarks]:
+    """The marks that `carried` would forget, by partition of the topic; `seen`: the pairs of the batch."""
+    found: dict[int, HighwaterMarks] = {}
+    for key in (key for key in before if key.topic == topic):
+        for partition, epoch in epochs.items():
+            if key.startpoint_epoch < epoch.marks:
+                elsewhere = np.flatnonzero(_destinations(before[key], seen) != partition)
+                found[partition] = found.get(partition, HighwaterMarks()).merge(before[key].without_rows(elsewhere))
+    return {partition: marks for partition, marks in found.items() if len(marks)}
+
+
+def lowered(marks: HighwaterMarks, held: LowestHeld) -> HighwaterMarks:
+    """The marks as they were before the rows that are held were kept. Without a window.
+
+    What the filter kept of a pair ascends, so below the lowest of these lay the mark, and a pair without any stood
+    where it stands.
+    """
+    columns = marks.with_window(0).to_columns()
+    rows = marks.find(held.pids, held.partitions)
+    offsets = columns.offsets.copy()
+    offsets[rows[rows >= 0]] = np.minimum(offsets[rows[rows >= 0]], held.offsets[rows >= 0] - 1)
+    known = offsets >= 0
+    return HighwaterMarks.from_columns(
+        columns.pids[known],
+        columns.partitions[known],
+        offsets[known],
+        columns.destination_partitions[known],
+        advanced_ms=columns.advanced_ms[known],
+    )
+
+
+def moved(
+    before: Mapping[MarksKey, HighwaterMarks],
+    topic: str,
+    epochs: Mapping[int, Epoch],
+    old: Mapping[int, HighwaterMarks],
+    new: Mapping[int, HighwaterMarks],
+) -> dict[MarksKey, HighwaterMarks]:
+    """`new` marks of some partitions of the topic in place of the `old` ones, under the epoch that each is in now."""
+    found = dict(before)
+    for partition, marks in old.items():
+        columns = marks.to_columns()
+        for key in [key for key in found if key.topic == topic]:
+            rows = found[key].find(columns.pids, columns.partitions)
+            found[key] = found[key].without_rows(rows[rows >= 0])
+        now = MarksKey(topic, epochs[partition].startpoint)
+        found[now] = found.get(now, HighwaterMarks()).merge(new[partition])
+    return {key: marks for key, marks in found.items() if len(marks)}
 
 
 def by_epoch(

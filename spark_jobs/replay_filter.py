@@ -16,7 +16,8 @@ Spark runs N again, which reads marks N-1 again and hands over the same rows.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, cast
 
 from pyspark.sql import DataFrame
 
@@ -36,6 +37,7 @@ from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.micro_batch import RowsRead, column_pruned, input_counter
+from spark_jobs.replacing import Replacing, ReplacingHandler
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 from spark_jobs.slices import Slice, check_unchanged, ranges_of
 
@@ -46,6 +48,7 @@ __all__ = [
     "MarksMissing",
     "MarksOfAnotherQuery",
     "NotInForeachBatch",
+    "Replacing",
     "ReplayFilteredBatches",
     "filter_frame",
     "filter_replays",
@@ -87,11 +90,13 @@ class ReplayFilteredBatches:
     `on_dropped(rows, batch_id)` gets the dropped rows after the handler returned, at least once. `on_counts(counts)`
     gets each batch's counts, which `.last_counts` keeps. `sort=True` brings rows into log order first, for a frame
     that was shuffled before; a shuffled batch is otherwise recognised, or found out and run again sorted.
+    `replacing` (replacing.py): rows of records that a startpoint with reset marks gives again replace those in the
+    handler's table, and marks go back instead of beginning empty; without it the rows come a second time.
     The rule: `carrier` "key" or "header", `window`, `only_pids`, `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs
     `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0 takes any.
     Raises TtlTooShort, CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery,
-    PairSplit, EpochsMixed, LogRowTwice, and FrameChanged where the handler was handed fewer rows, over all that it
-    did, than the first pass found, and they are not there any more.
+    PairSplit, EpochsMixed, LogRowTwice, CantReplace, and FrameChanged where the handler was handed fewer rows, over all
+    that it did, than the first pass found, and they are not there any more.
     """
 
     def __init__(  # noqa: PLR0913 - the rule's four settings and the batch's, all but two optional and by name
@@ -108,6 +113,7 @@ class ReplayFilteredBatches:
         on_dropped: Handler | None = None,
         on_counts: Callable[[BatchCounts], Any] | None = None,
         sort: bool = False,
+        replacing: Replacing | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         pids = None if only_pids is None else frozenset(only_pids)
@@ -115,7 +121,7 @@ class ReplayFilteredBatches:
         check_ttl(ttl_s, retention_ms)
         self._handler, self._store, self._adopt = handler, marks, adopt
         self._on_dropped, self._on_counts = on_dropped, on_counts
-        self._sort, self._clock = sort, clock
+        self._sort, self._replacing, self._clock = sort, replacing, clock
         self._without_runs = 0  # batches still to come for which nobody looks for runs
         self._unkeyed_told = False
         self.last_counts: BatchCounts | None = None
@@ -133,10 +139,20 @@ class ReplayFilteredBatches:
             rows, unkeyed = sum(s.rows for s in slices), sum(s.unkeyed for s in slices)
             self._report(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
             return
-        filtered = self._handle(frames, slices, before, batch_id)
+        keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
+        handler = self._handler
+        if self._replacing is not None and any(s.marks_epoch for s in slices):
+            reread = self._replacing.of_batch(df.sparkSession, slices, self._rule, batch_id)
+            marks = reread.marks_before(before)
+            if marks is not before and not reread.table.commits_marks:
+                stored = self._store.read(query_id, batch_id - 1) or BatchMarks(query_id, batch_id - 1)
+                self._store.write(replace(stored, marks=marks), keep=keep)
+            before = marks
+            if ranges := reread.ranges():
+                handler = partial(cast("ReplacingHandler", handler).replace, ranges=ranges)
+        filtered = self._handle(handler, frames, slices, before, batch_id)
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
-        keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
         self._store.write(BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks), keep=keep)
         self._report(filtered.counts(batch_id))
 
@@ -165,7 +181,12 @@ class ReplayFilteredBatches:
         )
 
     def _handle(
-        self, frames: _Frames, slices: list[Slice], before: Mapping[MarksKey, HighwaterMarks], batch_id: int
+        self,
+        handler: Handler,
+        frames: _Frames,
+        slices: list[Slice],
+        before: Mapping[MarksKey, HighwaterMarks],
+        batch_id: int,
     ) -> FilteredFrame:
         now_ms, rows_read = self._clock.wall_ms(), RowsRead(frames.df)
         while True:
@@ -175,7 +196,7 @@ class ReplayFilteredBatches:
             filtered = apply_plan(frames.keyed if count_input is None else frames.lean, plan, self._rule)
             read_before = rows_read.count()
             try:
-                self._handler(filtered.rows, batch_id)
+                handler(filtered.rows, batch_id)
             except Exception as error:
                 # From a worker it comes as text. A handler stands being called again: Spark itself would do it.
                 if plan.must_sort or LogOrderBroken.__name__ not in str(error):

@@ -112,7 +112,7 @@ def plan_batch(
     verdict: BatchVerdict | None = BatchVerdict()
     for topic in dict.fromkeys(s.topic for s in in_order):
         own = [s for s in in_order if s.topic == topic]
-        epochs, seen = epochs_of(own), _merged(s.marks for s in own)
+        epochs, seen = epochs_of(own), merged_marks(s.marks for s in own)
         old = carried(marks, topic, epochs, seen)
         new = old.merge(_advanced_at(seen, now_ms))
         others = {key: kept for key, kept in marks.items() if key.topic != topic}
@@ -177,7 +177,7 @@ def _slice_starts(own: list[Slice], old: HighwaterMarks) -> Iterator[SliceStart]
     """Each slice begins with the old marks and what the slices of its log partition before it saw."""
     for partition in dict.fromkeys(s.partition for s in own):
         of_partition = [s for s in own if s.partition == partition]
-        running = _restricted(old, _merged(s.marks for s in of_partition))
+        running = _restricted(old, merged_marks(s.marks for s in of_partition))
         for s in of_partition:
             yield SliceStart(s.topic, s.partition, s.start, s.end, s.rows, _restricted(running, s.marks))
             running = running.merge(s.marks)
@@ -186,11 +186,12 @@ def _slice_starts(own: list[Slice], old: HighwaterMarks) -> Iterator[SliceStart]
 def _whole_partitions(own: list[Slice], old: HighwaterMarks) -> Iterator[SliceStart]:
     for range_ in _ranges(own):
         of_partition = [s for s in own if s.partition == range_.partition]
-        marks = _restricted(old, _merged(s.marks for s in of_partition))
+        marks = _restricted(old, merged_marks(s.marks for s in of_partition))
         yield SliceStart(*range_[:4], sum(s.rows for s in of_partition), marks)
 
 
-def _merged(parts: Iterable[HighwaterMarks]) -> HighwaterMarks:
+def merged_marks(parts: Iterable[HighwaterMarks]) -> HighwaterMarks:
+    """All of them as one."""
     merged = HighwaterMarks()
     for part in _pairwise_merged(list(parts)):
         merged = merged.merge(part)

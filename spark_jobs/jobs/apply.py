@@ -43,8 +43,7 @@ Examples
         --sink ./orders-table --checkpoint orders-checkpoint --trigger 5s
   the same, and sent back by `pushrep startpoint set outbox orders --consumer billing --to -1h --reset-marks`:
     python -m spark_jobs.jobs.apply --path outbox --topic orders --consumer billing --trigger 5s \\
-        --sink ./orders-table --checkpoint orders-checkpoint \\
-        --keep topic,partition,offset,timestamp,startpoint_epoch
+        --sink ./orders-table --checkpoint orders-checkpoint
   by spark-submit, which wants this file's path and the Python that has pushrep:
     export PYSPARK_PYTHON=$(command -v python)
     spark-submit "$(python -m spark_jobs.jobs.apply --where)" --path outbox --topic orders \\
@@ -85,6 +84,11 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
     "--value-schema", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="json, avro: a file."
 )
 @click.option("--keep", default="topic,partition,offset,timestamp", help="The record's own columns beside the value's.")
+@click.option(
+    "--append-only",
+    is_flag=True,
+    help="With --consumer: what a startpoint with --reset-marks gives again comes beside the old rows, not in place.",
+)
 @run_options(__file__)
 def main(**given: Any) -> None:
     """Apply a log or a topic to a table: every record once, whatever was replayed, killed or run again.

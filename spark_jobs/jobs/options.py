@@ -248,6 +248,7 @@ class ApplyOptions(JobOptions):
     value_format: str = "binary"
     value_schema: str | None = None
     keep: tuple[str, ...] = ()
+    append_only: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,10 +7,11 @@ Stopping between batches costs nothing; stopping inside one would only make Spar
 """
 
 import contextlib
+import json
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import Protocol, cast
@@ -19,11 +20,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from pushrep.log.slots import shown_partition
+from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, with_spark
 from spark_jobs.jobs.options import ApplyOptions, JobOptions, marks_of
 from spark_jobs.jobs.reporting import Reporter
 from spark_jobs.marks import MarksStore
+from spark_jobs.replacing import Replacing, ReplacingHandler
 from spark_jobs.replay_filter import ReplayFilteredBatches
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import IdempotentSink
@@ -32,6 +36,7 @@ from spark_jobs.sql import SqlTable
 from spark_jobs.values import ValueDecoder
 
 _FIRST_OFFSETS_UNFINISHED = re.compile(r"\.0\.[0-9a-f-]+\.tmp")
+_OF_A_RECORD = {"path", "topic", "includeheaders"}
 _POLL_S = 0.2  # Spark takes parts of a second, its annotation does not
 
 
@@ -67,15 +72,32 @@ def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> 
         decode = options.decoder()
         return StagedBatches(decode, table) if isinstance(table, SqlTable) else DecodedBatches(decode, table)
 
-    stream(spark, options, prepare, reporter, store=table if isinstance(table, SqlTable) else None)
+    replacing = None if options.append_only else Replacing(table, partial(_records, options))
+    stream(spark, options, prepare, reporter, store=table if isinstance(table, SqlTable) else None, replacing=replacing)
 
 
-def stream(
-    spark: SparkSession, options: JobOptions, prepare: Prepare, reporter: Reporter, *, store: SqlTable | None = None
+def _records(options: JobOptions, session: SparkSession, where: LogRange) -> DataFrame:
+    """A log range of source pushrep once more."""
+    told = {name: text for name, text in options.reader_options().items() if name.lower() in _OF_A_RECORD}
+    shown = shown_partition(where.partition)
+    ends = {"startingOffsets": where.start, "endingOffsets": where.end}
+    told |= {name: json.dumps({where.topic: {shown: offset}}) for name, offset in ends.items()}
+    return session.read.format(options.source).options(**told, partitions=str(where.partition)).load()
+
+
+def stream(  # noqa: PLR0913 - a query's parts
+    spark: SparkSession,
+    options: JobOptions,
+    prepare: Prepare,
+    reporter: Reporter,
+    *,
+    store: SqlTable | None = None,
+    replacing: Replacing | None = None,
 ) -> None:
     """Source ─▶ filter ─▶ the handler that `prepare` gives, until the end or a signal.
 
-    `store`: of the marks, which takes them with the rows; None: the one that the options name.
+    `store`: of the marks, which takes them with the rows; None: the one that the options name. `replacing`: for what a
+    startpoint gives again; None: it comes a second time.
     """
     if options.source == "pushrep":
         register_sources(spark)
@@ -90,6 +112,7 @@ def stream(
             ttl_s=options.ttl_s,
             retention_ms=options.retention_ms,
             adopt=options.adopt,
+            replacing=replacing,
             on_counts=reporter.batch,
         )
         between = OneBatchAtATime(filtered)
@@ -126,6 +149,9 @@ class DecodedBatches:
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         self._sink(self._decode(rows), batch_id)
 
+    def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
+        cast("ReplacingHandler", self._sink).replace(self._decode(rows), batch_id, ranges)
+
     def drop_from(self, batch_id: int) -> None:
         self._sink.drop_from(batch_id)
 
@@ -138,6 +164,9 @@ class StagedBatches:
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         self._table(self._decode(rows), batch_id)
+
+    def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
+        self._table.replace(self._decode(rows), batch_id, ranges)
 
     def drop_from(self, batch_id: int) -> None:
         """Rows go with their marks, in the store's own transaction."""

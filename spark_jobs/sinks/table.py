@@ -3,30 +3,46 @@
     <path>/batch_id=17/part-*.parquet       one directory a batch: batch_id is a partition column for any reader
     <path>/_pushrep/owners-2.json           which queries wrote which batches (owners.py); the highest number counts
     <path>/_pushrep/writing/batch_id=18/    the batch being written; readers of files pass over names that begin with _
+    <path>/_pushrep/replacing/batch_id=17/  whole batches on their way into place, together
 
 A batch is written aside and then renamed into place, so a reader sees all of it or nothing, also after kill -9 at
 any moment: what is left aside is removed by the next write. A batch that is run again replaces its directory; between
-the removal of the old one and the rename readers miss it for a moment. The file system must rename directories
+the removal of the old one and the rename readers miss it for a moment. A batch that replaces rows of others
+(../replacing.py) is written aside with these batches as they are without them; the rename to `replacing` decides, and
+who is killed behind it is followed by one that goes on. The file system must rename directories
 atomically, as local disks and HDFS do; for others, and for table formats with transactions of their own, name a
 catalog table (catalog.py).
 """
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import Protocol, cast
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import ArrayType, MapType, StructType
 
-from spark_jobs.errors import SparkJobError
+from filtering.stream_metadata import OFFSET_MAX
+from spark_jobs.batch_marks import LogRange
+from spark_jobs.errors import CantReplace, SparkJobError
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
+from spark_jobs.spark_internals import setting
+
+_LOG = logging.getLogger(__name__)
 
 BATCH_COLUMN = "batch_id"
 FRESH_QUERY = "<new>"
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 
+_REPLACING_FORMATS = ("parquet", "orc")
+"""Whose rows come back as they were written, types and nulls too."""
+
 _OWN = "_pushrep"
+_WRITING, _REPLACING = f"{_OWN}/writing", f"{_OWN}/replacing"
+_PLACE = "topic string, partition int, offset bigint, batch_id bigint"
 _OWNERS = f"{_OWN}/owners-"
 
 
@@ -64,6 +80,8 @@ class BadSink(SparkJobError):
 class DirectoryTable:
     """The sink for a path; see `idempotent_table`."""
 
+    commits_marks = False
+
     def __init__(
         self,
         path: str,
@@ -79,17 +97,70 @@ class DirectoryTable:
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         directory, first = self._opened(rows.sparkSession)
-        aside = f"{_OWN}/writing"
-        directory.remove(aside)
-        name = f"{BATCH_COLUMN}={first + batch_id}"
+        directory.remove(_WRITING)
+        self._write_aside(directory, first + batch_id, rows)
+        self._into_place(directory, _WRITING, f"{BATCH_COLUMN}={first + batch_id}")
+
+    def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
+        """As the call, and rows that other batches have in these log ranges go. Raises CantReplace."""
+        session = rows.sparkSession
+        directory, first = self._opened(session)
+        directory.remove(_WRITING)
+        gone = reduce(or_, map(_within, ranges))
+        others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
+        for (number,) in others:
+            # Read by itself, as its own files say it is; a partition's text must not come back as a number.
+            with setting(session, "spark.sql.sources.partitionColumnTypeInference.enabled", "false"):
+                path = directory.path_of(f"{BATCH_COLUMN}={number}")
+                kept = session.read.format(self._format).options(**self._options).load(path).where(~gone)
+                self._write_aside(directory, number, kept)
+        self._write_aside(directory, first + batch_id, rows)
+        self._place = None  # the next call goes on with what this one may leave behind
+        if not directory.rename(_WRITING, _REPLACING):
+            raise BadSink("target", self._path, f"the file system refused to rename {_WRITING} to {_REPLACING}")
+        self._finish_replacing(directory)
+        _LOG.info("batch %d replaces rows of %d others in %s", first + batch_id, len(others), self._path)
+
+    def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
+        """The log offset behind a partition's last row of other batches; 0 without any. Raises CantReplace."""
+        if self._format.lower() not in _REPLACING_FORMATS:
+            why = f"{self._format} doesn't give rows back as they were written; {' and '.join(_REPLACING_FORMATS)} do"
+            raise CantReplace(*where[:3], why)
+        rows = self._others(session, batch_id)
+        placed = F.col("topic").isNotNull() & F.col("partition").isNotNull() & F.col("offset").isNotNull()
+        here = _within(where._replace(start=0, end=OFFSET_MAX))
+        found = rows.agg(F.max(F.when(here, F.col("offset"))), F.min(placed)).first()
+        if found is not None and found[1] is False:
+            raise CantReplace(*where[:3], "it has rows without topic, partition and offset: keep all three")
+        return 0 if found is None or found[0] is None else int(found[0]) + 1
+
+    def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
+        """The column `offset` of such rows in a log range."""
+        return self._others(session, batch_id).where(_within(where)).select("offset")
+
+    def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
+        """Where the rows of other batches lie."""
+        directory, first = self._opened(session)
+        if not any(name.startswith(f"{BATCH_COLUMN}=") for name in directory.names()):
+            return session.createDataFrame([], _PLACE)
+        rows = session.read.format(self._format).schema(_PLACE).load(directory.path_of(""))
+        return rows.where(F.col(BATCH_COLUMN) != first + batch_id)
+
+    def _write_aside(self, directory: HadoopDirectory, number: int, rows: DataFrame) -> None:
         writer = rows.write.format(self._format).options(**self._options).mode("overwrite")
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
-        writer.save(directory.path_of(f"{aside}/{name}"))
+        writer.save(directory.path_of(f"{_WRITING}/{BATCH_COLUMN}={number}"))
+
+    def _into_place(self, directory: HadoopDirectory, aside: str, name: str) -> None:
         directory.remove(name)
         if not directory.rename(f"{aside}/{name}", name):
-            why = f"the file system refused to rename {aside}/{name} to {name}"
-            raise BadSink("target", self._path, why)
+            raise BadSink("target", self._path, f"the file system refused to rename {aside}/{name} to {name}")
+
+    def _finish_replacing(self, directory: HadoopDirectory) -> None:
+        for name in directory.names(_REPLACING):
+            self._into_place(directory, _REPLACING, name)
+        directory.remove(_REPLACING)
 
     def drop_from(self, batch_id: int) -> None:
         if self._place is None:
@@ -118,6 +189,7 @@ class DirectoryTable:
         query_id = query_of(session)
         if self._place is None or self._place[0] != query_id:
             directory = HadoopDirectory(session, self._path)
+            self._finish_replacing(directory)
             owners = self._owners(directory)
             settled = settle(owners, query_id, self._adopt, self._path)
             if settled is not owners:
@@ -147,6 +219,12 @@ class DirectoryTable:
             column, _, value = name.partition("=")
             if column == BATCH_COLUMN and value.isdigit() and int(value) >= first:
                 directory.remove(name)
+
+
+def _within(where: LogRange) -> Column:
+    offset = F.col("offset")
+    here = (F.col("topic") == where.topic) & (F.col("partition").cast("int") == where.partition)
+    return here & (offset >= where.start) & (offset < where.end)
 
 
 def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: str) -> Owners:

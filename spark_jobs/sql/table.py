@@ -11,6 +11,7 @@ Killed anywhere, the table holds just the batches whose marks are there. What an
 next batch that is committed.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -21,13 +22,17 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from spark_jobs.batch_marks import ADOPTED, BatchMarks
+from filtering.stream_metadata import OFFSET_MAX
+from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange
 from spark_jobs.sinks.table import query_of
 from spark_jobs.sql.dialects import BadSqlTable, BatchNotStaged, Dialect, MarksTaken, column_type, dialect_of, quoted
 
 _KEY = ("topic", "partition", "offset")
 _QUERY, _BATCH, _ATTEMPT = "pushrep_query", "pushrep_batch", "pushrep_attempt"
+_WITHIN = '"topic" = ? AND "partition" = ? AND "offset" >= ? AND "offset" < ?'
 _ATTEMPTS = 5
+
+_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -39,15 +44,19 @@ class _Staged(NamedTuple):
     batch_id: int
     attempt: str
     columns: tuple[str, ...]
+    replaced: tuple[LogRange, ...] = ()
 
 
 class SqlTable:
     """`table = SqlTable(url, "orders"); ReplayFilteredBatches(table, marks=table)`.
 
     url: see dialects.py. table: made at the first batch if there is none; `SCHEMA.TABLE` works where there are schemas.
-    The rows need the columns topic, partition and offset. adopt: as for ReplayFilteredBatches, the batches of that
+    The rows need the columns topic, partition and offset, by which a startpoint's second reading replaces them, too
+    (replacing.py). adopt: as for ReplayFilteredBatches, the batches of that
     query after the adopted one are removed. Raises BadSqlTable, MarksTaken, and the database's own errors.
     """
+
+    commits_marks = True
 
     def __init__(self, url: str, table: str, *, adopt: tuple[str, int] | None = None) -> None:
         if not table or any(not part for part in table.split(".")):
@@ -78,6 +87,22 @@ class SqlTable:
 
         rows.mapInArrow(stage, "rows bigint").agg(F.sum("rows")).collect()
         self._staged = _Staged(query_id, batch_id, attempt, columns)
+
+    def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
+        """As the handler itself; rows that other batches have in these log ranges go in the same transaction."""
+        self(rows, batch_id)
+        assert self._staged is not None
+        self._staged = self._staged._replace(replaced=tuple(ranges))
+
+    def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
+        """The log offset behind a partition's last row of other batches; 0 without any."""
+        found = self._others(session, "max({})", where._replace(start=0, end=OFFSET_MAX), batch_id)
+        return 0 if not found or found[0][0] is None else int(found[0][0]) + 1
+
+    def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
+        """The column `offset` of such rows in a log range; they come through the driver."""
+        found = self._others(session, "{}", where, batch_id)
+        return session.createDataFrame([(int(row[0]),) for row in found], "offset bigint")
 
     def check_columns(self, columns: StructType) -> None:
         """Raise BadSqlTable if rows of these columns can't be kept."""
@@ -145,6 +170,17 @@ class SqlTable:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _others(self, session: SparkSession, what: str, where: LogRange, batch_id: int) -> list[tuple[Any, ...]]:
+        """Of the offsets of rows in a log range, but for those that this very batch wrote."""
+        offset = what.format(quoted("offset"))
+        select = f"SELECT {offset} FROM {self._table} WHERE {_WITHIN} AND NOT ({_QUERY} = ? AND {_BATCH} = ?)"
+        values = *where[:4], query_of(session), batch_id
+
+        def look(connection: Any) -> list[tuple[Any, ...]]:
+            return self._execute_all(connection, select, *values) if self._exists(connection, self._table) else []
+
+        return self._transaction(look)
+
     def _commit(self, connection: Any, marks: BatchMarks, staged: _Staged | None, keep: int) -> None:
         query_id, batch_id, data = marks.query_id, marks.batch_id, marks.to_bytes()
         where = "WHERE query_id = ? AND batch_id = ?"
@@ -156,6 +192,10 @@ class SqlTable:
             return  # the commit before this one had succeeded, and its answer was lost
         if batch_id == ADOPTED and self._adopt is not None:
             self._drop_rows(connection, self._adopt[0], self._adopt[1] + 1)
+        if staged is not None and batch_id != ADOPTED:
+            for one in staged.replaced:
+                rows = self._execute(connection, f"DELETE FROM {self._table} WHERE {_WITHIN}", *one[:4])
+                _LOG.info("batch %d replaces %d rows of %s-%d [%d, %d)", batch_id, rows, *one[:4])
         if staged is not None and staged.columns and batch_id != ADOPTED:
             names = ", ".join(map(quoted, (*staged.columns, _QUERY, _BATCH)))
             self._execute(

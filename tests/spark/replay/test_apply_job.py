@@ -10,7 +10,8 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
-from spark_jobs.errors import MarksOfAnotherQuery, SparkJobError
+from pushrep.startpoints import Startpoint, StartpointStore
+from spark_jobs.errors import CantReplace, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.jobs.options import ApplyOptions, BadJobOption
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
@@ -245,6 +246,71 @@ def test_into_a_catalog_table(spark, run, outbox, tmp_path):
     run(value_format="string", sink="applied_orders", sink_format="orc")
     assert spark.table("applied_orders").count() == 100
     spark.sql("drop table applied_orders")
+
+
+REREAD = {"consumer": "billing", "value_format": "string", "max_records_per_trigger": 400}
+
+
+def append_with_replays(outbox):
+    """Each partition's log: 0 to 29, then 10 to 39, then 15 to 49: offset 40 is 20 once more, 50 the first 30."""
+    for first, end in ((0, 30), (10, 40), (15, 50)):
+        outbox([b"%d" % n for n in range(first, end)], first)
+
+
+def send_back(tmp_path, offset, partition=None):
+    with StartpointStore.open(tmp_path / "outbox" / "startpoints") as store:
+        return store.write("billing", "orders", partition, Startpoint.specific(offset, reset_marks=True), "wrong rates")
+
+
+@pytest.mark.parametrize("is_database", [False, True], ids=["path", "database"])
+def test_what_a_startpoint_gives_again_replaces_its_rows(spark, run, outbox, tmp_path, is_database):
+    """The table is right again, also where records from before are replayed in what is read again."""
+    place = tmp_path / "orders.db"
+    options = REREAD | ({"sink": f"sqlite:{place}", "sink_table": "orders", "marks": ""} if is_database else {})
+    options["keep"] = ("topic", "partition", "offset")
+
+    def rows():
+        if is_database:
+            with closing(sqlite3.connect(place)) as database:
+                found = database.execute('SELECT "partition", value, "offset", pushrep_batch FROM orders').fetchall()
+                return sorted((partition, int(value), *rest) for partition, value, *rest in found)
+        found = spark.read.parquet(str(tmp_path / "table")).collect()
+        return sorted((r["partition"], int(r["value"]), r["offset"], r["batch_id"]) for r in found)
+
+    append_with_replays(outbox)
+    run(**options)
+    once = [(partition, n) for partition in range(2) for n in range(50)]
+    first = rows()
+    assert [row[:2] for row in first] == once
+    last_batch = max(batch for *_, batch in first)
+    send_back(tmp_path, 40)
+    run(**options | {"max_records_per_trigger": 60})
+    second = rows()
+    assert [row[:3] for row in second] == [row[:3] for row in first], "the same rows from the same records"
+    new = {(partition, offset) for partition, _, offset, batch in second if batch > last_batch}
+    assert new == {(partition, offset) for partition, _, offset, _ in first if offset >= 40}, "written again from 40 on"
+    outbox([b"%d" % n for n in range(45, 60)], 45)
+    run(**options)
+    assert [row[:2] for row in rows()] == [(partition, n) for partition in range(2) for n in range(60)]
+    send_back(tmp_path, 96, partition=1)  # 45 to 59 lie at 95 to 109
+    run(**options)
+    assert [row[:2] for row in rows()] == [(partition, n) for partition in range(2) for n in range(60)]
+
+
+def test_rows_that_were_removed_by_hand_are_not_taken_for_replays(run, outbox, tmp_path):
+    outbox([b"%d" % n for n in range(30)])
+    options = REREAD | {"sink": f"sqlite:{tmp_path / 'orders.db'}", "sink_table": "orders", "marks": ""}
+    options["keep"] = ("topic", "partition", "offset")
+    run(**options)
+    with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
+        database.execute('DELETE FROM orders WHERE "offset" >= 20')
+        database.commit()
+    send_back(tmp_path, 20)
+    with pytest.raises(CantReplace, match="none of them stands there"):
+        run(**options)
+    run(**options | {"append_only": True})
+    with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
+        assert database.execute("SELECT count(*), count(DISTINCT value) FROM orders").fetchone() == (60, 30)
 
 
 @pytest.mark.parametrize(

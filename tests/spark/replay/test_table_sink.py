@@ -1,13 +1,23 @@
 """The idempotent table: a batch may be written any number of times, by the query that owns the table and no other."""
 
+import contextlib
+import itertools
 import json
+import shutil
 
 import pyarrow.dataset as ds
 import pytest
 
+from filtering import HighwaterMarks
+from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.errors import CantReplace
+from spark_jobs.filter_rule import FilterRule
+from spark_jobs.replacing import Replacing, RereadBatch
 from spark_jobs.sinks.catalog import idempotent_table
+from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
 from spark_jobs.sinks.table import BadSink
+from spark_jobs.slices import Slice
 
 pytestmark = pytest.mark.spark
 
@@ -92,6 +102,70 @@ def test_what_a_kill_left_aside_is_never_seen(spark, tmp_path, inside_query):
     assert _grouped(spark.read.parquet(str(path)).select("batch_id", "id").collect()) == {1: [0, 1, 2, 3, 4]}
     assert ds.dataset(path, format="parquet", partitioning="hive").count_rows() == 5, "so do other readers"
     assert not list((path / "_pushrep").glob("writing/*"))
+
+
+def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(
+    spark, tmp_path, inside_query, monkeypatch
+):
+    """Stopped behind each step on the file system, and run again by the next process."""
+    inside_query("q")
+
+    def rows(low, high, text):
+        columns = "'t' as topic", "0 as partition", "id as `offset`", f"'{text}' as text"
+        return spark.range(low, high, 1, 1).selectExpr(*columns)
+
+    def sink(name):
+        return idempotent_table(str(tmp_path / name), partition_by=["text"])
+
+    for number in range(2):
+        sink("before")(rows(number * 4, number * 4 + 4, "01"), number)  # a text that looks like a number
+    again = LogRange("t", 0, 6, 10)
+    assert sink("before").held_until(spark, again, 2) == 8
+    assert sorted(row[0] for row in sink("before").held(spark, again._replace(start=2), 1).collect()) == [2, 3]
+    expected = [(n, "new" if n >= 6 else "01", 2 if n >= 6 else n // 4) for n in range(10)]
+    left = itertools.count()
+
+    def stopping(inner):
+        def step(*told):
+            result = inner(*told)
+            if next(left) == 0:
+                raise KeyboardInterrupt
+            return result
+
+        return step
+
+    for name in ("remove", "rename"):
+        monkeypatch.setattr(HadoopDirectory, name, stopping(getattr(HadoopDirectory, name)))
+    for steps in range(20):
+        shutil.copytree(tmp_path / "before", tmp_path / str(steps))
+        left = itertools.count(-steps)
+        with contextlib.suppress(KeyboardInterrupt):
+            sink(str(steps)).replace(rows(6, 10, "new"), 2, [again])
+            break
+        left = itertools.count(1)
+        sink(str(steps)).replace(rows(6, 10, "new"), 2, [again])
+        found = spark.read.schema("`offset` long, text string, batch_id long").parquet(str(tmp_path / str(steps)))
+        rows_found = sorted((row["offset"], row["text"], row["batch_id"]) for row in found.collect())
+        assert rows_found == expected, f"stopped behind step {steps}"
+    assert steps == 8, "the other batch and this one go into place, one after the other"
+
+
+def test_a_table_whose_rows_can_t_be_replaced_is_refused_by_name(spark, tmp_path, inside_query):
+    inside_query("q")
+    again = Slice("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), startpoint_epoch=2, marks_epoch=2)
+    paths = {kind: str(tmp_path / kind) for kind in ("json", "parquet")}
+    idempotent_table(paths["parquet"])(spark.range(3), 0)
+    refused = {
+        "whole batches only": idempotent_table("orders"),
+        "json doesn't give rows back": idempotent_table(paths["json"], "json"),
+        "rows without topic, partition and offset": idempotent_table(paths["parquet"]),
+    }
+    for why, sink in refused.items():
+        with pytest.raises(CantReplace, match=f"t-0 is read again from offset 6 on.*{why}.*--append-only"):
+            Replacing(sink, lambda *_: None).of_batch(spark, [again], FilterRule(), 1)
+    with_window = RereadBatch(None, None, None, [again], FilterRule(window=4), 1, {("t", 0): 8})
+    with pytest.raises(CantReplace, match="with a window"):
+        with_window.marks_before({MarksKey("t"): again.marks})
 
 
 def test_partition_columns_of_the_user(spark, tmp_path, inside_query):
