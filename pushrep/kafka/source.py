@@ -95,7 +95,7 @@ def _checked(data: memoryview, base_offset: int) -> list[RecordBatch]:
         while position < len(data):
             header = BatchHeader.parse(data, position)
             end = position + header.size_bytes
-            if header.base_offset != base_offset or end > len(data):
+            if header.base_offset != base_offset:  # the log was cut since its headers were read, and written anew
                 break
             batches.append(RecordBatch.check(data[position:end], header))
             position, base_offset = end, header.next_offset

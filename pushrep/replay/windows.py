@@ -42,17 +42,6 @@ class Window(NamedTuple):
     size_bytes: int
 
 
-class _Read(NamedTuple):
-    """Whole batches that passed their checks, and the byte behind them.
-
-    `is_more`: there are none, but something that is neither the end of the file nor zeros.
-    """
-
-    batches: list[RecordBatch]
-    end: int
-    is_more: bool
-
-
 class BatchWindows:
     """Whole batches of one log, read in windows. Not thread-safe."""
 
@@ -69,40 +58,38 @@ class BatchWindows:
             expected = segment if what.next_offset is None else what.next_offset
             file = files.get(self._directory, segment).file
             while expected < end:
-                read = self._read(file, position)
-                if not read.batches:
+                batches, read_bytes = self._read(file, position)
+                if not batches:
                     following = segment_path(self._directory, expected)
-                    if read.is_more or segment == expected or not self._filesystem.exists(following):
+                    if segment == expected or not self._filesystem.exists(following):
                         return
                     segment, position = expected, 0
                     file = files.get(self._directory, segment).file  # held against its seal once, before its first
                     continue
-                in_place = count_in_place([batch.header for batch in read.batches], expected, epoch)
-                given = read.batches[:in_place]
+                in_place = count_in_place([batch.header for batch in batches], expected, epoch)
+                given = batches[:in_place]
                 if given and (expected < start or given[-1].header.next_offset > end):
                     given = [batch for batch in given if _holds(batch.header, start, end)]
                 if given:
-                    yield Window(given, read.end if len(given) == len(read.batches) else sum(map(size_of_batch, given)))
-                if in_place < len(read.batches):
+                    yield Window(given, read_bytes if len(given) == len(batches) else sum(map(size_of_batch, given)))
+                if in_place < len(batches):
                     return
-                last = read.batches[-1].header
-                expected, epoch, position = last.next_offset, last.leader_epoch, position + read.end
+                last = batches[-1].header
+                expected, epoch, position = last.next_offset, last.leader_epoch, position + read_bytes
 
-    def _read(self, file: File, position: int) -> _Read:
-        """What stands from `position` on. Raises OSError."""
+    def _read(self, file: File, position: int) -> tuple[list[RecordBatch], int]:
+        """Whole batches from `position` on that passed their checks, and their bytes. Raises OSError."""
         view = self._buffers.acquire()
         size = preadv(file.fileno(), [view[:WINDOW_BYTES]], position)
         length = length_of_first(view[:LENGTH_ENDS_AT])  # type: ignore[arg-type]  # it reads any buffer
         if length * _TOGETHER_MIN < size:
             batches = checked_together(view[:size])
-            end = sum(map(size_of_batch, batches))
-        else:
-            batches, end, size = _one_by_one(file, position, view, size)
-        return _Read(batches, end, not batches and any(view[: min(size, HEADER_BYTES)]))
+            return batches, sum(map(size_of_batch, batches))
+        return _one_by_one(file, position, view, size)
 
 
-def _one_by_one(file: File, position: int, view: memoryview, size: int) -> tuple[list[RecordBatch], int, int]:
-    """The batches in the first `size` bytes of the view, where they end, and what was read with the rest of the last.
+def _one_by_one(file: File, position: int, view: memoryview, size: int) -> tuple[list[RecordBatch], int]:
+    """The batches in the first `size` bytes of the view, the last one's rest read, and where they end.
 
     Up to the first that does not pass its checks.
     """
@@ -118,7 +105,7 @@ def _one_by_one(file: File, position: int, view: memoryview, size: int) -> tuple
                 break
             batches.append(RecordBatch(view[at:end], header))
             at = end
-    return batches, at, size
+    return batches, at
 
 
 def checked_together(view: memoryview) -> list[RecordBatch]:

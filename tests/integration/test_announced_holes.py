@@ -2,6 +2,7 @@
 
 import errno
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from uuid import UUID
 
@@ -14,6 +15,8 @@ from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.node.calls import NodeCalls
+from pushrep.node.member_clients import MemberClients
 from pushrep.protocol import push_messages as wire
 from pushrep.protocol import server
 from pushrep.protocol.calls import ApiKey
@@ -21,6 +24,7 @@ from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import ApiVersion, ApiVersionsResponse
 from pushrep.protocol.versions import versions_answer
 from pushrep.protocol.vocabulary import VOCABULARY
+from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.leading import Leading
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings, Replica
@@ -271,3 +275,54 @@ def test_versions_of_the_calls_that_announce_holes():
     for key in (ApiKey.APPEND_RECORDS, ApiKey.FETCH_RECORDS, ApiKey.ATTACH, ApiKey.REPLAY_DATA):
         oldest, newest = VOCABULARY.versions[key]
         assert oldest == 0 < newest, "version 0 is spoken with nodes from before"
+
+
+@pytest.mark.parametrize(
+    ("answered", "why"),
+    [
+        (lambda data, first: data[first:], "base offset 2 came where 0 is expected"),
+        (lambda data, _: data[:-1] + bytes([data[-1] ^ 1]), "broken batches"),
+        (lambda data, first: data[:first] + data[:first], "base offset 0 came where 2 is expected"),
+        (lambda data, _: data + b"rest", "broken batches"),
+        (lambda _, __: b"", "it gave no records"),
+    ],
+    ids=["another beginning", "a rotten bit", "one twice", "bytes behind", "nothing"],
+)
+def test_identity_o5_who_catches_up_takes_nothing_that_does_not_join(tmp_path, monkeypatch, answered, why):
+    log = make_log(tmp_path / "node" / str(OUTBOX), cleaned=False)
+    whole = (log.path / f"{0:020d}.log").read_bytes()
+    _, second, _ = parse_batches(whole)
+    as_it_is = NodeCalls._fetch_records
+
+    def lying(self, request, sender):
+        answer = as_it_is(self, request, sender)
+        data = answered(bytes(answer.records[0]), second.position)
+        return replace(answer, records=(data,) if data else ())
+
+    monkeypatch.setattr(NodeCalls, "_fetch_records", lying)
+    monkeypatch.setattr("pushrep.node.calls.FETCH_BYTES_MAX", len(whole))
+    settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=CONFIG)
+    with (
+        ReplicaNode(tmp_path / "node", settings) as node,
+        SegmentLog.open(tmp_path / "own" / NAME, CONFIG, log_id=LOG_ID, has_replicas=True) as own,
+    ):
+        asking = MemberClients(OUTBOX, 0, {0: own}, PushSettings())
+        asking.describe(1, node.address)
+        with pytest.raises(ReplicaUnreachable, match=why):
+            next(asking.fetch(node.address, own, 256, log.end))
+
+
+def test_who_catches_up_takes_nothing_above_the_end_that_was_granted(tmp_path):
+    make_log(tmp_path / "node" / str(OUTBOX), cleaned=False)
+    settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=CONFIG)
+    with (
+        ReplicaNode(tmp_path / "node", settings) as node,
+        SegmentLog.open(tmp_path / "own" / NAME, CONFIG, log_id=LOG_ID, has_replicas=True) as own,
+    ):
+        asking = MemberClients(OUTBOX, 0, {0: own}, PushSettings())
+        asking.describe(1, node.address)
+        with pytest.raises(ReplicaUnreachable, match="broken batches"):
+            next(asking.fetch(node.address, own, 256, 1))  # inside of a batch
+        for batches, _ in asking.fetch(node.address, own, 256, 12):
+            own.append_as_is(batches)
+        assert own.log_end_offset == 12

@@ -15,6 +15,7 @@ from pushrep.log.verify import verify_log
 from pushrep.records import CorruptRecordBatch, batch_run
 from pushrep.records.batch import RecordBatch
 from pushrep.replay import windows
+from pushrep.replay.tail import Tail
 from tests.readers.small_logs import Flip, make_log
 from tests.readers.test_header_bits import OUTBOX
 from tests.readers.ways import WAYS, Given, fault_of
@@ -70,7 +71,7 @@ CHECKS = {
     ),
     "a window's batches": Removed(
         windows.BatchWindows.windows,
-        "count_in_place([batch.header for batch in read.batches], expected, epoch)", "len(read.batches)",
+        "count_in_place([batch.header for batch in batches], expected, epoch)", "len(batches)",
         "directory replay", "dense", Flip(1, 62),
     ),
     "offsets by the headers alone": Removed(
@@ -93,6 +94,27 @@ CHECKS = {
         slicing.LogSlices.read,
         "hold_against_seal(self._filesystem, self._directory, segment, opened, self._log.cleaned_offset)", "pass",
         "push", "cleaned", Flip(0, 63),
+    ),
+    "CRCs one by one": Removed(
+        windows._one_by_one, " or crc32c_in_place(raw[at + CRC_COVERS_FROM : end]) != header.crc", "",
+        "directory replay", "dense", Flip(1, 172),
+    ),
+    "epochs behind the last": Removed(
+        Tail._plain,
+        "if what.why_misplaced(expected, epoch, header.base_offset, header.next_offset, header.leader_epoch):",
+        "if False:", "directory replay", "dense", Flip(1, 97),
+    ),
+    "lengths by the headers alone": Removed(
+        walk.scan_headers, "or not size_min <= size <= size_max", "", "shipping", "dense", Flip(7, 64)
+    ),
+    "the file's end by the headers alone": Removed(
+        walk.scan_headers, "if end > file_bytes:\n                return", "if False:\n                return",
+        "push", "dense", Flip(0, 70),
+    ),
+    "the epoch that a slice begins with": Removed(
+        slicing._slice,
+        "if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:", "if False:",
+        "push", "dense", Flip(6, 127),
     ),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """From the log to what is sent, and from what a topic holds back to the log: with real logs, without a broker."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from pushrep.kafka.offset_ranges import OffsetRanges
 from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress
 from pushrep.kafka.resume import Matching, RecordOrigin, behind_old_messages, whole_batches
 from pushrep.kafka.sink_state import SinkState
-from pushrep.kafka.source import ShippedPartition
+from pushrep.kafka.source import ReusedMemory, SealedReader, ShippedPartition
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, RecordBatch, encode_batch, header
 from pushrep.records.checksum import crc32c
@@ -93,6 +94,20 @@ def test_what_the_disk_broke_does_not_become_valid(log):
     source.poll()
     with pytest.raises(CorruptBatch):
         pieces(source)
+
+
+def test_a_slice_whose_bytes_are_others_by_now_gives_none_of_them(tmp_path):
+    """Its log was cut and written anew between the look at its headers and the reading of its bytes."""
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0)) as log:
+        log.append([b"aa", b"bb"])
+        log.append([b"cc", b"dd"])
+        found = log.slices().read(2, 4, LIMIT)
+        log.truncate_to(0, force=True)
+        log.append([b"a" * 11])
+        assert log.size_from(0) == found.position, "the next one begins at the same byte, with another offset"
+        log.append([b"ee", b"ff"])
+        reader = SealedReader(SimpleNamespace(read=lambda *_: found), ReusedMemory())
+        assert reader.read(2, 4) == []
 
 
 def test_the_records_before_one_that_is_too_large_go_first(log):

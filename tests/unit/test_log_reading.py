@@ -306,6 +306,19 @@ def test_a_read_during_a_cut_is_out_of_range_and_not_corrupt(tmp_path, monkeypat
         assert answers == [end]
 
 
+def test_a_reader_that_comes_to_the_end_of_a_cut_is_out_of_range(tmp_path):
+    """It was given what stood before the cut, and another segment begins where it ends no more."""
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=2000, preallocate_bytes=0)) as log:
+        append_same_size(log, 6, 10)
+        assert list_segments(REAL_FILESYSTEM, log.path) == [0, 10, 20, 30, 40, 50]
+        batches = log.batches(0)
+        next(batches)
+        log.truncate_to(20, force=True)
+        assert next(batches).header.base_offset == 10
+        with pytest.raises(OffsetOutOfRange):
+            next(batches)
+
+
 def test_who_waits_for_a_flush_is_let_go_when_its_records_are_cut(tmp_path, monkeypatch):
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         log.append(b"stays")

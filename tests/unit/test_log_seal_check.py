@@ -20,6 +20,7 @@ from pushrep.protocol.push_messages import DescribeLogResponse, FetchRecordsResp
 from pushrep.push.repairing import Repairs
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay.slices import OpenSegments, SliceReader
+from pushrep.replay.tail import Tail
 from pushrep.topic_id_partition import TopicIdPartition
 
 NAME = "compact-0"
@@ -89,6 +90,36 @@ def test_o6_no_record_of_a_segment_that_contradicts_its_seal_is_given(log_path, 
     files.close()
     (finding,) = verify_log(log_path).findings
     assert finding.kind is FindingKind.SEAL
+
+
+def test_o6_what_is_no_batch_in_a_sealed_segment_is_named_by_its_place(log_path):
+    file, size = segment_path(log_path, 20), len(batch(0))
+    data = bytearray(file.read_bytes())
+    data[size + 9] ^= 1  # of the second one's length
+    file.write_bytes(data)
+    with (
+        SegmentLog.open_reader(log_path) as reader,
+        pytest.raises(CorruptBatch, match="ends inside the batch") as refused,
+    ):
+        next(reader.records(23))
+    assert (refused.value.offset, refused.value.position) == (26, size)
+
+
+def test_o6_a_follower_passes_into_no_segment_that_contradicts_its_seal(tmp_path):
+    """A hole closed up: the wrong offset is the very one that is expected."""
+    path = tmp_path / NAME
+    path.mkdir()
+    write_partition_metadata(path, UUID(int=1))
+    for base, firsts in {0: [0, 3], 6: [6, 10], 13: [13]}.items():
+        segment_path(path, base).write_bytes(b"".join(map(batch, firsts)))
+    write_checkpoint(tmp_path, CheckpointFile.CLEANED_OFFSET, {NAME: 13})
+    with SegmentLog.open(path) as log:
+        assert log.scrub.run_pass().seals_made == 2
+        second = list(log.batches(0))[1].header
+    tail = Tail(path, REAL_FILESYSTEM)
+    assert [one.header.base_offset for one in tail.behind(second, 16)] == [6]
+    rot(path, 6, 1, 9)
+    assert not Tail(path, REAL_FILESYSTEM).behind(second, 16)
 
 
 def test_o6_a_segment_without_a_seal_is_read_as_it_is(log_path):

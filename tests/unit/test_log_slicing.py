@@ -12,6 +12,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.segment_files import segment_path
 from pushrep.log.slicing import LogSlices
 from pushrep.records.leader_epochs import LeaderEpochs
+from tests.readers.small_logs import CONFIG, SPARSE, write_logs
 
 
 def bytes_of(found):
@@ -91,6 +92,17 @@ def test_an_offset_that_is_not_the_next_one_ends_it(tmp_path):
             file.write((4).to_bytes(8))
         assert log.slices().read(0, 30, 1 << 20).end_offset == 3
         assert log.slices().read(3, 30, 1 << 20) is None
+
+
+def test_a_slice_ends_before_what_a_cleaner_took(tmp_path):
+    [log] = write_logs(tmp_path, [SPARSE])
+    with SegmentLog.open(log.path, CONFIG) as opened:
+        found, offset = [], 0
+        while offset < log.end:
+            piece = opened.slices().read(offset, log.end, 1 << 20)
+            found.append(piece and (piece.base_offset, piece.end_offset))
+            offset = piece.end_offset if piece else offset + 1  # in a hole
+    assert list(filter(None, found)) == [(1, 4), (5, 9), (12, 15), (16, 19), (20, 27)]
 
 
 def test_what_retention_took_is_on_its_way_still(tmp_path):
