@@ -31,7 +31,7 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
     "certs": "Make a certificate authority and certificates for a trial of mutual TLS.",
-    "console": "A web page that shows outboxes, their nodes, and what is wrong.",
+    "console": "Web pages that show outboxes, nodes, records, startpoints, and what is wrong.",
     "demo": "Watch real records go through crashes and replays and come out once each.",
     "demo-kafka": "The same through Kafka, two Spark jobs and PostgreSQL, with each of them killed.",
     "log": "Look into the files of logs, check and mend them.",

@@ -4,34 +4,42 @@ A page is whole without a script. With one, `/live` says that there is something
 """
 
 import asyncio
+import json
+import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import parse_qsl
 
 import click
 import jinja2
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from pushrep.cli.common import count, size
 from pushrep.cli.record_rows import time_text
 from pushrep.console import drawing, pages
+from pushrep.console.access import ConsoleAccess
 from pushrep.console.pages import Severity
 from pushrep.console.records import FORMS, RECORDS_A_PAGE, AskedRecords, Schema, records_page
+from pushrep.console.startpoints import AskedStartpoint, dry_run, history_of, lines_of, write
 from pushrep.console.watch import STEP_S, PlaceWatch
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.errors import PushrepError
+from pushrep.errors import BadArgument, PushrepError
 from pushrep.push.sockets import Address
+from pushrep.startpoints import STORE_NAME, StartpointStore
 
 _HERE = Path(__file__).parent
 _HEADERS = {
@@ -47,6 +55,9 @@ _PAGES = (("/", "Fleet"),)
 _NO_STORE = "no-store"  # pages tell what only operators may know
 _KEEP_ALIVE_S = 15.0
 _STOP_S = 10.0
+_FORM_BYTES_MAX = 64 << 10
+_OPEN = ("/login", "/static/")
+_LOG = logging.getLogger("pushrep.console.audit")
 
 
 class CantListenThere(PushrepError):
@@ -60,43 +71,51 @@ class CantListenThere(PushrepError):
 class Pages:
     """Requests in, pages out."""
 
-    def __init__(self, watch: PlaceWatch, news: "News", schemas: Mapping[str, Schema]) -> None:
-        self._watch, self._news, self._schemas = watch, news, schemas
+    def __init__(self, watch: PlaceWatch, news: "News", access: ConsoleAccess, settings: "ConsoleSettings") -> None:
+        self._watch, self._news, self._access, self._settings = watch, news, access, settings
         self._templates = _environment()
 
     def routes(self) -> list[Route | Mount]:
-        """Of the application."""
+        """Of the application; what changes something is there only where it may be done."""
+        changing = [
+            Route("/outbox/{name}/startpoints", self.set_startpoint, methods=["POST"]),
+            Route("/outbox/{name}/startpoints/{number:int}/cancel", self.cancel_startpoint, methods=["POST"]),
+        ]
         return [
+            *([Route("/login", self.login, methods=["GET", "POST"])] if self._access.wants_login else []),
+            *([Route("/logout", self.logout, methods=["POST"])] if self._access.wants_login else []),
             Route("/", self.fleet),
             Route("/outbox/{name}", self.outbox),
             Route("/outbox/{name}/records", self.records),
+            Route("/outbox/{name}/startpoints", self.startpoints, methods=["GET"]),
+            *(changing if self._settings.operate else []),
             Route("/node/{name}", self.node),
             Route("/live", self.live),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
 
-    def fleet(self, _request: Request) -> Response:
+    def fleet(self, request: Request) -> Response:
         """Everything that is watched, worst first."""
         page = pages.fleet(self._watch.readings())
-        return self._shown("fleet.html", page=page, at_ms=SYSTEM_CLOCK.wall_ms(), here="/", title="Fleet")
+        return self._shown(request, "fleet.html", page=page, at_ms=SYSTEM_CLOCK.wall_ms(), title="Fleet")
 
     def outbox(self, request: Request) -> Response:
         """One outbox: ?from= and ?only=behind choose partitions."""
         row = self._row(request, "outbox")
         only_behind = request.query_params.get("only") == "behind"
         parts = pages.partitions_shown(row.found, _number(request, "from"), only_behind=only_behind)
-        return self._shown("outbox.html", row=row, parts=parts, only_behind=only_behind, here="/", title=row.name)
+        return self._shown(request, "outbox.html", row=row, parts=parts, only_behind=only_behind, title=row.name)
 
     def node(self, request: Request) -> Response:
         """One node: ?from= chooses logs."""
         row = self._row(request, "node")
         last = max(0, len(row.found.get("logs", ())) - 1)
         first = min(_number(request, "from"), last) // pages.PARTITIONS_A_PAGE * pages.PARTITIONS_A_PAGE
-        return self._shown("node.html", row=row, first=first, here="/", title=row.name)
+        return self._shown(request, "node.html", row=row, first=first, title=row.name)
 
     def records(self, request: Request) -> Response:
         """Some records of one log of an outbox; their payloads only with ?payloads=shown."""
-        row = self._row(request, "outbox")
+        row = self._outbox(request)
         query = request.query_params
         asked = AskedRecords(
             partition=_number(request, "partition"),
@@ -104,22 +123,125 @@ class Pages:
             form=query.get("as", "text") if query.get("as") in FORMS else "text",
             payloads=query.get("payloads") == "shown",
         )
-        topic, page, why = row.found.get("topic", ""), None, None
+        topic, page, why = row.found["topic"], None, None
         try:
-            page = records_page(Path(row.found["place"]), topic, asked, self._schemas.get(topic))
+            page = records_page(Path(row.found["place"]), topic, asked, self._settings.schemas.get(topic))
         except (PushrepError, click.ClickException, OSError) as error:
             why = error.message if isinstance(error, click.ClickException) else str(error)
         title = f"Records of {row.name}"
-        return self._shown("records.html", row=row, asked=asked, page=page, why=why, forms=FORMS, here="/", title=title)
+        return self._shown(request, "records.html", row=row, asked=asked, page=page, why=why, forms=FORMS, title=title)
+
+    def startpoints(self, request: Request) -> Response:
+        """Those of an outbox's topic, and what one more would do: the fields of AskedStartpoint."""
+        return self._startpoints(request, AskedStartpoint.of(request.query_params))
+
+    async def set_startpoint(self, request: Request) -> Response:
+        """Write the one that the form asks for, and show the list."""
+        asked = AskedStartpoint.of(await self._posted(request))
+        return await run_in_threadpool(self._set_startpoint, request, asked)
+
+    async def cancel_startpoint(self, request: Request) -> Response:
+        """Take one back, and show the list."""
+        reason = (await self._posted(request)).get("reason", "")
+        return await run_in_threadpool(self._cancel_startpoint, request, reason)
+
+    async def login(self, request: Request) -> Response:
+        """A name and a password begin a session."""
+        if request.method == "GET":
+            return self._shown(request, "login.html", title="Log in", why=None)
+        form = await self._posted(request)
+        name = form.get("name", "")
+        session = await run_in_threadpool(self._access.login, name, form.get("password", ""))
+        self._audit(request, name, "logged in" if session is not None else "was refused: wrong name or password")
+        if session is None:
+            return self._shown(request, "login.html", 401, title="Log in", why="Wrong name or password.")
+        request.state.session = session
+        return RedirectResponse("/", 303)
+
+    async def logout(self, request: Request) -> Response:
+        """The session is over."""
+        await self._posted(request)
+        self._access.logout(request.state.session)
+        return RedirectResponse("/login", 303)
 
     def live(self, request: Request) -> Response:
         """Server-sent events: `news` when there is something new, a comment where nothing is for long."""
         return StreamingResponse(self._news.stream(request.is_disconnected), media_type="text/event-stream")
 
-    def error(self, _request: Request, error: Exception) -> Response:
+    def error(self, request: Request, error: Exception) -> Response:
         """What is no page."""
         assert isinstance(error, HTTPException)
-        return self._shown("error.html", error.status_code, title="Not here", here="", why=error.detail)
+        return self._shown(request, "error.html", error.status_code, title="Not here", why=error.detail)
+
+    def _startpoints(self, request: Request, asked: AskedStartpoint, why: str | None = None) -> Response:
+        row = self._outbox(request)
+        directory, topic = Path(row.found["place"]), row.found["topic"]
+        run, lines, history = None, [], []
+        with self._store(row) as store:
+            try:
+                lines, history = lines_of(store, topic), history_of(store, topic)
+                run = dry_run(directory, store, topic, asked) if asked.place and why is None else None
+            except (PushrepError, ValueError) as error:
+                why = str(error)
+            return self._shown(
+                request, "startpoints.html", 200 if why is None else 422, row=row, asked=asked, run=run, lines=lines,
+                history=history, why=why, store=store.place, title=f"Startpoints of {row.name}",
+            )  # fmt: skip
+
+    def _set_startpoint(self, request: Request, asked: AskedStartpoint) -> Response:
+        row = self._outbox(request)
+        topic = row.found["topic"]
+        try:
+            with self._store(row) as store:
+                number = write(Path(row.found["place"]), store, topic, asked, self._user(request))
+        except (PushrepError, ValueError) as error:
+            return self._startpoints(request, asked, str(error))
+        did = f"set startpoint {number} of {row.name}, {asked.target(topic)}: {asked.place}"
+        self._audit(request, self._user(request), did, asked.reason)
+        return RedirectResponse(f"/outbox/{row.name}/startpoints", 303)
+
+    def _cancel_startpoint(self, request: Request, reason: str) -> Response:
+        row, number = self._outbox(request), request.path_params["number"]
+        try:
+            with self._store(row) as store:
+                store.cancel(number, reason, author=self._user(request))
+        except (PushrepError, ValueError) as error:
+            return self._startpoints(request, AskedStartpoint(), str(error))
+        self._audit(request, self._user(request), f"cancelled startpoint {number} of {row.name}", reason)
+        return RedirectResponse(f"/outbox/{row.name}/startpoints", 303)
+
+    def _user(self, request: Request) -> str | None:
+        return self._access.user(request.state.session)
+
+    @contextmanager
+    def _store(self, row: pages.PlaceRow) -> Iterator[StartpointStore]:
+        if self._settings.startpoints is not None:
+            yield self._settings.startpoints
+        else:
+            with StartpointStore.open(Path(row.found["place"]) / STORE_NAME) as store:
+                yield store
+
+    async def _posted(self, request: Request) -> dict[str, str]:
+        """The fields of a form of ours. Raises HTTPException."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _FORM_BYTES_MAX:
+                raise HTTPException(413, "This form is too large.")
+        fields = dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+        self._access.check_form(request, request.state.session, fields.get("token"))
+        return fields
+
+    def _audit(self, request: Request, user: str | None, what: str, reason: str = "") -> None:
+        client = request.client.host if request.client else "?"
+        line = {"at_ms": SYSTEM_CLOCK.wall_ms(), "user": user, "client": client, "did": what, "reason": reason}
+        self._settings.audit(json.dumps(line))
+
+    def _outbox(self, request: Request) -> pages.PlaceRow:
+        row = self._row(request, "outbox")
+        if row.found["kind"] != "outbox":
+            raise HTTPException(404, str(row.found["why"]))
+        return row
 
     def _row(self, request: Request, kind: str) -> pages.PlaceRow:
         reading = self._watch.ask(request.path_params["name"])
@@ -127,8 +249,15 @@ class Pages:
             raise HTTPException(404, f"There is no {kind} of that name: it may have been removed.")
         return pages.row_of(reading)
 
-    def _shown(self, template: str, status_code: int = 200, **values: Any) -> Response:
-        text = self._templates.get_template(template).render(values)
+    def _shown(self, request: Request, template: str, status_code: int = 200, /, **values: Any) -> Response:
+        session = request.state.session
+        of_all = {
+            "here": request.url.path,
+            "operate": self._settings.operate,
+            "token": self._access.token(session),
+            "user": self._access.user(session),
+        }
+        text = self._templates.get_template(template).render(values | of_all)
         return HTMLResponse(text, status_code, {"Cache-Control": _NO_STORE})
 
 
@@ -163,30 +292,51 @@ class News:
                 yield ": nothing new\n\n"
 
 
-class ConsoleServer:
-    """Listens once it is made, until `stop`; use it in `with`. Raises CantListenThere.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleSettings:
+    """How a console is run.
 
-    every_s: how often what is watched is looked at, and pages are told. schemas: Avro's, by topic.
+    every_s: how often what is watched is looked at, and pages are told. schemas: Avro's, by topic. startpoints: the
+    store of every outbox; None: each one's own. operate: whether startpoints may be set. audit: is given a line of JSON
+    for every change. passwords: by name, see access.py; certificate: a file of a certificate and one of its key.
     """
 
-    def __init__(
-        self, address: Address, watch: PlaceWatch, *, every_s: float = 2.0, schemas: Mapping[str, Schema] | None = None
-    ) -> None:
-        self._watch, self._news = watch, News(every_s)
-        self._socket = _listen(address)
-        host, port = self._socket.getsockname()[:2]
-        self.address = Address(host, port)
-        """Where it listens."""
-        self.url = f"http://{self.address}"
-        watch.on_news = self._news.tell
+    every_s: float = 2.0
+    schemas: Mapping[str, Schema] = field(default_factory=dict)
+    startpoints: StartpointStore | None = None
+    operate: bool = False
+    audit: Callable[[str], object] = _LOG.info
+    passwords: Mapping[str, str] | None = None
+    certificate: tuple[Path, Path] | None = None
+
+
+class ConsoleServer:
+    """Listens once it is made, until `stop`; use it in `with`. Raises CantListenThere, BadArgument."""
+
+    def __init__(self, address: Address, watch: PlaceWatch, settings: ConsoleSettings | None = None) -> None:
+        settings = settings or ConsoleSettings()
+        self._watch, self._news = watch, News(settings.every_s)
+        cert, key = settings.certificate or (None, None)
         config = uvicorn.Config(
-            application(watch, self._news, schemas or {}),
+            application(watch, self._news, settings),
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=1,
+            ssl_certfile=cert,
+            ssl_keyfile=key,
         )
+        try:
+            config.load()
+        except (OSError, ValueError) as error:
+            raise BadArgument("certificate", f"{settings.certificate} can't be used: {error}") from error
+        self._socket = _listen(address)
+        host, port = self._socket.getsockname()[:2]
+        self.address = Address(host, port)
+        """Where it listens."""
+        self.url = f"http{'' if cert is None else 's'}://{self.address}"
+        watch.on_news = self._news.tell
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="pushrep-console-http")
         watch.start()
@@ -210,28 +360,34 @@ class ConsoleServer:
         self.stop()
 
 
-def application(watch: PlaceWatch, news: News, schemas: Mapping[str, Schema]) -> Starlette:
+def application(watch: PlaceWatch, news: News, settings: ConsoleSettings) -> Starlette:
     """What the server serves."""
-    shown = Pages(watch, news, schemas)
+    access = ConsoleAccess(settings.passwords, is_tls=settings.certificate is not None)
+    shown = Pages(watch, news, access, settings)
     found = Starlette(routes=shown.routes(), exception_handlers={HTTPException: shown.error})
-    found.add_middleware(BaseHTTPMiddleware, dispatch=_guarded)
+
+    async def guarded(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        request.state.session = session = access.session(request)
+        if not access.is_ours(request):
+            answer: Response = PlainTextResponse("This console has another name.", 421)
+        elif access.wants_login and access.user(session) is None and not request.url.path.startswith(_OPEN):
+            answer = RedirectResponse("/login", 303)
+        else:
+            answer = await go_on(request)
+        if request.state.session != request.cookies.get(access.cookie):
+            answer.set_cookie(
+                access.cookie, request.state.session, httponly=True, samesite="strict", secure=access.is_tls
+            )
+        answer.headers.update(_HEADERS)
+        return answer
+
+    found.add_middleware(BaseHTTPMiddleware, dispatch=guarded)
     return found
-
-
-async def _guarded(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-    answer = await go_on(request) if _is_ours(request) else PlainTextResponse("This console has another name.", 421)
-    answer.headers.update(_HEADERS)
-    return answer
 
 
 def _number(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
-
-
-def _is_ours(request: Request) -> bool:
-    """Whether it is asked for by a name of this machine: another site's name may be made to point here, too."""
-    return Address((request.url.hostname or "").strip("[]"), 1).is_loopback
 
 
 def _listen(address: Address) -> socket.socket:
@@ -259,7 +415,6 @@ def _environment() -> jinja2.Environment:
         "calc": pages,
         "drawing": drawing,
         "pages": _PAGES,
-        "mode": "read-only",
         "step_s": STEP_S,
         "calc_records": RECORDS_A_PAGE,
         "glyphs": {Severity.FINE: "●", Severity.IDLE: "○", Severity.WARN: "▲", Severity.BROKEN: "■"},

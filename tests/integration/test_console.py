@@ -3,30 +3,39 @@
 import http.client
 import json
 import re
+import ssl
 from html import unescape
+from urllib.parse import urlencode
 
 import pytest
+from click.testing import CliRunner
 
 from filtering import StreamMetadata
 from pushrep import Acks, Outbox, ReplayClient, ReplayRequest, SegmentLog
 from pushrep.cli.common import size
 from pushrep.cli.main import run
+from pushrep.errors import BadArgument
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.push.sockets import Address
 from pushrep.replay import FOLLOW
+from pushrep.startpoints import STORE_NAME, LogConsumer, StartpointStore
+from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
+from pushrep.console.access import read_passwords
+from pushrep.console.command import console as console_command
 from pushrep.console.pages import ADVICE
 from pushrep.console.watch import PlaceWatch
-from pushrep.console.web import ConsoleServer
+from pushrep.console.web import ConsoleServer, ConsoleSettings
 
 LOOPBACK = Address("127.0.0.1", 0)
 
 
-def serve(*places):
-    return ConsoleServer(LOOPBACK, PlaceWatch(map(str, places), every_s=0.1), every_s=0.1)
+def serve(*places, **settings):
+    watch = PlaceWatch(map(str, places), every_s=0.1)
+    return ConsoleServer(LOOPBACK, watch, ConsoleSettings(every_s=0.1, **settings))
 
 
 @pytest.fixture
@@ -35,10 +44,13 @@ def console(tmp_path):
         yield server
 
 
-def get(server, path, method="GET", **headers):
-    connection = http.client.HTTPConnection(*server.address, timeout=WAIT_S)
+def get(server, path, method="GET", body=None, tls=None, **headers):
+    if tls is None:
+        connection = http.client.HTTPConnection(*server.address, timeout=WAIT_S)
+    else:
+        connection = http.client.HTTPSConnection(*server.address, timeout=WAIT_S, context=tls)
     try:
-        connection.request(method, path, headers=headers)
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read().decode()
     finally:
@@ -127,7 +139,7 @@ def test_open_pages_are_told_of_what_is_new(console):
 
 def test_it_listens_where_only_this_machine_reaches_it(capfd):
     assert run(["console", "--listen", "0.0.0.0:0"]) == 2
-    assert "tunnel" in capfd.readouterr().err
+    assert "--passwords" in capfd.readouterr().err
 
 
 def test_places_of_every_kind_and_state_have_their_page(world, tmp_path, capfd):
@@ -187,8 +199,7 @@ def outbox_of_values(tmp_path):
 
 @pytest.mark.parametrize(("number", "form"), list(enumerate(VALUES)))
 def test_a_records_value_is_shown_when_asked_for_in_the_form_asked_for(outbox_of_values, number, form):
-    watch = PlaceWatch([str(outbox_of_values.directory)])
-    with ConsoleServer(LOOPBACK, watch, schemas={"orders": "long"}) as server:
+    with serve(outbox_of_values.directory, schemas={"orders": "long"}) as server:
         _, _, hidden = get(server, f"/outbox/outbox/records?partition=1&from={number}&as={form}")
         row = cells(hidden, "record-table")[0]
         assert len(row) == 5
@@ -218,3 +229,145 @@ def test_a_value_that_is_not_what_was_asked_for_and_a_start_that_is_none_say_so(
             code, _, page = get(server, f"/outbox/outbox/records?partition=1&from={start}")
             assert code == 200
             assert word in unescape(page)
+
+
+class Browser:
+    """Keeps its cookie, and posts forms as a page of the console would."""
+
+    def __init__(self, server, tls=None):
+        self.server, self.tls, self.cookie, self.token = server, tls, "", ""
+
+    def get(self, path):
+        return self._told(*get(self.server, path, tls=self.tls, Cookie=self.cookie))
+
+    def post(self, path, *, token=None, headers=None, **fields):
+        given = {"Cookie": self.cookie, "Origin": self.server.url, "Sec-Fetch-Site": "same-origin"} | (headers or {})
+        body = urlencode({"token": self.token if token is None else token, **fields})
+        return self._told(*get(self.server, path, "POST", body, self.tls, **given))
+
+    def _told(self, code, headers, page):
+        if (cookie := headers["Set-Cookie"]) is not None:
+            self.cookie, attributes = cookie.split(";", 1)
+            assert {"httponly", "samesite=strict"} <= {one.strip().lower() for one in attributes.split(";")}
+        if found := re.search(r'name="token" value="(\w+)"', page):
+            self.token = found[1]
+        return code, headers, page
+
+
+@pytest.fixture
+def consumed(tmp_path):
+    """An outbox with 40 records, of which the consumer `billing` has committed 30."""
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "shop", log_config=SMALL) as outbox:
+        outbox.append_many(0, [b"x"] * 40).result(WAIT_S)
+    with StartpointStore.open(outbox.directory / STORE_NAME) as store:
+        store.commit(store.claim("billing", "orders", 0), 30)
+    return outbox.directory
+
+
+WISH = {"consumer": "billing", "partition": "0", "place": "10"}
+PAGE = "/outbox/outbox/startpoints"
+
+
+def test_a_dry_run_says_what_would_be_read_again(consumed):
+    with serve(consumed) as server:
+        _, _, page = get(server, f"{PAGE}?{urlencode(WISH)}")
+        assert "would read 20 again, 20 of them dropped as replays" in page
+        assert cells(page, "dry-run-table") == [["billing", "0", "0 to 40", "30", "10", "20", "0", ""]]
+        _, _, page = get(server, f"{PAGE}?{urlencode(WISH | {'reset_marks': 'yes'})}")
+        assert "would read 20 again, 0 of them dropped" in page
+        code, _, page = get(server, f"{PAGE}?{urlencode(WISH | {'place': 'nowhere'})}")
+        assert code == 422
+        assert "is no place" in unescape(page)
+
+
+def test_a_startpoint_is_set_seen_applied_and_another_cancelled(consumed):
+    told = []
+    with (
+        serve(consumed, operate=True, audit=told.append) as server,
+        LogConsumer.open(consumed, "orders", "billing") as reads,
+    ):
+        browser = Browser(server)
+        browser.get(f"{PAGE}?{urlencode(WISH)}")
+        code, headers, _ = browser.post(PAGE, **WISH, reason="wrote nonsense")
+        assert (code, headers["Location"]) == (303, PAGE)
+        assert reads.poll()[0].records[0].offset == 10
+        _, _, page = browser.get(PAGE)
+        [row] = cells(page, "startpoint-table")
+        assert row[:4] == ["1", "billing at orders-0", "offset 10", "applied"]
+        assert row[6] == "wrote nonsense"
+        browser.post(PAGE, **WISH | {"place": "+1"}, reason="again")
+        assert browser.post(f"{PAGE}/2/cancel", reason="wrong day")[0] == 303
+        assert "by" in re.search(r"2 cancelled +by .*wrong day", unescape(browser.get(PAGE)[2]))[0]
+        assert browser.post(f"{PAGE}/2/cancel", reason="twice")[0] == 422
+    lines = [json.loads(line) for line in told]
+    assert [(one["did"].partition(" of")[0], one["reason"]) for one in lines] == [
+        ("set startpoint 1", "wrote nonsense"), ("set startpoint 2", "again"), ("cancelled startpoint 2", "wrong day"),
+    ]  # fmt: skip
+
+
+def test_nothing_is_set_without_operate(consumed):
+    with serve(consumed) as server:
+        browser = Browser(server)
+        browser.get(f"{PAGE}?{urlencode(WISH)}")
+        assert browser.post(PAGE, **WISH, reason="no")[0] == 405
+        assert browser.post(f"{PAGE}/1/cancel", reason="no")[0] == 404
+    assert not StartpointStore.open(consumed / STORE_NAME).history()
+
+
+FORGED = (
+    {"token": ""},
+    {"token": "0" * 64},
+    {"headers": {"Origin": "https://elsewhere.example"}},
+    {"headers": {"Origin": "null"}},
+    {"headers": {"Sec-Fetch-Site": "cross-site"}},
+    {"headers": {"Cookie": "pushrep=another"}},
+)
+
+
+def test_a_form_of_another_site_is_refused(consumed):
+    with serve(consumed, operate=True) as server:
+        browser = Browser(server)
+        for forged in FORGED:
+            browser.get(f"{PAGE}?{urlencode(WISH)}")
+            assert browser.post(PAGE, **WISH, reason="no", **forged)[0] == 403
+        assert not StartpointStore.open(consumed / STORE_NAME).history()
+        browser.get(f"{PAGE}?{urlencode(WISH)}")
+        assert browser.post(PAGE, **WISH, reason="yes")[0] == 303
+
+
+def test_off_loopback_only_who_logs_in_over_tls_sees_pages_and_the_history_names_them(consumed, tmp_path, monkeypatch):
+    monkeypatch.setattr("click.prompt", lambda *_, **__: "correct horse")
+    shown = CliRunner().invoke(console_command, ["--new-password", "ada"])
+    (tmp_path / "passwords").write_text(shown.output, encoding="utf-8")
+    make_certificates(tmp_path)
+    trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    told = []
+    settings = {
+        "operate": True, "audit": told.append, "passwords": read_passwords(tmp_path / "passwords"),
+        "certificate": (tmp_path / "node.pem", tmp_path / "node.key"),
+    }  # fmt: skip
+    with serve(consumed, **settings) as server:
+        browser = Browser(server, trusting)
+        for path in ("/", PAGE, "/live"):
+            code, headers, _ = browser.get(path)
+            assert (code, headers["Location"]) == (303, "/login")
+        browser.get("/login")
+        stranger = browser.cookie
+        assert browser.post("/login", name="ada", password="wrong")[0] == 401
+        assert browser.post("/login", name="eve", password="correct horse")[0] == 401
+        assert browser.post("/login", name="ada", password="correct horse")[0] == 303
+        assert browser.cookie != stranger
+        assert browser.get(PAGE)[0] == 200
+        assert browser.post(PAGE, **WISH, reason="wrote nonsense")[0] == 303
+        assert browser.post("/logout")[0] == 303
+        assert browser.get("/")[0] == 303
+    assert StartpointStore.open(consumed / STORE_NAME).history()[0].author == "ada"
+    assert [json.loads(line)["user"] for line in told] == ["ada", "eve", "ada", "ada"]
+
+
+@pytest.mark.parametrize("line", ["ada", "ada:secret", "ada:scrypt$1$8$1$AAAA$AAAA", "ada:md5$1$8$1$AAAA$AAAA"])
+def test_a_password_file_with_a_line_that_is_none_is_refused(tmp_path, line):
+    file = tmp_path / "passwords"
+    file.write_text(f"\n{line}\n", encoding="utf-8")
+    with pytest.raises(BadArgument, match="line 2"):
+        read_passwords(file)

@@ -30,7 +30,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
         written
         for written in reversed(list(ledger.all_written()))
         if (topic in (None, written.target.topic) and (consumer is None or written.target.consumer in (None, consumer)))
-        and (all_ or _is_open(ledger, written.sequence))
+        and (all_ or is_open(ledger, written.sequence))
     ]
     if as_json:
         for written in chosen:
@@ -46,7 +46,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
             str(written.sequence),
             str(written.target),
             say_place(written.startpoint),
-            _states(ledger, written.sequence),
+            states_of(ledger, written.sequence),
             say_time(written.created_ms),
             _expires(written),
             written.author,
@@ -76,7 +76,7 @@ def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> No
     click.echo(f"expires {_expires(written)}; if it does not fit: {written.startpoint.out_of_range}")
     for reader, standing in ledger.readers(sequence).items():
         click.echo(f"{reader}: {_standing(standing)}")
-    click.echo(f"{'it stands' if not ledger.readers(sequence) else 'all in all'}: {_states(ledger, sequence)}")
+    click.echo(f"{'it stands' if not ledger.readers(sequence) else 'all in all'}: {states_of(ledger, sequence)}")
 
 
 @click.command()
@@ -95,7 +95,7 @@ def history(directory: Path, store: str | None, consumer: str | None, topic: str
         if as_json:
             show_json(to_json(fact))
         else:
-            click.echo(_line(fact))
+            click.echo(line_of(fact))
 
 
 def _concerns(fact: Fact, written: dict[int, Written], consumer: str | None) -> bool:
@@ -106,7 +106,8 @@ def _concerns(fact: Fact, written: dict[int, Written], consumer: str | None) -> 
     return fact.reader.consumer == consumer
 
 
-def _line(fact: Fact) -> str:
+def line_of(fact: Fact) -> str:
+    """What happened, as people read it."""
     match fact:
         case Written():
             text = f"{fact.target}: {say_place(fact.startpoint)}, by {fact.author}: {fact.reason}"
@@ -125,12 +126,13 @@ def _line(fact: Fact) -> str:
             return f"{say_time(fact.at_ms)}  {fact.sequence} consumed   {fact.reader}"
 
 
-def _is_open(ledger: EventLog, sequence: int) -> bool:
+def is_open(ledger: EventLog, sequence: int) -> bool:
+    """Whether it waits, runs or stops somebody."""
     states = {standing.state for standing in ledger.readers(sequence).values()}
     return bool((states | {ledger.state(sequence)}) - OVER) and ledger.superseded_by(sequence) is None
 
 
-def _states(ledger: EventLog, sequence: int) -> str:
+def states_of(ledger: EventLog, sequence: int) -> str:
     """One word, or how many readers stand where, and how it stands for the others."""
     states = [str(standing.state) for standing in ledger.readers(sequence).values()]
     rest = str(ledger.state(sequence))

@@ -75,7 +75,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     target = Target(consumer, *topic_and_partition(directory, topic), task)
     rows = preview(directory, opened, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
     if not unchecked:
-        _check(directory, target, rows, tell=dry_run)
+        check_fits(directory, target, rows, tell=dry_run)
     # Before the write: whoever reads on and sees what would be dropped can still say no.
     if as_json:
         for row in rows:
@@ -139,7 +139,7 @@ def _ttl_s(text: str) -> int | None:
         raise click.BadParameter(f"{error}, or never", param_hint="--ttl") from error
 
 
-def _check(directory: Path, target: Target, rows: Sequence[Row], *, tell: bool) -> None:
+def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, tell: bool = False) -> None:
     """Raise WouldFail for what is known to fail; a dry run shows that instead."""
     if not rows:
         name = target.topic if target.partition is None else shown_name(target.topic, target.partition)

@@ -1,0 +1,134 @@
+"""Who may do what with the pages, decided before any page is asked. Passwords, sessions, tokens of forms; no sockets.
+
+    on loopback          nobody is asked for a name; a Host that is no name of this machine is refused
+    with passwords       a session by cookie, begun at /login; 12 hours, or until the console is started again
+    POST, anywhere       from our own page: Origin and Sec-Fetch-Site say so, and the form has the session's token
+
+Passwords: a line each, NAME:scrypt$N$r$p$salt$hash, both in base64. Memory for one check: 32 MiB; one at a time.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from pushrep.errors import BadArgument
+from pushrep.push.sockets import Address
+
+SESSION_S = 12 * 3600
+_N, _R, _P, _SALT_BYTES = 1 << 15, 8, 1, 16
+_MEMORY_BYTES = 64 << 20
+
+
+def hashed(password: str) -> str:
+    """What the file keeps of a password."""
+    salt = secrets.token_bytes(_SALT_BYTES)
+    return "$".join(("scrypt", str(_N), str(_R), str(_P), _text(salt), _text(_scrypt(password, salt, _N, _R, _P))))
+
+
+def read_passwords(file: Path) -> dict[str, str]:
+    """By name. Raises BadArgument for a file that can't be read, or a line that is none of ours."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise BadArgument("passwords", f"{file} can't be read: {error}") from error
+    return dict(_entries(file, lines))
+
+
+class ConsoleAccess:
+    """Sessions and what they may. passwords: by name; None on loopback, where nobody is asked. Thread-safe."""
+
+    def __init__(self, passwords: Mapping[str, str] | None = None, *, is_tls: bool = False) -> None:
+        self._passwords = passwords
+        self.is_tls, self.cookie = is_tls, "__Host-pushrep" if is_tls else "pushrep"
+        self._secret = secrets.token_bytes(32)
+        self._users: dict[str, tuple[str, float]] = {}
+        self._lock = threading.Lock()
+        self._stranger = "" if passwords is None else hashed(secrets.token_hex())
+
+    @property
+    def wants_login(self) -> bool:
+        """Whether pages are for those with a password."""
+        return self._passwords is not None
+
+    def is_ours(self, request: Request) -> bool:
+        """Whether it is asked for by a name of this machine: another site's name may be made to point here, too."""
+        return self.wants_login or Address((request.url.hostname or "").strip("[]"), 1).is_loopback
+
+    def session(self, request: Request) -> str:
+        """The request's session; a new one, which is nobody's yet, if it has none."""
+        return request.cookies.get(self.cookie) or secrets.token_urlsafe(32)
+
+    def user(self, session: str) -> str | None:
+        """Whose it is; None for nobody's, or where nobody is asked."""
+        name, until_s = self._users.get(session, (None, 0.0))
+        return name if time.monotonic() < until_s else None
+
+    def token(self, session: str) -> str:
+        """What a form of this session has to hold."""
+        return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
+
+    def check_form(self, request: Request, session: str, token: object) -> None:
+        """Raise HTTPException for a form that no page of ours sent in this session."""
+        origin = request.headers.get("origin", "")
+        is_own_site = request.headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
+        is_own_page = origin in {"", f"{request.url.scheme}://{request.url.netloc}"}
+        if not (is_own_site and is_own_page and hmac.compare_digest(str(token).encode(), self.token(session).encode())):
+            raise HTTPException(
+                HTTPStatus.FORBIDDEN, "This form is not from this console, or is old: load the page again."
+            )
+
+    def login(self, name: str, password: str) -> str | None:
+        """A new session; None for a wrong name or password, which take as long as right ones."""
+        with self._lock:  # one at a time: guessing is slow, and memory has a bound
+            kept = (self._passwords or {}).get(name, self._stranger)
+            if not _fits(password, kept) or kept is self._stranger:
+                return None
+            now = time.monotonic()
+            self._users = {one: found for one, found in self._users.items() if found[1] > now}
+            session = secrets.token_urlsafe(32)
+            self._users[session] = (name, now + SESSION_S)
+            return session
+
+    def logout(self, session: str) -> None:
+        """It is nobody's any more."""
+        with self._lock:
+            self._users.pop(session, None)
+
+
+def _entries(file: Path, lines: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for number, line in enumerate(lines, 1):
+        name, colon, kept = line.strip().partition(":")
+        if not name and not colon:
+            continue
+        try:
+            _fits("", kept)
+        except ValueError:
+            why = f"{file}, line {number}: it is no NAME:scrypt$...; make one with pushrep console --new-password NAME"
+            raise BadArgument("passwords", why) from None
+        yield name, kept
+
+
+def _fits(password: str, kept: str) -> bool:
+    """Raises ValueError for what `hashed` does not give."""
+    kind, n, r, p, salt, wanted = kept.split("$")
+    if kind != "scrypt":
+        raise ValueError(kind)
+    found = _scrypt(password, base64.b64decode(salt, validate=True), int(n), int(r), int(p))
+    return hmac.compare_digest(found, base64.b64decode(wanted, validate=True))
+
+
+def _scrypt(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
+    return hashlib.scrypt(password.encode(), salt=salt, n=n, r=r, p=p, maxmem=_MEMORY_BYTES, dklen=32)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
