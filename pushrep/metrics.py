@@ -1,11 +1,20 @@
-"""What every collector of pushrep is made of: names, and the families of Prometheus, filled when they are scraped.
+"""What every collector of pushrep is made of: the table of its metrics, and Prometheus' families, filled when scraped.
 
-Names begin with `pushrep_`, sizes are `_bytes`, durations `_seconds`, counters end in `_total`, as Prometheus wants it.
+Names follow Prometheus' guide: `pushrep_`, base units at the end (`_bytes`, `_seconds`, `_timestamp_seconds` since
+1970), counters end in `_total`. FAMILIES is the whole of it; docs/metrics.md is made from it.
 Needs the extra `metrics` (prometheus-client); nothing else in pushrep imports it.
+
+    REGISTRY.register(FilterCollector(consumer, name="billing"))             filtering.consumers, Spark's CountsListener
+    REGISTRY.register(StartpointCollector(store))
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
 from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 from filtering.extras import needed_by
 
@@ -14,56 +23,305 @@ with needed_by("the collector for Prometheus"):
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
-from pushrep.log.disk_space import SYNC_BOUNDS_S, DiskWatch
+from filtering.replay_filter import FilterCounts
+from pushrep.log import SegmentLog
+from pushrep.log.disk_space import DiskWatch, Durations
+from pushrep.log.recovery_plan import Opening
 from pushrep.log.scrub import ScrubStatus
+from pushrep.problems import BLOCKS, Problem
+from pushrep.startpoints.base import BaseStore
+from pushrep.startpoints.states import State
+
+
+class Family(NamedTuple):
+    """One metric. name: as it is scraped. by: who shows it. labels: those of each sample, in order."""
+
+    name: str
+    by: str
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def kind(self) -> str:
+        """As Prometheus calls it."""
+        if self.name.endswith("_total"):
+            return "counter"
+        return "histogram" if self.name.endswith("_duration_seconds") else "gauge"
+
+
+_OUTBOX, _NODE, _BOTH = "service", "node", "service, node"
+_O = ("outbox", "topic")
+_D = (*_O, "destination")
+_F = ("name", "source")
+_P = (*_O, "partition")
+_R = (*_O, "replica")
+FAMILIES: Mapping[str, Family] = {
+    name: Family(name, by, labels, help_)
+    for name, by, labels, help_ in (
+        ("pushrep_build_info", _BOTH, ("version", "python"), "Always 1; the labels say what runs."),
+        ("pushrep_problem", _BOTH, (*_O, "problem"), "1 while something is wrong, by the words of `pushrep status`."),
+        # -- appending
+        ("pushrep_append_records_total", _OUTBOX, _O, "Records written to the logs."),
+        ("pushrep_append_bytes_total", _OUTBOX, _O, "Bytes of record batches written to the logs."),
+        ("pushrep_append_batches_total", _OUTBOX, _O, "Record batches written to the logs."),
+        ("pushrep_append_refused_total", _OUTBOX, (*_O, "reason"), "Calls that took nothing, by the error raised."),
+        ("pushrep_append_failed_records_total", _OUTBOX, (*_O, "reason"), "Records taken that failed, by the error."),
+        ("pushrep_append_duration_seconds", _OUTBOX, _O, "From a batch's first record to the log, synced if FLUSHED."),
+        ("pushrep_acknowledge_duration_seconds", _OUTBOX, _O, "From a batch's first record to its receipts."),
+        ("pushrep_outbox_buffer_bytes", _OUTBOX, _O, "Records that are not decided yet."),
+        ("pushrep_outbox_buffer_limit_bytes", _OUTBOX, _O, "buffer_bytes; at it appends wait."),
+        # -- leading
+        ("pushrep_outbox_state", _OUTBOX, (*_O, "state"), "1 in the state that the outbox is in."),
+        ("pushrep_outbox_epoch", _OUTBOX, _O, "Of the grant that it leads by, -1 without one."),
+        ("pushrep_outbox_min_insync_replicas", _OUTBOX, _O, "Members that ALL waits for, at least."),
+        ("pushrep_outbox_in_sync_members_min", _OUTBOX, _O, "Members in the smallest in-sync set."),
+        ("pushrep_outbox_under_min_insync_partitions", _OUTBOX, _O, "Partitions that refuse ALL now."),
+        ("pushrep_outbox_damaged_partitions", _OUTBOX, _O, "Partitions whose log lost records that were on disk."),
+        ("pushrep_replica_lag_records", _OUTBOX, (*_R, "address"), "Records that it is not known to hold."),
+        ("pushrep_replica_lag_bytes", _OUTBOX, (*_R, "address"), "Bytes that it is not known to hold."),
+        ("pushrep_replica_lag_seconds", _OUTBOX, (*_R, "address"), "Age of the oldest record of these."),
+        ("pushrep_replica_in_sync_partitions", _OUTBOX, (*_R, "address"), "Partitions in whose in-sync set it is."),
+        ("pushrep_replica_sessions", _OUTBOX, (*_R, "address"), "Live push sessions."),
+        ("pushrep_replica_refusals_total", _OUTBOX, (*_R, "code"), "Answers of a replica with an error."),
+        ("pushrep_replica_connections_lost_total", _OUTBOX, _R, "Connections that broke; each is made again."),
+        ("pushrep_follower_not_caught_up_total", _OUTBOX, _R, "Times that it was behind beyond replica_lag_max_ms."),
+        ("pushrep_push_session_ends_total", _OUTBOX, (*_O, "reason"), "Push sessions that ended, by reason."),
+        ("pushrep_push_buffer_bytes", _OUTBOX, _O, "Records kept in memory for replicas."),
+        ("pushrep_push_buffer_limit_bytes", _OUTBOX, _O, "buffer_bytes_max."),
+        ("pushrep_push_buffer_evicted_bytes_total", _OUTBOX, _O, "Given up early, and read from the log again."),
+        # -- shipping
+        ("pushrep_destination_lag_records", _OUTBOX, _D, "Records that the topic has not acknowledged."),
+        ("pushrep_destination_lag_bytes", _OUTBOX, _D, "Bytes that the topic has not acknowledged."),
+        ("pushrep_destination_lag_seconds", _OUTBOX, _D, "Age of the oldest of them by its timestamp."),
+        ("pushrep_destination_stopped_partitions", _OUTBOX, _D, "Partitions that wait for an operator."),
+        ("pushrep_destination_in_trouble", _OUTBOX, _D, "1 while something keeps all of it back."),
+        ("pushrep_destination_trouble_seconds", _OUTBOX, _D, "For how long that has been so, 0 if it is not."),
+        ("pushrep_destination_fenced", _OUTBOX, _D, "1 while brokers refuse batches of other instances of the outbox."),
+        ("pushrep_destination_earlier_unfenced", _OUTBOX, _D, "1 if instances from before are not refused."),
+        ("pushrep_destination_shipped_records_total", _OUTBOX, _D, "Records that the topic acknowledged."),
+        ("pushrep_destination_shipped_bytes_total", _OUTBOX, _D, "Bytes of the batches that it acknowledged."),
+        ("pushrep_destination_shipped_batches_total", _OUTBOX, _D, "Batches that it acknowledged."),
+        ("pushrep_destination_retried_batches_total", _OUTBOX, _D, "Batches that were sent again."),
+        ("pushrep_destination_errors_total", _OUTBOX, (*_D, "code"), "Answers of brokers with an error, a batch each."),
+        ("pushrep_destination_connections_total", _OUTBOX, _D, "Connections to leading brokers, made or made again."),
+        ("pushrep_destination_taken_over_total", _OUTBOX, _D, "Times that another instance shut this one out."),
+        # -- logs and disk
+        ("pushrep_log_start_offset", _BOTH, _P, "First offset that can be read."),
+        ("pushrep_log_end_offset", _BOTH, _P, "The offset that the next record gets."),
+        ("pushrep_flushed_offset", _BOTH, _P, "First offset not known to be on disk."),
+        ("pushrep_high_watermark", _BOTH, _P, "First offset not known to be held by enough members."),
+        ("pushrep_in_sync_members", _OUTBOX, _P, "Members in the in-sync set, the leader counted."),
+        ("pushrep_log_recoveries_total", _BOTH, _O, "Logs opened that were not closed clean."),
+        ("pushrep_log_recovery_seconds_total", _BOTH, _O, "Time that opening the logs took, added up."),
+        ("pushrep_log_recovery_cut_bytes_total", _BOTH, _O, "Torn tails that opening cut off."),
+        ("pushrep_log_cuts_total", _BOTH, _O, "Times that a log was truncated while open."),
+        ("pushrep_log_quarantines_total", _BOTH, _O, "Times that damage was set aside."),
+        ("pushrep_fsync_duration_seconds", _BOTH, _O, "Syncs of segments."),
+        ("pushrep_disk_used_bytes", _BOTH, ("mount",), "Used on a file system of logs."),
+        ("pushrep_disk_size_bytes", _BOTH, ("mount",), "Size of that file system."),
+        ("pushrep_scrub_findings", _BOTH, _O, "Sealed segments that are damaged, and not repaired yet."),
+        ("pushrep_scrub_passes_total", _BOTH, _O, "Times that all sealed segments were read."),
+        ("pushrep_scrub_read_bytes_total", _BOTH, _O, "Read by the scrub."),
+        ("pushrep_scrub_seals_made_total", _BOTH, _O, "Segments that had no seal and got one."),
+        ("pushrep_scrub_damaged_total", _BOTH, _O, "Sealed segments that were found damaged."),
+        ("pushrep_scrub_repaired_total", _BOTH, _O, "Segments repaired with another member's batches."),
+        # -- worker slots
+        ("pushrep_slot_open", "slots", ("slot", *_O), "1 while a process has it open."),
+        ("pushrep_slot_log_end_offsets", "slots", ("slot", *_O), "Sum over its partitions."),
+        ("pushrep_slot_unshipped_records", "slots", ("slot", *_D), "Not known to be acknowledged by the topic."),
+        # -- nodes
+        ("pushrep_node_connections", _NODE, (), "Connections that are open."),
+        ("pushrep_node_replica_epoch", _NODE, (), "Raised at each start."),
+        ("pushrep_node_open_logs", _NODE, (), "Logs that are in use."),
+        ("pushrep_node_offline_logs", _NODE, (), "Logs whose disk failed, or that wait for an operator."),
+        ("pushrep_node_log_offline", _NODE, _P, "1 if its disk failed."),
+        ("pushrep_node_log_waits_for_operator", _NODE, _P, "1 if it can't follow by itself."),
+        ("pushrep_node_last_contact_timestamp_seconds", _NODE, _P, "Of its last request; below 0: none."),
+        ("pushrep_node_refusals_total", _NODE, ("call", "code"), "Answers with an error, a partition's counted alone."),
+        ("pushrep_node_unauthorised_total", _NODE, ("call", "identity"), "Calls that this identity may not make."),
+        ("pushrep_certificate_expiry_timestamp_seconds", _NODE, (), "When its certificate, or its CA's, expires."),
+        ("pushrep_replay_sessions", _NODE, ("state",), "Replays that run."),
+        ("pushrep_replay_sessions_limit", _NODE, (), "Replays that may run at once."),
+        ("pushrep_replay_lag_max_records", _NODE, (), "Of the replay that is furthest behind."),
+        ("pushrep_replay_stalled_seconds", _NODE, (), "Longest time that a replay which is behind has sent nothing."),
+        ("pushrep_replay_sent_bytes_total", _NODE, (), "Sent by replays."),
+        ("pushrep_replay_sent_records_total", _NODE, (), "Sent by replays."),
+        ("pushrep_replay_session_ends_total", _NODE, ("reason",), "Replays that ended, by reason."),
+        ("pushrep_replay_refusals_total", _NODE, ("code",), "Replays that were refused."),
+        # -- filters and startpoints
+        ("pushrep_filter_kept_records_total", "filter", _F, "Records that passed by their metadata."),
+        ("pushrep_filter_dropped_records_total", "filter", _F, "Records that had been read before."),
+        ("pushrep_filter_late_records_total", "filter", _F, "Of the dropped those older than the window."),
+        ("pushrep_filter_unkeyed_records_total", "filter", _F, "Records that passed without metadata of theirs."),
+        ("pushrep_filter_jumped_offsets_total", "filter", _F, "Offsets in gaps that marks passed over."),
+        ("pushrep_filter_pairs", "filter", _F, "Pairs of PID and source partition, as last seen."),
+        ("pushrep_startpoints", "startpoints", ("state",), "Startpoints of a reader each, by state."),
+    )
+}  # fmt: skip
+"""By name, in the order of the docs. A label that a sample has nothing for is empty."""
+
+_MAKES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
 class Families:
-    """Metric families by name, each made when it gets its first sample. All samples of one have the same labels."""
+    """Prometheus' families by name, each made when it gets its first sample."""
 
     def __init__(self) -> None:
         self._made: dict[str, Metric] = {}
+        self._mounts: set[str] = set()
 
-    def gauge(self, name: str, help_: str, labels: dict[str, str], value: float) -> None:
-        """A number that goes up and down."""
-        family = self._made.setdefault(name, GaugeMetricFamily(name, help_, labels=list(labels)))
-        assert isinstance(family, GaugeMetricFamily), f"{name} is a gauge everywhere"
-        family.add_metric(list(labels.values()), value)
+    def build_info(self) -> None:
+        """What runs, once."""
+        if "pushrep_build_info" not in self._made:
+            self.add("pushrep_build_info", {"version": _version(), "python": platform.python_version()}, 1)
 
-    def counter(self, name: str, help_: str, labels: dict[str, str], value: float) -> None:
-        """A number that only rises; `name` without `_total`."""
-        family = self._made.setdefault(name, CounterMetricFamily(name, help_, labels=list(labels)))
-        assert isinstance(family, CounterMetricFamily), f"{name} is a counter everywhere"
-        family.add_metric(list(labels.values()), value)
+    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """A sample of a counter or a gauge."""
+        family = self._of(name, labels)
+        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily), f"{name} has buckets"
+        family.add_metric([labels.get(label, "") for label in FAMILIES[name].labels], value)
 
-    def disk(self, labels: dict[str, str], disk: DiskWatch) -> None:
-        """How full it is, how long syncs took. What a disk does not answer is left out."""
-        usage = disk.look()
-        self.gauge("pushrep_disk_used_bytes", "Used on the file system of the logs.", labels, usage.used_bytes)
-        self.gauge("pushrep_disk_size_bytes", "Size of the file system of the logs.", labels, usage.total_bytes)
-        counts, seconds = disk.syncs.read()
-        name = "pushrep_fsync_seconds"
-        family = self._made.setdefault(name, HistogramMetricFamily(name, "Syncs of segments.", labels=list(labels)))
-        assert isinstance(family, HistogramMetricFamily), f"{name} is a histogram everywhere"
-        family.add_metric(list(labels.values()), list(_buckets(counts)), seconds)
+    def add_all(self, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
+        """Samples by the names of their metrics, all with these labels."""
+        for name, value in values.items():
+            self.add(name, labels, value)
 
-    def scrub(self, labels: dict[str, str], status: ScrubStatus) -> None:
+    def counted(self, name: str, labels: Mapping[str, str], label: str, counts: Mapping[str, int]) -> None:
+        """A sample for each count, by the last label."""
+        for value, count in list(counts.items()):
+            self.add(name, {**labels, label: value}, count)
+
+    def durations(self, name: str, labels: Mapping[str, str], *many: Durations) -> None:
+        """A sample of a histogram: all of `many`, which have the same bounds, together. None: nothing."""
+        if not many:
+            return
+        family = self._of(name, labels)
+        assert isinstance(family, HistogramMetricFamily), f"{name} has no buckets"
+        read = [one.read() for one in many]
+        counts = [sum(column) for column in zip(*(counts for counts, _ in read), strict=True)]
+        buckets = list(_buckets(many[0].bounds_s, counts))
+        family.add_metric([labels[label] for label in FAMILIES[name].labels], buckets, sum(s for _, s in read))
+
+    def problems(self, labels: Mapping[str, str], problems: Iterable[Problem]) -> None:
+        """A sample for each word: an alert that was never 1 is no alert that is missing."""
+        words = {one.problem for one in problems}
+        for word in BLOCKS:
+            self.add("pushrep_problem", {**labels, "problem": word}, word in words)
+
+    def disk(self, labels: Mapping[str, str], disk: DiskWatch) -> None:
+        """How full it is, once for each file system; how long syncs took. What a disk does not answer is left out."""
+        status = disk.status()
+        if status.mount not in self._mounts:
+            self._mounts.add(status.mount)
+            mount = {"mount": status.mount}
+            self.add("pushrep_disk_used_bytes", mount, status.used_bytes)
+            self.add("pushrep_disk_size_bytes", mount, status.size_bytes)
+        self.durations("pushrep_fsync_duration_seconds", labels, disk.syncs)
+
+    def scrub(self, labels: Mapping[str, str], status: ScrubStatus) -> None:
         """What the background reading of sealed segments has found."""
-        self.gauge("pushrep_scrub_findings", "Sealed segments that are damaged.", labels, len(status.findings))
-        for name, help_, value in (
-            ("pushrep_scrub_passes", "Times that all sealed segments were read.", status.passes),
-            ("pushrep_scrub_read_bytes", "Read by the scrub.", status.bytes_read),
-            ("pushrep_scrub_seals_made", "Segments that had no seal and got one.", status.seals_made),
-            ("pushrep_scrub_damaged", "Sealed segments that were found damaged.", status.damaged),
-            ("pushrep_scrub_repaired", "Segments that were repaired with another member's batches.", status.repaired),
-        ):
-            self.counter(name, help_, labels, value)
+        self.add_all(
+            labels,
+            {
+                "pushrep_scrub_findings": len(status.findings),
+                "pushrep_scrub_passes_total": status.passes,
+                "pushrep_scrub_read_bytes_total": status.bytes_read,
+                "pushrep_scrub_seals_made_total": status.seals_made,
+                "pushrep_scrub_damaged_total": status.damaged,
+                "pushrep_scrub_repaired_total": status.repaired,
+            },
+        )
+
+    def logs(self, labels: Mapping[str, str], logs: Iterable[SegmentLog]) -> None:
+        """How one outbox's logs were opened, and what was cut off them."""
+        logs = list(logs)
+        reports = [log.recovery for log in logs]
+        self.add_all(
+            labels,
+            {
+                "pushrep_log_recoveries_total": sum(one.opening is Opening.ABNORMAL for one in reports),
+                "pushrep_log_recovery_seconds_total": sum(one.seconds for one in reports),
+                "pushrep_log_recovery_cut_bytes_total": sum(one.cut.size_bytes for one in reports if one.cut),
+                "pushrep_log_cuts_total": sum(log.cuts for log in logs),
+                "pushrep_log_quarantines_total": sum(log.quarantines for log in logs),
+            },
+        )
+
+    def _of(self, name: str, labels: Mapping[str, str]) -> Metric:
+        family = FAMILIES[name]
+        assert labels.keys() <= set(family.labels), f"{name} has the labels {family.labels}, not {tuple(labels)}"
+        if name not in self._made:
+            self._made[name] = _MAKES[family.kind](name, family.help, labels=family.labels)
+        return self._made[name]
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(self._made.values())
 
 
-def _buckets(counts: Sequence[int]) -> Iterable[tuple[str, float]]:
-    bounds = [*map(str, SYNC_BOUNDS_S), "+Inf"]
-    return zip(bounds, accumulate(counts), strict=True)
+@cache  # files are searched for it
+def _version() -> str:
+    return version("pushrep")
+
+
+def _buckets(bounds_s: Sequence[float], counts: Sequence[int]) -> Iterable[tuple[str, float]]:
+    return zip([*map(str, bounds_s), "+Inf"], accumulate(counts), strict=True)
+
+
+class Counting(Protocol):
+    """A filter's numbers by topic or query: a consumer of `filtering.consumers`, Spark's `CountsListener`."""
+
+    @property
+    def counts(self) -> Mapping[str, FilterCounts]:
+        """Since it was made."""
+
+
+class FilterCollector(Collector):
+    """What a replay filter kept and dropped; `name` tells this job's samples from others'."""
+
+    def __init__(self, filtered: Counting, *, name: str) -> None:
+        self._filtered, self._name = filtered, name
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing yet: a registry that asks beforehand shall not scrape."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family, with a sample for each topic of a consumer, or query of Spark."""
+        families = Families()
+        for source, counts in dict(self._filtered.counts).items():
+            families.add_all(
+                {"name": self._name, "source": source},
+                {
+                    "pushrep_filter_kept_records_total": counts.kept,
+                    "pushrep_filter_dropped_records_total": counts.dropped,
+                    "pushrep_filter_late_records_total": counts.late,
+                    "pushrep_filter_unkeyed_records_total": counts.unkeyed + counts.other_pids,
+                    "pushrep_filter_jumped_offsets_total": counts.jumped,
+                    "pushrep_filter_pairs": counts.pairs,
+                },
+            )
+        return families
+
+
+class StartpointCollector(Collector):
+    """How many startpoints of a store wait, run or stop somebody. The store is read at each scrape."""
+
+    def __init__(self, store: BaseStore) -> None:
+        self._store = store
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing yet, as above."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """One family, a sample for each state. Raises as the store does."""
+        event_log, states = self._store.event_log(), Counter[State]()
+        for written in event_log.all_written():
+            readers = event_log.readers(written.sequence).values()
+            states.update([one.state for one in readers] or [event_log.state(written.sequence)])
+        families = Families()
+        for state in State:
+            families.add("pushrep_startpoints", {"state": state.value}, states[state])
+        return families

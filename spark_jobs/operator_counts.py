@@ -129,6 +129,21 @@ def _sum(name: str) -> Any:
     return F.coalesce(F.sum(name), F.lit(0))
 
 
+_NOTHING = FilterCounts(kept=0, dropped=0, unkeyed=0, other_pids=0, late=0, pairs=0, jumped=0)
+
+
+def _plus(before: FilterCounts, batch: BatchCounts) -> FilterCounts:
+    return FilterCounts(
+        kept=before.kept + (batch.kept or 0),
+        dropped=before.dropped + (batch.dropped or 0),
+        unkeyed=before.unkeyed + batch.unkeyed,
+        other_pids=0,
+        late=before.late + (batch.late or 0),
+        pairs=batch.pairs,
+        jumped=before.jumped + (batch.jumped or 0),
+    )
+
+
 class CountsListener(StreamingQueryListener):
     """Hears every batch of every query of a session: `spark.streams.addListener(CountsListener(on_counts))`.
 
@@ -138,6 +153,12 @@ class CountsListener(StreamingQueryListener):
 
     def __init__(self, on_counts: Callable[[str, BatchCounts], Any] | None = None, *, metrics: str = METRICS) -> None:
         self._on_counts, self._metrics = on_counts, metrics
+        self._counts: dict[str, FilterCounts] = {}
+
+    @property
+    def counts(self) -> Mapping[str, FilterCounts]:
+        """By query name (id, if it has none) since this listens: `pushrep.metrics.FilterCollector` shows them."""
+        return self._counts
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing to tell yet."""
@@ -149,6 +170,8 @@ class CountsListener(StreamingQueryListener):
         _LOG.info("%s", counts)
         warn_of_silent_pairs(_LOG, counts)
         warn_of_chance_keys(_LOG, f"batch {counts.batch_id}", counts.pairs, counts.unlikely_pairs)
+        query = event.progress.name or str(event.progress.id)
+        self._counts[query] = _plus(self._counts.get(query, _NOTHING), counts)
         if self._on_counts is not None:
             self._on_counts(str(event.progress.id), counts)
 

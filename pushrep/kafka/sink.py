@@ -47,7 +47,7 @@ from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_
 from pushrep.kafka.recovery import backoff_s, in_thread
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_session import SinkSession
-from pushrep.kafka.sink_state import DestinationLag, SinkState
+from pushrep.kafka.sink_state import DestinationLag, ShippingCounts, SinkState
 from pushrep.kafka.source import ShippedLog
 from pushrep.kafka.topic import TopicFacts, look_at_topic
 from pushrep.kafka.topic_contents import places_of_records, used_partitions
@@ -153,6 +153,11 @@ class KafkaSink:
         """How far the topic is behind the logs."""
         return self._state.lag()
 
+    @property
+    def counts(self) -> ShippingCounts:
+        """What was shipped since it was made."""
+        return self._state.counts
+
     def trouble_ms(self) -> int | None:
         """For how long something has been in the way of all of it; None: nothing is."""
         return self._state.trouble_ms()
@@ -238,6 +243,7 @@ class KafkaSink:
                 self._checkpoint()
             except OSError as failure:
                 _LOG.warning("what the topic has lost could not be written down: %s", failure)
+        self._state.counts.taken_over += isinstance(error, OutboxTakenOver)
         self._notify_diverged(error)  # before those who wait are told: what they append next is refused
         self._state.refused(error)
         if isinstance(error, OutboxTakenOver) and self._fencing.asks_again:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
-from pushrep.kafka.answers import BrokerAnswer
+from pushrep.kafka.answers import BrokerAnswer, Code
 from pushrep.kafka.cluster import UNREACHABLE, Cluster
 from pushrep.kafka.connection import Connection
 from pushrep.kafka.destination import KafkaDestination
@@ -264,6 +264,7 @@ class SinkSession:
             return None
         waiting = pipeline.waiting()
         if waiting is not None:
+            self._state.counts.retried += 1
             return waiting
         if not pipeline.has_room or self._is_renewing:
             return None
@@ -446,7 +447,11 @@ class SinkSession:
 
     def _on_answer(self, pipeline: Pipeline, sent: SentBatch, answer: BrokerAnswer) -> None:
         partition = pipeline.partition
+        counts = self._state.counts
         for done in pipeline.on_answer(sent, answer):
+            counts.batches += 1
+            counts.records += done.end - done.start
+            counts.size_bytes += len(done.data)
             source = self._state.sources[done.partition]
             source.in_flight -= 1
             assert done.base_offset is not None, "it was acknowledged"
@@ -461,6 +466,8 @@ class SinkSession:
             source.on_acknowledged(done.end, done.log_crc, at, newest)
             self._recovery.succeeded(partition)
             self._state.set_trouble(None)
+        if sent.answer is not None:
+            counts.errors[Code.name_of(sent.answer.error_code)] += 1
         self._last_answer_ms[partition] = self._clock.monotonic_ms()
         if pipeline.is_drained:
             self._run(self._recover(pipeline))
@@ -500,6 +507,7 @@ class SinkSession:
     async def _connected(self, node: int, channel: _Channel) -> None:
         try:
             channel.connection = await self._cluster.connection(node)
+            self._state.counts.connections += 1
         except (*UNREACHABLE, KafkaUnreachable) as error:
             self._state.set_trouble(f"broker {node} can't be reached: {error!r}")
             await self._recovery.refresh()

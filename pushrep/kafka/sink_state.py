@@ -5,6 +5,7 @@ The event loop's thread changes it; callers of any thread ask. Numbers are read 
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,12 +42,25 @@ class DestinationLag(NamedTuple):
     trouble: str | None
 
 
+class ShippingCounts:
+    """What was shipped since the outbox was opened. retried: batches sent again. connections: to leading brokers, made
+    or made again. taken_over: times that another instance shut this one out. errors: answers for a batch, by code.
+    """
+
+    __slots__ = ("batches", "connections", "errors", "records", "retried", "size_bytes", "taken_over")
+
+    def __init__(self) -> None:
+        self.records = self.size_bytes = self.batches = self.retried = self.connections = self.taken_over = 0
+        self.errors: Counter[str] = Counter()
+
+
 class SinkState:
     """See the file's map."""
 
     def __init__(self, logs: Sequence[ShippedLog], progress: ShippingProgress, pid_epoch: int, clock: Clock) -> None:
         """Raises DestinationAhead where a log ends below what the topic acknowledged of it under this PID epoch."""
         self._clock = clock
+        self.counts = ShippingCounts()
         memory = ReusedMemory()
         self.progress = progress.within(
             {log.partition: log.log_end_offset for log in logs if log.damaged_from is None}

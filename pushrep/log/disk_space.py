@@ -35,7 +35,7 @@ import logging
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -105,24 +105,22 @@ SYNC_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2
 """A disk with a battery syncs in 0.1 ms, a good one in 1 ms, a spinning one in 10 ms; above 1 s something is ill."""
 
 
-class SyncTimes:
-    """How long syncs took, counted in classes with the upper bounds SYNC_BOUNDS_S; the last class has none."""
+class Durations:
+    """How long things took, counted in classes with these upper bounds; the last class has none. One thread adds."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts = [0] * (len(SYNC_BOUNDS_S) + 1)
+    def __init__(self, bounds_s: Sequence[float] = SYNC_BOUNDS_S) -> None:
+        self.bounds_s = bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
         self._sum_s = 0.0
 
     def add(self, seconds: float) -> None:
         """One more."""
-        with self._lock:
-            self._counts[bisect_left(SYNC_BOUNDS_S, seconds)] += 1
-            self._sum_s += seconds
+        self._counts[bisect_left(self.bounds_s, seconds)] += 1
+        self._sum_s += seconds
 
     def read(self) -> tuple[tuple[int, ...], float]:
         """How many are in each class, and the seconds of all together."""
-        with self._lock:
-            return tuple(self._counts), self._sum_s
+        return tuple(self._counts), self._sum_s
 
 
 class DiskStatus(NamedTuple):
@@ -143,7 +141,8 @@ class DiskWatch:
         self._looked_ms: int | None = None
         self._usage = DiskUsage(0, 1)
         self._levels: dict[DiskLimits, DiskLevel] = {}
-        self.syncs = SyncTimes()
+        self.syncs = Durations()
+        self._syncs_lock = threading.Lock()
 
     def timed(self, sync: Callable[[], None]) -> None:
         """Sync, and count how long that took; one that fails is counted as well. Raises as `sync`."""
@@ -151,7 +150,8 @@ class DiskWatch:
         try:
             sync()
         finally:
-            self.syncs.add(perf_counter() - started_s)
+            with self._syncs_lock:
+                self.syncs.add(perf_counter() - started_s)
 
     def look(self) -> DiskUsage:
         """How full it is now; as it was last seen if it does not answer."""

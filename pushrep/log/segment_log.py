@@ -70,6 +70,8 @@ class SegmentLog:
         self.topic, self.partition = parse_log_name(self.path.name)
         self.log_id = opened.log_id
         self.recovery: RecoveryReport = opened.report
+        self.cuts = self.quarantines = 0
+        """Times that it was truncated, and that damage was set aside, since it was opened."""
         self._writer, self._reader, self._housekeeping = opened.writer, opened.reader, opened.housekeeping
         config = around.config
         scrub = directory.scrub
@@ -387,7 +389,9 @@ class SegmentLog:
         if offset < writer.high_watermark and not force:
             raise BelowHighWatermark(offset, writer.high_watermark)
         with self._housekeeping.keeper.paused():
+            before = writer.log_end_offset
             end = writer.truncate_to(offset, keep=keep)
+            self.cuts += end < before
         self._seal_cleaned()
         self._reader.forget()
         return end
@@ -401,6 +405,7 @@ class SegmentLog:
         writer = self._checked_writer()
         with self._housekeeping.keeper.paused():
             kept = writer.quarantine()
+            self.quarantines += bool(kept)
         self._seal_cleaned()
         self._reader.forget()
         return kept

@@ -3,15 +3,22 @@
 REGISTRY.register(NodeCollector(node))          the extra `metrics` brings prometheus-client
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pushrep.errors import PushrepError
+from pushrep.log import SegmentLog
 from pushrep.metrics import Families
-from pushrep.node.replica import ReplicaLog
 from pushrep.node.replica_node import ReplicaNode
+from pushrep.node.status import NodeLog, status_of
+from pushrep.replay.counters import ReplayCounters
+from pushrep.replay.states import ReplayState
+
+RUNNING = (ReplayState.INIT, ReplayState.REPLAY, ReplayState.INACTIVE)
 
 
 class NodeCollector(Collector):
@@ -26,56 +33,70 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Every family, with its samples."""
-        families, node = Families(), self._node
-        replicas = node.replicas()
-        offline = sum(replica.failure is not None or replica.finding is not None for _, replica in replicas)
-        for name, help_, value in (
-            ("pushrep_node_connections", "Connections that are open.", node.connections),
-            ("pushrep_node_replica_epoch", "Raised at each start.", node.replica_epoch),
-            ("pushrep_node_open_logs", "Logs that are in use.", len(replicas)),
-            ("pushrep_node_offline_logs", "Logs whose disk failed, or that wait for an operator.", offline),
-        ):
-            families.gauge(name, help_, {}, value)
-        for (call, code), count in node.refusals().items():
-            help_ = "Answers with an error, a partition's counted alone."
-            families.counter("pushrep_node_refusals", help_, {"call": call, "code": code.name}, count)
-        for (call, identity), count in node.unauthorised().items():
-            help_ = "Calls that this identity may not make."
-            families.counter("pushrep_node_unauthorised", help_, {"call": call, "identity": identity}, count)
-        if (expires_s := node.certificate_expires_s()) is not None:
-            help_ = "Unix time when this node's certificate, or its CA's, expires."
-            families.gauge("pushrep_node_certificate_expiry_seconds", help_, {}, expires_s)
-        self._replays(families)
-        disks = {}
-        for outbox_id, replica in replicas:
-            labels = {"outbox": str(outbox_id), "topic": replica.tp.topic}
-            try:
-                disks[outbox_id] = (labels, replica.log.disk, replica.log.scrub.status)
-                if self._by_partition:
-                    _log(families, {**labels, "partition": str(replica.tp.partition)}, replica)
-            except PushrepError:  # it was closed meanwhile
-                continue
-        for labels, disk, scrubbed in disks.values():
-            families.disk(labels, disk)
-            families.scrub(labels, scrubbed)
+        families, node, status = Families(), self._node, status_of(self._node)
+        offline = sum(one.failure is not None or one.finding is not None for one in status.logs)
+        families.build_info()
+        families.problems({}, status.problems())
+        families.add_all(
+            {},
+            {
+                "pushrep_node_connections": status.connections,
+                "pushrep_node_replica_epoch": status.replica_epoch,
+                "pushrep_node_open_logs": len(status.logs),
+                "pushrep_node_offline_logs": offline,
+            },
+        )
+        for (call, code), count in status.refusals.items():
+            families.add("pushrep_node_refusals_total", {"call": call, "code": code}, count)
+        for (call, identity), count in status.unauthorised.items():
+            families.add("pushrep_node_unauthorised_total", {"call": call, "identity": identity}, count)
+        if status.certificate_expires_s is not None:
+            families.add("pushrep_certificate_expiry_timestamp_seconds", {}, status.certificate_expires_s)
+        _replays(families, status.replays)
+        if self._by_partition:
+            for one in status.logs:
+                _log(families, one)
+        logs: dict[tuple[str, str], list[SegmentLog]] = {}
+        for outbox_id, replica in node.replicas():
+            logs.setdefault((str(outbox_id), replica.tp.topic), []).append(replica.log)
+        for (outbox, topic), kept in logs.items():
+            labels = {"outbox": outbox, "topic": topic}
+            with suppress(PushrepError):  # it was closed meanwhile
+                families.logs(labels, kept)
+                families.disk(labels, kept[0].disk)
+                families.scrub(labels, kept[0].scrub.status)
         return families
 
-    def _replays(self, families: Families) -> None:
-        replays = self._node.replays()
-        families.gauge("pushrep_replay_sessions", "Replays that run.", {}, replays.sessions_active)
-        families.counter("pushrep_replay_sent_bytes", "Sent by replays.", {}, replays.bytes_sent)
-        families.counter("pushrep_replay_sent_records", "Sent by replays.", {}, replays.records_sent)
+
+def _replays(families: Families, replays: ReplayCounters) -> None:
+    states = Counter(one.state for one in replays.sessions)
+    families.counted("pushrep_replay_sessions", {}, "state", {one.name.lower(): states[one] for one in RUNNING})
+    families.add_all(
+        {},
+        {
+            "pushrep_replay_sessions_limit": replays.sessions_max,
+            "pushrep_replay_lag_max_records": replays.lag_max,
+            "pushrep_replay_stalled_seconds": replays.stalled_ms / 1000,
+            "pushrep_replay_sent_bytes_total": replays.bytes_sent,
+            "pushrep_replay_sent_records_total": replays.records_sent,
+        },
+    )
+    ended = {reason.name: count for reason, count in replays.ended.items()}
+    families.counted("pushrep_replay_session_ends_total", {}, "reason", ended)
+    refused = {code.name: count for code, count in replays.refused.items()}
+    families.counted("pushrep_replay_refusals_total", {}, "code", refused)
 
 
-def _log(families: Families, labels: dict[str, str], replica: ReplicaLog) -> None:
-    log, last_contact_s = replica.log, replica.last_contact_ms / 1000
-    for name, help_, value in (
-        ("pushrep_log_start_offset", "First offset that can be read.", log.log_start_offset),
-        ("pushrep_log_end_offset", "The offset that the next record gets.", log.log_end_offset),
-        ("pushrep_flushed_offset", "First offset not known to be on disk.", log.flushed_offset),
-        ("pushrep_high_watermark", "First offset not known to be held by enough members.", log.high_watermark),
-        ("pushrep_node_log_offline", "1 if its disk failed.", replica.failure is not None),
-        ("pushrep_node_log_waits_for_operator", "1 if it can't follow by itself.", replica.finding is not None),
-        ("pushrep_node_last_contact_seconds", "Unix time of its last request, below 0: none.", last_contact_s),
-    ):
-        families.gauge(name, help_, labels, value)
+def _log(families: Families, log: NodeLog) -> None:
+    families.add_all(
+        {"outbox": log.outbox_id, "topic": log.topic, "partition": str(log.partition)},
+        {
+            "pushrep_log_start_offset": log.log_start_offset,
+            "pushrep_log_end_offset": log.log_end_offset,
+            "pushrep_flushed_offset": log.flushed_offset,
+            "pushrep_high_watermark": log.high_watermark,
+            "pushrep_node_log_offline": log.failure is not None,
+            "pushrep_node_log_waits_for_operator": log.finding is not None,
+            "pushrep_node_last_contact_timestamp_seconds": log.last_contact_ms / 1000,
+        },
+    )

@@ -79,6 +79,7 @@ class PendingBatch:
         "headers",
         "keys",
         "opened_ms",
+        "opened_s",
         "reserved_bytes",
         "runs",
         "seen",
@@ -87,9 +88,10 @@ class PendingBatch:
         "waiters",
     )  # fmt: skip
 
-    def __init__(self, appender: BatchOwner, opened_ms: int) -> None:
+    def __init__(self, appender: BatchOwner, opened_ms: int, opened_s: float) -> None:
+        """opened_s: by a clock that only its durations are taken of."""
         self.appender = appender
-        self.opened_ms = opened_ms
+        self.opened_ms, self.opened_s = opened_ms, opened_s
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
         self.headers: list[Headers] = []

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -23,7 +24,7 @@ from typing import Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
-from pushrep.errors import BadArgument, ForkedProcess, checked_path, checked_timeout
+from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.health import HealthSettings
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.sink_state import DestinationLag
@@ -104,7 +105,11 @@ class Outbox:
         self._overhead = self._rules.overhead_bytes
         self.owner_pid = os.getpid()
         logs_at = {log.partition: log for log, _ in logs}
-        self.facts = Facts(directory, identity, settings, logs_at, replication, self._budget, opened.shipping)
+        self._refused, self._refused_lock = Counter[str](), threading.Lock()
+        work = [one.counts for one in self._all_appenders]
+        self.facts = Facts(
+            directory, identity, settings, logs_at, replication, self._budget, opened.shipping, work, self._refused
+        )
         self._closing = threading.Lock()
         self._closed = True  # until all of it runs
         self._writers.start()
@@ -306,36 +311,40 @@ class Outbox:
         `OutboxClosed`, `ForkedProcess`; `OutboxDiverged`, `DestinationAhead` once shipping has found that (see `open`).
         """
         try:
-            appender = self._appenders[partition]
-        except (KeyError, TypeError):
-            self._no_partition(partition)
-        # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
-        # The next one: the same with a time or a position of its own. Whatever else there is goes the slow road.
-        if value.__class__ is bytes and key is None and not headers:
-            size = len(value) + self._overhead  # bytes, by its class
-            if metadata is None and timestamp_ms is None:
+            try:
+                appender = self._appenders[partition]
+            except (KeyError, TypeError):
+                self._no_partition(partition)
+            # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
+            # The next one: the same with a time or a position of its own. Whatever else there is goes the slow road.
+            if value.__class__ is bytes and key is None and not headers:
+                size = len(value) + self._overhead  # bytes, by its class
+                if metadata is None and timestamp_ms is None:
+                    with appender.lock:
+                        if appender.free_bytes >= size:
+                            appender.free_bytes -= size
+                            batch = appender.open
+                            values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
+                            values.append(value)
+                            return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
+                else:
+                    self._rules.check_position(timestamp_ms, metadata)
+                    with appender.lock:
+                        if appender.free_bytes >= size:
+                            receipt = appender.add_within_free_bytes(value, timestamp_ms, metadata)
+                            appender.free_bytes -= size
+                            return receipt
+            record = self._rules.one(value, key, headers, timestamp_ms, metadata)
+            deadline_ms: int | None = None
+            while True:
                 with appender.lock:
-                    if appender.free_bytes >= size:
-                        appender.free_bytes -= size
-                        batch = appender.open
-                        values = batch.values  # type: ignore[union-attr]  # room without a batch is 0
-                        values.append(value)
-                        return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
-            else:
-                self._rules.check_position(timestamp_ms, metadata)
-                with appender.lock:
-                    if appender.free_bytes >= size:
-                        receipt = appender.add_within_free_bytes(value, timestamp_ms, metadata)
-                        appender.free_bytes -= size
-                        return receipt
-        record = self._rules.one(value, key, headers, timestamp_ms, metadata)
-        deadline_ms: int | None = None
-        while True:
-            with appender.lock:
-                taken = appender.add_one(record)
-            if taken is not None:
-                return taken
-            deadline_ms = self._wait_for_free_bytes(record.size_bytes, deadline_ms, block=block)
+                    taken = appender.add_one(record)
+                if taken is not None:
+                    return taken
+                deadline_ms = self._wait_for_free_bytes(record.size_bytes, deadline_ms, block=block)
+        except PushrepError as error:
+            self._count_refused(error)
+            raise
 
     def append_many(  # noqa: PLR0913 - the records' columns
         self,
@@ -355,23 +364,27 @@ class Outbox:
         Raises as `append` does; `RecordRefused` also if the records exceed `buffer_bytes` together, or there are none.
         """
         try:
-            appender = self._appenders[partition]
-        except (KeyError, TypeError):
-            self._no_partition(partition)
-        columns = self._rules.many(values, keys, headers, timestamps_ms, metadata)
-        size = columns.size_bytes
-        if size > self._budget.limit:
-            raise RecordRefused(
-                "values", f"{size} bytes exceed buffer_bytes={self._budget.limit}; append fewer at once"
-            )
-        deadline_ms: int | None = None
-        while not self._budget.try_take(size, size):
-            deadline_ms = self._wait_for_free_bytes(size, deadline_ms, block=block)
-        try:
-            with appender.lock:
-                return appender.add_many(columns)
-        except BaseException:
-            self._budget.give(size)
+            try:
+                appender = self._appenders[partition]
+            except (KeyError, TypeError):
+                self._no_partition(partition)
+            columns = self._rules.many(values, keys, headers, timestamps_ms, metadata)
+            size = columns.size_bytes
+            if size > self._budget.limit:
+                raise RecordRefused(
+                    "values", f"{size} bytes exceed buffer_bytes={self._budget.limit}; append fewer at once"
+                )
+            deadline_ms: int | None = None
+            while not self._budget.try_take(size, size):
+                deadline_ms = self._wait_for_free_bytes(size, deadline_ms, block=block)
+            try:
+                with appender.lock:
+                    return appender.add_many(columns)
+            except BaseException:
+                self._budget.give(size)
+                raise
+        except PushrepError as error:
+            self._count_refused(error)
             raise
 
     def last_metadata(self, pid: int, partition: int) -> int | None:
@@ -496,6 +509,10 @@ class Outbox:
     def when_room_may_be(self, call: Callable[[], object]) -> None:
         """`call()` once, when memory is freed next, in whichever thread frees it; it must neither wait nor raise."""
         self._budget.when_given(call)
+
+    def _count_refused(self, error: PushrepError) -> None:
+        with self._refused_lock:
+            self._refused[type(error).__name__] += 1
 
     def _no_partition(self, partition: object) -> NoReturn:
         raise RecordRefused(

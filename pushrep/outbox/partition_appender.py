@@ -11,15 +11,17 @@ With acks=ALL a written batch waits for its replicas (partition_replicas.py) bef
 import os
 import threading
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple
 
 from filtering import StreamMetadata
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
+from pushrep.log.disk_space import Durations
 from pushrep.outbox.batch import Latch, ManyReceipt, PendingBatch, Receipt
 from pushrep.outbox.budget import Budget
 from pushrep.outbox.columns import Columns
@@ -33,6 +35,22 @@ from pushrep.records import RecordBatch
 
 _FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many idle partitions hold little
 _ROUND_BYTES = 4 << 20  # what one flush covers at most: the first of a long queue is not kept waiting for the last
+_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
+
+
+class AppendCounts:
+    """What one partition's appender has done since it was made; counted once a batch. Written to by one thread a time.
+
+    size_bytes: of record batches. failed: records by the error's name. appended, acknowledged: from a batch's first
+    record to the log, and to its receipts.
+    """
+
+    __slots__ = ("acknowledged", "appended", "batches", "failed", "records", "size_bytes")
+
+    def __init__(self) -> None:
+        self.records = self.batches = self.size_bytes = 0
+        self.failed: Counter[str] = Counter()
+        self.appended, self.acknowledged = Durations(_BOUNDS_S), Durations(_BOUNDS_S)
 
 
 class Shared(NamedTuple):
@@ -59,6 +77,7 @@ class PartitionAppender:
         self.lock = threading.Lock()
         self.free_bytes = 0  # bytes of the budget that the open batch holds and has not used
         self.open: PendingBatch | None = None
+        self.counts = AppendCounts()
         self._store, self._replicas = store, replicas
         self._write_lock = threading.Lock() if replicas is None else replicas.write_lock  # for a round
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
@@ -172,7 +191,7 @@ class PartitionAppender:
         return batch
 
     def _new_batch(self) -> PendingBatch:
-        batch = self.open = PendingBatch(self, self._shared.clock.wall_ms())
+        batch = self.open = PendingBatch(self, self._shared.clock.wall_ms(), perf_counter())
         return batch
 
     def _linger(self, batch: PendingBatch | None) -> None:
@@ -285,6 +304,7 @@ class PartitionAppender:
             self._replicas.remove(waiting)
             if failure is None:
                 batch.base_offset = waiting.base_offset
+                self.counts.acknowledged.add(perf_counter() - batch.opened_s)
             else:
                 self._fail(batch, failure, may_be_delivered=True)
         self._release([batch])
@@ -344,7 +364,7 @@ class PartitionAppender:
         self, round_: list[PendingBatch], bases: list[int]
     ) -> tuple[list[RecordBatch], int, Exception | None]:
         """What was appended, how many batches may be in the log, and what went wrong; `bases` gets their offsets."""
-        codec, carrier = self._settings.codec, self._shared.identity.carrier
+        codec, carrier, counts = self._settings.codec, self._shared.identity.carrier, self.counts
         done: list[RecordBatch] = []
         base = 0
         try:
@@ -353,6 +373,8 @@ class PartitionAppender:
                 sealed = batch.seal(base, pid=self._pid, partition=self.partition, carrier=carrier, codec=codec)
                 self.log.append(sealed, durability=Durability.BUFFERED, base_offset=base)
                 self._next_offset += len(batch.values)
+                counts.records += len(batch.values)
+                counts.size_bytes += len(sealed.data)
                 done.append(sealed)
                 bases.append(base)
         except LogEndMoved as error:
@@ -401,12 +423,16 @@ class PartitionAppender:
                 return  # close gave up on us, and has failed them
             self._writing = []
             done, failed, waiting = round_[: len(bases)], round_[len(bases) :], []
+            now_s, counts = perf_counter(), self.counts
+            counts.batches += len(done)
             for batch, base in zip(done, bases, strict=True):
                 self._note_positions(batch, base, epoch)
+                counts.appended.add(now_s - batch.opened_s)
             if done and self._replicas is not None and self._replicas.needs_all:
                 waiting, done = self._replicas.hold(done, bases), []
             for batch, base in zip(done, bases, strict=False):
                 batch.base_offset = base
+                counts.acknowledged.add(now_s - batch.opened_s)
             if failure is not None:
                 failed = [*failed, *self._take_waiting()]
                 for at, batch in enumerate(failed, start=len(bases)):
@@ -425,6 +451,7 @@ class PartitionAppender:
 
     def _fail(self, batch: PendingBatch, failure: Exception, *, may_be_delivered: bool) -> None:
         batch.failure = (failure, may_be_delivered)
+        self.counts.failed[type(failure).__name__] += len(batch.values)
         if self._first_failed is None or self._first_failed.seen:
             self._first_failed = batch
 

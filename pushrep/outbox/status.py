@@ -6,7 +6,7 @@ partitions_of(facts, numbers) ─▶ PartitionStatus ...     one by one, where s
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,6 +24,7 @@ from pushrep.problems import AWAY_LIMIT_S, Problem, disk_problems, scrub_problem
 from pushrep.push.led_partition import LedPartition
 
 if TYPE_CHECKING:
+    from pushrep.outbox.partition_appender import AppendCounts
     from pushrep.outbox.replication import Replication
 
 
@@ -51,6 +52,9 @@ class Facts(NamedTuple):
     replication: "Replication | None"
     budget: Budget
     shipping: Shipping
+    appends: Sequence["AppendCounts"]
+    refused: Mapping[str, int]
+    """Calls of append that took nothing, by the error's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import heapq
 import logging
 import ssl
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -88,8 +88,13 @@ class Channel:
         clock: Clock,
         opened: OpenConnection | None,
         beats: Beats | None = None,
+        lost: "Counter[int] | None" = None,
     ) -> None:
-        """opened: a connection that nobody else speaks on any more; without one it makes its own."""
+        """opened: a connection that nobody else speaks on any more; without one it makes its own.
+
+        lost: gets one more of the replica's index for each connection that breaks.
+        """
+        self._lost = Counter[int]() if lost is None else lost
         self.replica, self.is_closing = replica, False
         self._beats, self._is_beating, self._has_sent_end = beats, False, False
         self._beat_ms: int | None = None  # when the next one is due
@@ -493,6 +498,7 @@ class Channel:
         if self._sock is None:
             return
         if error is not None:
+            self._lost[self.replica.index] += 1
             _LOG.warning("%s is lost: %s", self.replica, error)
         self._worker.poller.unregister(self._sock)
         with suppress(OSError):

@@ -72,6 +72,8 @@ class PushManager:
         self.session_ends: Counter[PushSessionEndReason] = Counter()
         self.refusals: Counter[tuple[int, Outcome]] = Counter()
         """How often each replica answered with each error."""
+        self.connections_lost: Counter[int] = Counter()
+        """How often a connection to each replica broke."""
         self._push_internal, self._push_links = push_internal_topics, push_cluster_links
         self._clock, self._beats = clock, beats
         self._lock = threading.Lock()
@@ -267,7 +269,9 @@ class PushManager:
             # While it is active, a worker runs it, or `shutdown` closes what it was given.
             opened = client.hand_over() if client is not None and self.is_active() else None
             worker = self._shared_workers().least_loaded()
-            channel = self._channels[key] = Channel(replica, self.settings, worker, self._clock, opened, self._beats)
+            channel = self._channels[key] = Channel(
+                replica, self.settings, worker, self._clock, opened, self._beats, self.connections_lost
+            )
             if self.is_active():
                 channel.run()
         self._users[key] += 1

@@ -51,6 +51,11 @@ class ReplayCounters(NamedTuple):
         """Of the session that is furthest behind."""
         return max((session.lag for session in self.sessions), default=0)
 
+    @property
+    def stalled_ms(self) -> int:
+        """The longest time that a session which is behind has sent nothing."""
+        return max((session.idle_ms for session in self.sessions if session.lag), default=0)
+
 
 class Totals:
     """Adds up what sessions that are over have done."""

@@ -1,20 +1,27 @@
 """Metrics as a scraper gets them: by HTTP, in the exposition format, read by the client library's own parser."""
 
 import gc
+import shutil
 import subprocess
 import sys
 import urllib.request
 from contextlib import contextmanager
+from importlib.metadata import version
 
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from pushrep import Acks, Durability, Outbox
+from pushrep import Acks, Durability, LogConfig, Outbox, ReplayClient, ReplayRequest
 from pushrep.cli.main import run
 from pushrep.node.metrics import NodeCollector
+from pushrep.outbox import RecordRefused
 from pushrep.outbox.metrics import OutboxCollector
+from pushrep.problems import BLOCKS
+from pushrep.replay import ReplayRefused
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
+
+WHOLE = LogConfig(preallocate_bytes=0)  # a file is as long as what it holds
 
 
 class Scrape:
@@ -78,11 +85,11 @@ def test_an_outbox_tells_lag_watermarks_sets_session_ends_buffers_syncs_disk_and
         assert scrape.value("pushrep_outbox_state", state="resigned") == 0
         assert scrape.value("pushrep_outbox_epoch") == outbox.status().epoch
         assert scrape.value("pushrep_disk_used_bytes") > 0
-        assert scrape.value("pushrep_fsync_seconds_count") >= 10
-        assert 0 < scrape.value("pushrep_fsync_seconds_sum") < 3600
-        buckets = scrape.values("pushrep_fsync_seconds_bucket")
+        assert scrape.value("pushrep_fsync_duration_seconds_count") >= 10
+        assert 0 < scrape.value("pushrep_fsync_duration_seconds_sum") < 3600
+        buckets = scrape.values("pushrep_fsync_duration_seconds_bucket")
         assert buckets == sorted(buckets)
-        assert buckets[-1] == scrape.value("pushrep_fsync_seconds_count")
+        assert buckets[-1] == scrape.value("pushrep_fsync_duration_seconds_count")
 
         left_before = sum(not_caught_up(scrape))
         world.nodes[2].stop()
@@ -128,6 +135,57 @@ def test_a_closed_outbox_tells_nothing_and_another_can_be_added(tmp_path):
         assert Scrape(url).samples == []
 
 
+def test_an_outbox_counts_what_it_took_refused_and_failed_and_how_long_that_took(tmp_path):
+    directory = tmp_path / "outbox"
+    with (
+        Outbox.open(directory, "orders", 2, "billing", log_config=WHOLE) as outbox,
+        served(OutboxCollector(outbox)) as url,
+    ):
+        for number in range(6):
+            outbox.append(number % 2, b"x" * 100).result(WAIT_S)
+        outbox.append_many(0, [b"many"] * 50).result(WAIT_S)
+        for _ in range(2):
+            with pytest.raises(RecordRefused):
+                outbox.append(0, "no bytes")
+        with pytest.raises(RecordRefused):
+            outbox.append_many(9, [b"a"])
+        scrape = Scrape(url)
+        assert scrape.value("pushrep_append_records_total") == 56
+        assert scrape.value("pushrep_append_batches_total") == 7
+        size = sum(path.stat().st_size for path in directory.glob("orders-*/*.log"))
+        assert scrape.value("pushrep_append_bytes_total") == size
+        assert scrape.value("pushrep_append_refused_total", reason="RecordRefused") == 3
+        assert scrape.value("pushrep_append_duration_seconds_count") == 7
+        assert scrape.value("pushrep_acknowledge_duration_seconds_count") == 7
+        assert 0 < scrape.value("pushrep_append_duration_seconds_sum") < 7 * WAIT_S
+        assert scrape.values("pushrep_append_failed_records_total") == []
+        assert scrape.values("pushrep_problem", topic="orders") == [0] * len(BLOCKS)
+        assert scrape.value("pushrep_build_info", version=version("pushrep")) == 1
+        assert scrape.value("pushrep_log_recoveries_total") == 0
+
+
+def test_disk_is_shown_once_for_its_mount_and_recoveries_and_cuts_are_counted(tmp_path):
+    collector = OutboxCollector()
+    with served(collector) as url, Outbox.open(tmp_path / "a", "orders", 1, "billing", log_config=WHOLE) as first:
+        first.append_many(0, [b"a"] * 10).result(WAIT_S)
+        first.append_many(0, [b"b"] * 10).result(WAIT_S)
+        shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("*.lock", "*.sock", ".lock"))
+        torn = next((tmp_path / "b").glob("orders-0/*.log"))
+        with torn.open("ab") as file:
+            file.write(b"a batch that was not written whole")
+        with Outbox.open(tmp_path / "b", "orders", 1, "billing", copy_check=False) as second:
+            collector.add(first)
+            collector.add(second)
+            scrape = Scrape(url)
+            assert len(scrape.values("pushrep_disk_size_bytes")) == len(scrape.values("pushrep_disk_used_bytes")) == 1
+            assert sorted(scrape.values("pushrep_log_recoveries_total")) == [0, 1]
+            assert max(scrape.values("pushrep_log_recovery_cut_bytes_total")) > 0
+            collector.remove(first)
+            log = second.log(0)
+            log.truncate_to(0, force=True)
+            assert Scrape(url).values("pushrep_log_cuts_total") == [1]
+
+
 @pytest.fixture(autouse=True)
 def no_socket_left():
     yield
@@ -151,11 +209,22 @@ def test_a_node_tells_its_logs_refusals_syncs_and_disk(world):
             outbox.append(0, b"both").result(WAIT_S)
         wait_for_all(outbox)
         labels = {"outbox": outbox.identity.outbox_id, "topic": "orders", "partition": "0"}
+        with ReplayClient(str(world.nodes[1].address)) as client:
+            assert len(list(client.replay(ReplayRequest(recording="orders-0", length=5)))) == 5
+            with pytest.raises(ReplayRefused):
+                client.replay(ReplayRequest(recording="orders-0", position=99))
+        wait_until(lambda: Scrape(url).values("pushrep_replay_session_ends_total"), "the end is counted")
         scrape = Scrape(url)
+        assert sum(scrape.values("pushrep_replay_session_ends_total")) == 1
+        assert scrape.value("pushrep_replay_refusals_total", code="INVALID_POSITION") == 1
+        assert scrape.value("pushrep_replay_lag_max_records") == 0
+        assert scrape.values("pushrep_replay_sessions") == [0, 0, 0]
+        assert scrape.value("pushrep_replay_sent_records_total") == 5
+        assert scrape.values("pushrep_problem") == [0] * len(BLOCKS)
         assert scrape.value("pushrep_log_end_offset", **labels) == 5
         assert scrape.value("pushrep_node_log_offline", **labels) == 0
-        assert scrape.value("pushrep_node_last_contact_seconds", **labels) > 1_600_000_000
-        assert scrape.value("pushrep_fsync_seconds_count", topic="orders") >= 5
+        assert scrape.value("pushrep_node_last_contact_timestamp_seconds", **labels) > 1_600_000_000
+        assert scrape.value("pushrep_fsync_duration_seconds_count", topic="orders") >= 5
         assert scrape.value("pushrep_disk_size_bytes") > 0
         assert scrape.value("pushrep_node_open_logs") == 1
         assert scrape.value("pushrep_node_replica_epoch") == node.replica_epoch + 1

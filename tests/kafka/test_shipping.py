@@ -260,6 +260,10 @@ def test_an_outbox_opens_and_appends_while_kafka_is_away(broker, topic, opened):
     with opened(1) as outbox:
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid
+        assert samples()["pushrep_destination_shipped_records_total"] == 1
+        assert samples()["pushrep_destination_shipped_bytes_total"] > 0
+        assert samples()["pushrep_destination_connections_total"] >= 1
+        assert samples()["pushrep_destination_trouble_seconds"] == 0
     assert_all_visible_once(broker, topic, logs, pid, 1)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.disk_space import SYNC_BOUNDS_S, SyncTimes
+from pushrep.log.disk_space import SYNC_BOUNDS_S, Durations
 
 INTERVAL = 4096
 
@@ -32,7 +32,7 @@ def test_the_bytes_from_an_offset_on_are_told_to_an_index_entry(tmp_path, segmen
 
 
 def test_every_sync_is_counted_in_its_class():
-    times = SyncTimes()
+    times = Durations()
     for seconds in (0.00005, 0.0001, 0.003, 99.0):
         times.add(seconds)
     counts, total = times.read()
