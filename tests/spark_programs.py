@@ -12,6 +12,8 @@ from spark_jobs.demo.processes import processes
 ROOT = Path(__file__).parents[1]
 WORKERS_PYTHON = str(Path(__file__).with_name("worker_python"))
 """PYSPARK_PYTHON for the tests' Sparks: worker_forks.py."""
+QUIET = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
+"""Of spark-submit: a web page that nobody looks at, and 200 tasks for a handful of rows, take longer than the work."""
 _GONE_S = 120
 # Half of the batches are enough to die in one and go on.
 QUICK_DEMO = f"import sys; from spark_jobs.demo import plan; plan.BATCHES_MIN = 7; sys.executable = {WORKERS_PYTHON!r}"
@@ -24,7 +26,7 @@ class SparkPrograms:
     submit: spark-submit's options, for programs that start Spark by themselves.
     """
 
-    def __init__(self, place, submit="--master local[2] --driver-memory 1g"):
+    def __init__(self, place, submit=f"--master local[2] --driver-memory 1g {QUIET}"):
         self._place, self._started = place, []
         self._environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),

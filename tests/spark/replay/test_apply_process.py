@@ -12,12 +12,11 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
-from tests.spark_programs import SparkPrograms, kill_session, said
+from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ROWS = 3000
-QUIET = ("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2")
 HOST = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1")
 IN_ONE_BATCH = ("--max-records-per-trigger", "100000")
 
@@ -30,10 +29,7 @@ def log(tmp_path):
     while starts[-1] < ROWS - 400:
         starts.append(starts[-1] + rng.randint(200, 400))
     for start in starts:
-        with Outbox.open(tmp_path / "log", topic="orders", partitions=2, producer="p") as box:
-            for partition in range(2):
-                values = [b"%d" % n for n in range(start, min(ROWS, start + 700))]
-                box.append_many(partition, values, metadata=StreamMetadata(5, partition, start))
+        append(tmp_path / "log", start, min(ROWS, start + 700))
     return tmp_path / "log"
 
 
@@ -70,11 +66,21 @@ def table(tmp_path):
     return sorted((row["partition"], int(row["value"])) for row in rows.to_pylist())
 
 
-EVERYTHING = [(partition, n) for partition in range(2) for n in range(ROWS)]
+def up_to(rows):
+    return [(partition, n) for partition in range(2) for n in range(rows)]
+
+
+def append(log, start, end):
+    """More of the same in both partitions."""
+    with Outbox.open(log, topic="orders", partitions=2, producer="p") as box:
+        for partition in range(2):
+            values = [b"%d" % n for n in range(start, end)]
+            box.append_many(partition, values, metadata=StreamMetadata(5, partition, start))
 
 
 @pytest.mark.timeout(900)
 def test_kill_9_at_random_never_changes_the_table(start, job_options, tmp_path, torture):
+    """Killed, then finished by spark-submit, then run until SIGTERM: every run goes on with the same log and table."""
     rng, seed = torture.random("kills"), torture.seed
     for number in range(torture.count(2, 20)):
         process = start(*job_options)
@@ -94,38 +100,43 @@ def test_kill_9_at_random_never_changes_the_table(start, job_options, tmp_path, 
         if (tmp_path / "table").exists() and any((tmp_path / "table").glob("batch_id=*")):
             seen = table(tmp_path)
             assert len(seen) == len(set(seen)), f"seed {seed}: a reader saw a row twice after a kill"
-            assert set(seen) <= set(EVERYTHING)
-    finished(start(*job_options))
-    assert table(tmp_path) == EVERYTHING, f"seed {seed}"
-    assert [e["event"] for e in finished(start(*job_options))] == ["started", "stopped"]
-    assert table(tmp_path) == EVERYTHING
+            assert set(seen) <= set(up_to(ROWS))
+    append(tmp_path / "log", ROWS, ROWS + 300)
+    spark_submit_finishes(start, job_options)
+    assert table(tmp_path) == up_to(ROWS + 300), f"seed {seed}"
+    sigterm_finishes_the_batch_and_ends_with_0(start, job_options, tmp_path)
 
 
-def test_sigterm_finishes_the_batch_and_ends_with_0(start, job_options, tmp_path, log):
-    process = start(*job_options, *IN_ONE_BATCH, "--trigger", "100ms")
-    kept = 0
-    for line in process.stdout:
-        kept += json.loads(line).get("kept") or 0
-        if kept == len(EVERYTHING):
-            break
-    process.send_signal(signal.SIGTERM)
-    events = finished(process)
-    assert events[-1]["event"] == "stopped"
-    assert table(tmp_path) == EVERYTHING
-
-
-def test_spark_submit_runs_the_file_that_the_job_names(start, job_options, tmp_path):
+def spark_submit_finishes(start, job_options):
+    """It runs the file that the job names."""
     submit = Path(sys.executable).with_name("spark-submit")
     where, _ = start("--where").communicate(timeout=240)
     events = finished(
         start(
-            *("--master", "local[2]", *QUIET, *HOST, where.rstrip("\n"), *job_options, *IN_ONE_BATCH),
+            *("--master", "local[2]", *QUIET.split(), *HOST, where.rstrip("\n"), *job_options, *IN_ONE_BATCH),
             program=(str(submit),),
             PYSPARK_SUBMIT_ARGS="",
         )
     )
     assert (events[0]["event"], events[-1]["event"]) == ("started", "stopped")
-    assert table(tmp_path) == EVERYTHING
+    assert events[-1]["kept"] >= 2 * 300
+
+
+def sigterm_finishes_the_batch_and_ends_with_0(start, job_options, tmp_path):
+    process = start(*job_options, *IN_ONE_BATCH, "--trigger", "100ms")
+    assert json.loads(process.stdout.readline())["event"] == "started", said(process)
+    append(tmp_path / "log", ROWS + 300, ROWS + 400)
+    kept = 0
+    for line in process.stdout:
+        event = json.loads(line)
+        assert (event["event"], event["rows"] > 0) == ("batch", True), "what is done makes no batch"
+        kept += event["kept"]
+        if kept >= 2 * 100:
+            break
+    process.send_signal(signal.SIGTERM)
+    stopped = finished(process)[-1]
+    assert (stopped["event"], stopped["kept"], kept) == ("stopped", 2 * 100, 2 * 100)
+    assert table(tmp_path) == up_to(ROWS + 400)
 
 
 def test_an_error_in_a_batch_is_one_line_and_1(start, job_options, tmp_path):
