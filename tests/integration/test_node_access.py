@@ -32,6 +32,7 @@ from pushrep.push.sockets import Address
 from pushrep.push.wire import grant_to_wire
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.conftest import WAIT_S
+from tests.integration.outboxes import wait_until
 
 NAMES = ("owner", "second", "reader", "keeper", "lister", "other", "stranger")
 ALLOW = frozenset(
@@ -249,7 +250,7 @@ def test_a2_an_outbox_from_before_is_bound_to_the_first_name_that_leads_it(world
     member = world.node(1, certificates=server_files(tls), allow=frozenset({"owner", "other"}))
     look = requests(service.grant, world.outbox_id, 1, tp)[1]
     assert ask(member.address, shown(tls, "owner"), look).error_code is ErrorCode.NONE
-    assert "had no owner: it is 'owner' from now on" in caplog.text
+    wait_until(lambda: "had no owner: it is 'owner' from now on" in caplog.text, "its leader is back, too")
     assert ask(member.address, shown(tls, "other"), look).error_code is ErrorCode.UNAUTHORISED
 
 

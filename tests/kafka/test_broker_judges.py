@@ -71,7 +71,9 @@ class Story:
 def story(tmp_path_factory, tool_or_skip):
     tool_or_skip(missing())
     directory = tmp_path_factory.mktemp("broker")
-    with KafkaCluster(directory / "cluster", settings={"log.cleaner.backoff.ms": "100"}) as cluster:
+    # The records are old: a broker that runs for half a minute would delete them before they are read.
+    settings = {"log.cleaner.backoff.ms": "100", "log.retention.ms": "-1"}
+    with KafkaCluster(directory / "cluster", settings=settings) as cluster:
         told = Story(cluster, directory)
         broker_writes(told)
         told.theirs = {topic: consume(told.servers, topic) for topic in THEIRS}

@@ -18,8 +18,8 @@ from filtering.consumers.positions import decode
 from filtering.consumers.startpoints import StartTarget
 from pushrep.kafka import KafkaDestination
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, StartpointStore
+from tests.kafka.plain_client import alter_topic, create_topic, plain_producer
 from tests.kafka.plain_client import consume as read_plainly
-from tests.kafka.plain_client import create_topic, plain_producer
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -541,6 +541,7 @@ def test_a_startpoint_that_fails_stops_the_start_with_the_reason(broker, topic, 
 
 def test_a_time_is_looked_up_in_the_topic(broker, topic, tmp_path):
     store = StartpointStore.open(tmp_path)
+    alter_topic(broker.bootstrap_servers, topic, retention_ms=-1)  # the records are old
     producer = plain_producer(broker.bootstrap_servers)
     for offset in range(10):
         key = StreamMetadata(PID, 0, offset).pack()
