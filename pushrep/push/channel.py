@@ -95,6 +95,8 @@ class Channel:
         lost: gets one more of the replica's index for each connection that breaks.
         """
         self._lost = Counter[int]() if lost is None else lost
+        self.away: str | None = None
+        """Why the replica can't be reached; None: it can, or nobody knows yet."""
         self.replica, self.is_closing = replica, False
         self._beats, self._is_beating, self._has_sent_end = beats, False, False
         self._beat_ms: int | None = None  # when the next one is due
@@ -286,6 +288,7 @@ class Channel:
         if self._opened is not None:
             opened, self._opened, self._connecting = self._opened, None, None
             opened.sock.setblocking(False)
+            self.away = None
             self._sock, self._protocol = opened
             speaks = opened.protocol.versions is not None and opened.protocol.versions.speaks(ApiKey.BEAT)
             self._beat_ms = now_ms if speaks and self._beats is not None else None
@@ -306,6 +309,7 @@ class Channel:
 
         def failed(error: BaseException) -> None:
             nonlocal last
+            self.away = str(error)
             if str(error) != last:  # said once, not with every attempt
                 last = str(error)
                 _LOG.warning("%s can't be reached, trying on: %s", self.replica, error)

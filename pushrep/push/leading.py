@@ -152,12 +152,13 @@ class Leading:
         self.partitions[partition].when_replicated(end_offset, callback)
 
     def troubles(self) -> dict[int, str]:
-        """Why sessions can't begin, a replica's disk takes nothing, or what rotted on a member can't be repaired, by
-        its index; those without are left out.
+        """Why sessions can't begin or go on, a replica's disk takes nothing, or what rotted on a member can't be
+        repaired, by its index; those without are left out.
         """
         found = {}
         if own := "; ".join(self.repairs.own_trouble.values()):
             found[self.grant.leader] = own
+        away = self.manager.away()
         for driver in list(self._drivers):
             index = driver.replica.index
             if driver.trouble is not None:
@@ -170,6 +171,8 @@ class Leading:
                 found[index] = why
             elif driver.damage is not None:
                 found[index] = driver.damage
+            elif index in away:
+                found[index] = away[index]
         return found
 
     def push_to(self, replica: Replica) -> None:

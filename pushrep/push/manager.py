@@ -218,6 +218,12 @@ class PushManager:
         """
         return (self._push_internal or not is_internal_topic) and (self._push_links or not is_cluster_link_destination)
 
+    def away(self) -> dict[int, str]:
+        """Why replicas can't be reached, by their index."""
+        with self._lock:
+            channels = list(self._channels.values())
+        return {channel.replica.index: channel.away for channel in channels if channel.away is not None}
+
     def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
         """There is something to be sent to a replica, or to be sent again after a pause. Unknown: nothing."""
         push = self._pushes.get(tp, {}).get(replica_id)

@@ -1,0 +1,200 @@
+"""The alerts: each by its own series, each with its page, and real faults that fire theirs and no other."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import HistogramMetricFamily
+
+from pushrep import Acks, KafkaDestination, Outbox, ReplayClient, ReplayRequest
+from pushrep.log.segment_files import segment_path
+from pushrep.node.metrics import NodeCollector
+from pushrep.node.reloading import CertificateFiles
+from pushrep.outbox.metrics import OutboxCollector
+from pushrep.problems import BLOCKS
+from pushrep.replay import NodeAccess
+from tests.integration.certificates import make_certificates
+from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.ports import reserve
+
+DOCS = Path(__file__).parents[2] / "docs"
+RULES = DOCS / "observability" / "alerts.yml"
+CASES = DOCS / "observability" / "alerts.test.yml"
+SMALL_SEGMENTS = replace(SMALL, segment_bytes=4000)
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus"
+)
+
+
+def rules():
+    """{alert: (expression, severity)}"""
+    found = re.findall(r"alert: (\w+)\n\s+expr: (.+)\n(?:.*\n)*?\s+severity: (\w+)", RULES.read_text())
+    return {name: (expression, severity) for name, expression, severity in found}
+
+
+def promtool(*arguments):
+    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def look(collector):
+    """{series: value} of one scrape, without histograms."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return {
+        f"{sample.name}{json.dumps(sample.labels, sort_keys=True)}": (sample.name, sample.labels, float(sample.value))
+        for family in registry.collect()
+        if not isinstance(family, HistogramMetricFamily)
+        for sample in family.samples
+    }
+
+
+def assert_fires(tmp_path, expected, growing=(), **targets):
+    """Exactly `expected` fire if every target stays as it is for half an hour. A target that is None does not answer.
+
+    growing: metrics that rise by a second in a second as long as nothing changes.
+    """
+    series = []
+    for instance, collector in targets.items():
+        series.append({"series": _series("up", {}, instance), "values": f"{int(collector is not None)}x40"})
+        for name, labels, value in () if collector is None else look(collector).values():
+            step = f"{value}+60x40" if name in growing else f"{value}x40"
+            series.append({"series": _series(name, labels, instance), "values": step})
+    firing = {
+        "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
+        "eval_time": "30m",
+        "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in expected],
+    }
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": [firing]}
+    file = tmp_path / "case.json"  # every JSON is YAML
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [case]}))
+    promtool("test", "rules", file)
+
+
+def _series(name, labels, instance):
+    shown = {**labels, "instance": instance, "job": "pushrep"}
+    return f"{name}{{{','.join(f'{label}={json.dumps(value)}' for label, value in shown.items())}}}"
+
+
+def problems(outbox):
+    return [one.problem for one in outbox.status().problems()]
+
+
+def test_each_problem_has_an_alert_of_its_weight_and_each_alert_a_page_and_a_case():
+    by_word = {}
+    for name, (expression, severity) in rules().items():
+        if (word := re.search(r'problem="(\w+)"', expression)) is not None:
+            by_word[word[1]] = severity
+        assert f"### {name}\n" in (DOCS / "alerts.md").read_text(), name
+        assert f"docs/alerts.md#{name.lower()}\n" in RULES.read_text(), name
+        assert f"# {name}\n" in CASES.read_text(), name
+    wanted = {word: "critical" if blocks else "warning" for word, blocks in BLOCKS.items()}
+    del wanted["not_answering"]  # nobody says so of himself: PushrepDown
+    assert by_word == wanted
+
+
+@needs_promtool
+def test_the_rules_hold_their_cases():
+    promtool("check", "rules", RULES)
+    promtool("test", "rules", CASES)
+
+
+@needs_promtool
+def test_nothing_fires_while_nothing_is_wrong_and_a_killed_replica_is_away(world, tmp_path):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"both").result(WAIT_S)
+        wait_for_all(outbox)
+        service, first, second = OutboxCollector(outbox), *(NodeCollector(world.nodes[n]) for n in (1, 2))
+        assert_fires(tmp_path, set(), service=service, first=first, second=second)
+        world.nodes[2].stop()
+        wait_until(lambda: problems(outbox) == ["replica_away"], "it is away")
+        outbox.append(0, b"two are enough").result(WAIT_S)
+        expected = {"PushrepReplicaAway", "PushrepDown"}
+        assert_fires(tmp_path, expected, service=service, first=first, second=None)
+
+
+@needs_promtool
+def test_a_kafka_that_is_away_fires_its_alert(tmp_path):
+    with reserve() as held:
+        kafka = KafkaDestination(bootstrap_servers=f"127.0.0.1:{held.getsockname()[1]}")
+        with Outbox.open(tmp_path / "o", "orders", 1, "billing", kafka=kafka, open_timeout_s=0.1) as outbox:
+            outbox.append(0, b"later").result(WAIT_S)
+            wait_until(lambda: outbox.status().problems(0.1), "it is away for longer than the limit")
+            assert_fires(tmp_path, {"PushrepKafkaAway"}, service=OutboxCollector(outbox, kafka_away_limit_s=0.1))
+            assert_fires(tmp_path, set(), service=OutboxCollector(outbox))  # a pause
+
+
+@needs_promtool
+def test_a_filled_disk_fires_its_alert(tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        with Outbox.open(place / "outbox", "orders", 1, "billing", log_config=SMALL) as outbox:
+            outbox.append(0, b"before").result(WAIT_S)
+            collector = OutboxCollector(outbox)
+            assert_fires(tmp_path, set(), service=collector)
+            (place / "another's").write_bytes(bytes(14 << 20))
+            assert_fires(tmp_path, {"PushrepDiskFilling"}, service=collector)
+            (place / "another's too").write_bytes(bytes(1 << 20))
+            assert_fires(tmp_path, {"PushrepDiskFull"}, service=collector)
+    finally:
+        subprocess.run(["umount", str(place)], check=True, timeout=60)
+
+
+@needs_promtool
+def test_a_damaged_segment_fires_its_alert(tmp_path):
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "billing", log_config=SMALL_SEGMENTS) as outbox:
+        for number in range(20):
+            outbox.append(0, b"%4d" % number + bytes(800)).result(WAIT_S)
+        log = outbox.log(0)
+        first = min(int(path.stem) for path in log.path.glob("*.log"))
+        path = segment_path(log.path, first)
+        data = bytearray(path.read_bytes())
+        data[100] ^= 0x10
+        path.write_bytes(data)
+        log.scrub.run_pass()
+        assert_fires(tmp_path, {"PushrepSegmentDamaged"}, service=OutboxCollector(outbox))
+
+
+@needs_promtool
+def test_a_certificate_that_expires_soon_fires_its_alert(world, tmp_path):
+    made = make_certificates(tmp_path)  # for two days
+    files = CertificateFiles(made / "node.pem", made / "node.key", made / "ca.pem")
+    world.node(1, certificates=files)
+    assert_fires(tmp_path, {"PushrepCertificateExpires"}, node=NodeCollector(world.nodes[1]))
+
+
+@needs_promtool
+def test_a_consumer_that_stopped_fires_its_alert(world, tmp_path):
+    world.node(1)
+    node = NodeCollector(world.nodes[1])
+
+    def stalled():
+        return next(value for name, _, value in look(node).values() if name == "pushrep_replay_stalled_seconds")
+
+    with open_outbox(world, 1, acks=Acks.ALL, min_insync_replicas=2) as outbox:
+        outbox.append_many(0, [bytes(1000)] * 500).result(WAIT_S)
+        wait_for_all(outbox)
+        access = NodeAccess(credit_bytes=64 << 10)
+        with ReplayClient(str(world.nodes[1].address), node=access) as client:
+            replay = client.replay(ReplayRequest(recording="orders-0", position=0))
+            wait_until(lambda: stalled() > 0.2, "it takes nothing and is behind")
+            before = stalled()
+            wait_until(lambda: stalled() > before + 0.2, "and so it goes on")
+            growing = ("pushrep_replay_stalled_seconds",)
+            assert_fires(tmp_path, {"PushrepReplayStalled"}, growing, node=node)
+            replay.close()
+            wait_until(lambda: stalled() == 0, "nobody is behind")
+        assert_fires(tmp_path, set(), node=node)
