@@ -82,9 +82,7 @@ class ConsoleAccess:
         is_own_site = request.headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
         is_own_page = origin in {"", f"{request.url.scheme}://{request.url.netloc}"}
         if not (is_own_site and is_own_page and hmac.compare_digest(str(token).encode(), self.token(session).encode())):
-            raise HTTPException(
-                HTTPStatus.FORBIDDEN, "This form is not from this console, or is old: load the page again."
-            )
+            raise HTTPException(HTTPStatus.FORBIDDEN, "This form is another site's, or old: load the page again.")
 
     def login(self, name: str, password: str) -> str | None:
         """A new session; None for a wrong name or password, which take as long as right ones."""

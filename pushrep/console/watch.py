@@ -109,6 +109,11 @@ class PlaceWatch:
         """The newest look at each place."""
         return [one.reading for one in list(self._watched.values()) if one.reading is not None]
 
+    def newest(self, name: str) -> Reading | None:
+        """The newest look at one place; None if there is none of that name."""
+        one = self._watched.get(name)
+        return None if one is None else one.reading
+
     def ask(self, name: str) -> Reading | None:
         """One place as it is now, the partitions of an outbox too; None if there is none of that name."""
         one = self._watched.get(name)

@@ -35,7 +35,7 @@ from pushrep.console.access import ConsoleAccess
 from pushrep.console.pages import Severity
 from pushrep.console.records import FORMS, RECORDS_A_PAGE, AskedRecords, Schema, records_page
 from pushrep.console.startpoints import AskedStartpoint, dry_run, history_of, lines_of, write
-from pushrep.console.watch import STEP_S, PlaceWatch
+from pushrep.console.watch import STEP_S, PlaceWatch, Reading
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.push.sockets import Address
@@ -47,7 +47,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # Without any referrer a browser would send our own forms as from nowhere: Origin: null.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -101,14 +102,14 @@ class Pages:
 
     def outbox(self, request: Request) -> Response:
         """One outbox: ?from= and ?only=behind choose partitions."""
-        row = self._row(request, "outbox")
+        row = _row(self._watch.ask(request.path_params["name"]), "outbox")
         only_behind = request.query_params.get("only") == "behind"
         parts = pages.partitions_shown(row.found, _number(request, "from"), only_behind=only_behind)
         return self._shown(request, "outbox.html", row=row, parts=parts, only_behind=only_behind, title=row.name)
 
     def node(self, request: Request) -> Response:
         """One node: ?from= chooses logs."""
-        row = self._row(request, "node")
+        row = _row(self._watch.ask(request.path_params["name"]), "node")
         last = max(0, len(row.found.get("logs", ())) - 1)
         first = min(_number(request, "from"), last) // pages.PARTITIONS_A_PAGE * pages.PARTITIONS_A_PAGE
         return self._shown(request, "node.html", row=row, first=first, title=row.name)
@@ -238,16 +239,11 @@ class Pages:
         self._settings.audit(json.dumps(line))
 
     def _outbox(self, request: Request) -> pages.PlaceRow:
-        row = self._row(request, "outbox")
+        """For a page that shows nothing of the look but what the outbox is."""
+        row = _row(self._watch.newest(request.path_params["name"]), "outbox")
         if row.found["kind"] != "outbox":
             raise HTTPException(404, str(row.found["why"]))
         return row
-
-    def _row(self, request: Request, kind: str) -> pages.PlaceRow:
-        reading = self._watch.ask(request.path_params["name"])
-        if reading is None or reading.found["kind"] not in {kind, "unknown"}:
-            raise HTTPException(404, f"There is no {kind} of that name: it may have been removed.")
-        return pages.row_of(reading)
 
     def _shown(self, request: Request, template: str, status_code: int = 200, /, **values: Any) -> Response:
         session = request.state.session
@@ -383,6 +379,12 @@ def application(watch: PlaceWatch, news: News, settings: ConsoleSettings) -> Sta
 
     found.add_middleware(BaseHTTPMiddleware, dispatch=guarded)
     return found
+
+
+def _row(reading: Reading | None, kind: str) -> pages.PlaceRow:
+    if reading is None or reading.found["kind"] not in {kind, "unknown"}:
+        raise HTTPException(404, f"There is no {kind} of that name: it may have been removed.")
+    return pages.row_of(reading)
 
 
 def _number(request: Request, name: str) -> int:

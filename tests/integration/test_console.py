@@ -116,6 +116,7 @@ def test_pages_run_no_inline_script_and_change_nothing(console):
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
+    assert headers["Referrer-Policy"] == "same-origin", "else browsers send our own forms with Origin: null"
     assert not re.search(r"<script(?![^>]* src=\"/static/)|<style| style=|://", page)
     assert get(console, "/", "POST")[0] == 405
     assert get(console, "/outbox/nothing")[0] == 404
