@@ -15,7 +15,7 @@ COPY partitioner partitioner
 COPY pushrep pushrep
 COPY spark_jobs spark_jobs
 # Editable: only such an install has the demos.
-RUN pip install --no-cache-dir -c constraints.txt -e '.[demo-kafka,kafka,sql]'
+RUN pip install --no-cache-dir -c constraints.txt -e '.[certs,demo-kafka,kafka,sql]'
 # Also among Spark's own jars, so that `--source kafka` wants nothing said.
 COPY --from=connector /jars/ /opt/spark-kafka/
 RUN ln -s /opt/spark-kafka/*.jar /usr/local/lib/python3.11/site-packages/pyspark/jars/

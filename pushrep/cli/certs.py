@@ -21,7 +21,13 @@ class _Signer(NamedTuple):
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--node", "nodes", multiple=True, metavar="HOST", help="A node's host name or IP address; repeatable.")
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="HOST",
+    help="A node's host name or IP address, or NAME=HOST,HOST for files called NAME; repeatable.",
+)
 @click.option("--client", "clients", multiple=True, metavar="NAME", help="A service's name for --allow; repeatable.")
 @click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="How long they are valid.")
 def certs(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int) -> None:
@@ -45,34 +51,42 @@ def certs(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], day
 def make_certificates(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int = 30) -> list[Path]:
     """The certificates that were written, each with its key beside it. Raises BadArgument, OSError.
 
-    nodes: host names or IP addresses, which clients check. clients: identities, as their DNS name or URI.
+    nodes: host names or IP addresses, which clients check; "name=host,..." for files of that name, of a node that is
+    reached under several. clients: identities, as their DNS name or URI.
     """
     from cryptography import x509  # noqa: PLC0415 - an extra
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
 
-    for name in (*nodes, *clients):
+    named = {name: hosts.split(",") if hosts else [name] for name, _, hosts in (node.partition("=") for node in nodes)}
+    for name in (*named, *(host for hosts in named.values() for host in hosts), *clients):
         if not re.fullmatch(r"[\w.:/@-]{1,200}", name) or name == _CA:
             raise BadArgument("name", f"{name!r} can't be a host's or a service's name here")
     directory.mkdir(parents=True, exist_ok=True)
     made = []
     if not (directory / f"{_CA}.pem").exists():
-        made.append(_write(directory, _CA, None, None, days))
+        made.append(_write(directory, _CA, [], None, days))
     certificate = x509.load_pem_x509_certificate((directory / f"{_CA}.pem").read_bytes())
     key = serialization.load_pem_private_key((directory / f"{_CA}.key").read_bytes(), None)
     signer = _Signer(key, certificate.subject)
-    for host in nodes:
-        try:
-            made.append(_write(directory, host, x509.IPAddress(ipaddress.ip_address(host)), signer, days))
-        except ValueError:
-            made.append(_write(directory, host, x509.DNSName(host), signer, days))
+    for name, hosts in named.items():
+        made.append(_write(directory, name, [_alternative(host) for host in hosts], signer, days))
     for client in clients:
         is_uri = re.fullmatch(r"[a-z][a-z0-9+.-]*:.+", client) is not None
         alternative = x509.UniformResourceIdentifier(client) if is_uri else x509.DNSName(client)
-        made.append(_write(directory, client, alternative, signer, days))
+        made.append(_write(directory, client, [alternative], signer, days))
     return made
 
 
-def _write(directory: Path, name: str, alternative: Any, signer: _Signer | None, days: int) -> Path:
+def _alternative(host: str) -> Any:
+    from cryptography import x509  # noqa: PLC0415
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(directory: Path, name: str, alternatives: list[Any], signer: _Signer | None, days: int) -> Path:
     """One certificate and its key, which only this user may read; without a signer an authority's own."""
     from cryptography import x509  # noqa: PLC0415
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
@@ -105,8 +119,8 @@ def _write(directory: Path, name: str, alternative: Any, signer: _Signer | None,
     else:
         issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key())
         builder = builder.add_extension(issued_by, critical=False)
-    if alternative is not None:
-        builder = builder.add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
+    if alternatives:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     certificate = builder.sign(own if signer is None else signer.key, hashes.SHA256())
     file_name = name.replace("/", "_").replace(":", "_") if signer is not None else _CA
     path, key_path = directory / f"{file_name}.pem", directory / f"{file_name}.key"

@@ -1,5 +1,6 @@
 """Access to a node under mutual TLS: every call by every kind of identity, strangers, rotation of certificates."""
 
+import ipaddress
 import random
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("cryptography")
+
+from cryptography import x509
 
 from pushrep.cli.certs import certs, make_certificates
 from pushrep.errors import BadArgument
@@ -388,3 +391,8 @@ def test_certificates_of_a_trial_are_made_added_and_renewed(tmp_path):
     assert (tmp_path / "tls" / "ca.pem").read_bytes() == authority
     assert (tmp_path / "tls" / "billing.key").stat().st_mode & 0o777 == 0o600
     assert run("--client", "../x y")[0] == 2
+    assert run("--node", "node-1=replica-1,127.0.0.1") == (0, ["node-1.pem"])
+    shown = x509.load_pem_x509_certificate((tmp_path / "tls" / "node-1.pem").read_bytes())
+    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert list(names) == [x509.DNSName("replica-1"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    assert run("--node", "node-1=replica 1")[0] == 2

@@ -152,8 +152,11 @@ class Machine:
         self._ends.callback(_end, process)
 
     def wait_healthy(self, name: str) -> None:
-        """Until the service's own health check passes."""
+        """Until the service's own health check passes; one that has none is to end, and well."""
         service = self._services[name]
+        if not service.health:
+            assert self.wait_ended(name, HEALTHY_TIMEOUT_S) == 0, self.said(name)
+            return
         check = [self.here(service, word) for word in service.health]
         for attempt in Retrying(
             stop=stop_after_delay(HEALTHY_TIMEOUT_S),

@@ -21,6 +21,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from pushrep import KafkaDestination
 from pushrep.outbox import Acks, Outbox
+from pushrep.push.certificates import mutual_tls
+from pushrep.push.settings import PushSettings
 from tests.kafka.cluster import missing
 from tests.kafka.compose import FILE, Machine, read_document, read_project
 from tests.kafka.plain_client import consume, create_topic
@@ -67,7 +69,8 @@ def test_names_lead_somewhere(document, services):
     assert {volume for volume in used if not volume.startswith(".")} == set(document["volumes"]), "each used, each told"
     for service in services.values():
         for needed, condition in service.needs.items():
-            assert condition != "service_healthy" or services[needed].health, f"{service.name} waits for {needed}"
+            is_checked = condition == "service_healthy"
+            assert is_checked == bool(services[needed].health), f"{service.name} waits for {needed}"
         words = " ".join((*service.command, *service.health, *service.environment.values()))
         for host, port in re.findall(r"(?<![\w.-])([a-z][a-z0-9-]*):(\d{4,5})\b", words):
             assert host in services, f"{service.name}: {host}:{port} is no service"
@@ -136,6 +139,7 @@ def test_every_service_runs_as_a_plain_process(services, tmp_path, tool_or_skip,
 
 def assert_outbox_ships_and_replicates(machine, tmp_path):
     """An outbox with both replicas, acknowledged by them, shipped to the three brokers."""
+    tls = machine.volume("tls")
     at = machine.addresses
     servers = machine.brokers()
     create_topic(servers, "orders", 3)
@@ -144,6 +148,7 @@ def assert_outbox_ships_and_replicates(machine, tmp_path):
     with Outbox.open(
         tmp_path / "outbox", "orders", 3, "billing", kafka=destination, replicas=replicas, acks=Acks.ALL,
         min_insync_replicas=3, open_timeout_s=60, delivery_timeout_ms=60_000,
+        push=PushSettings(tls=mutual_tls(cert=tls / "billing.pem", key=tls / "billing.key", ca=tls / "ca.pem")),
     ) as outbox:  # fmt: skip
         for partition in range(3):
             outbox.append(partition, b"an order").result(60)
