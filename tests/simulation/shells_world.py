@@ -43,6 +43,7 @@ from tests.simulation.shells_service import SMALL, Service
 
 PORT = 7400
 DATA = Path("/data")
+JUMPS_MS = (2_000, 3_600_000, 10 * 365 * 86_400_000)
 ACCIDENTS = ("crash", "power", "power_soon", "cut", "block", "pause", "disk", "promote", "stop", "time")
 
 
@@ -64,6 +65,8 @@ class Rules:
     quiet_steps: int = 20_000
     accepts_loss: bool = False
     wipes: bool = False  # now and then a member that does not lead loses its disk, one at a time
+    jumps: bool = False  # wall clocks jump, back too; all machines are suspended together, as guests of one host
+    sync_ms: tuple = ()  # what a sync costs, a choice for each disk; none: nothing
 
 
 class Machine:
@@ -73,6 +76,8 @@ class Machine:
         self.index, self.world = index, world
         self.address = Address(f"m{index}", PORT)
         self.disk = SimulatedDisk(world.random.getrandbits(32), clock=world.clock)
+        if world.rules.sync_ms:
+            self.disk.sync_ms = world.random.choice(world.rules.sync_ms)
         self.host = world.network.machine(self.address.host)
         self.data = DATA
         self.outbox_directory = DATA / str(world.first.outbox_id)
@@ -363,6 +368,8 @@ class World:
             return
         if self.rules.wipes and draw.random() < 0.3:
             kind = "wipe"
+        if self.rules.jumps and draw.random() < 0.3:
+            kind = "jump"
         self.note(machine, kind)
         getattr(self, f"do_{kind}")(machine, draw)
         self.check_disks()
@@ -430,6 +437,13 @@ class World:
             machine.disk.remove_tree(DATA)
             machine._parsed = {}
             self.counts["wiped"] = self.counts.get("wiped", 0) + 1
+
+    def do_jump(self, _, draw):
+        """The wall clock of all, by seconds or years; or a suspension, which both clocks count at its end."""
+        if draw.random() < 0.3:
+            self.clock.advance(draw.choice((5_000, 60_000)))
+        else:
+            self.clock.set_wall(max(0, self.clock.wall_ms() + draw.choice((-1, 1)) * draw.choice(JUMPS_MS)))
 
     def do_time(self, _, draw):
         self.clock.advance(draw.choice((10, 100, 1000)))

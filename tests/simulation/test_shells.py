@@ -27,6 +27,8 @@ WORLDS = {
     "five, m = 3": Rules(members=5, min_insync=3),
     "two partitions": Rules(partitions=2),
     "losses are accepted": Rules(accepts_loss=True),
+    "clocks jump": Rules(jumps=True, rates=(0.015,)),
+    "disks are slow": Rules(sync_ms=(0, 10, 60)),
     "disks are lost": Rules(wipes=True, rates=(0.015,)),
     "page cache, processes die": Rules(durability=Durability.BUFFERED, accidents=PROCESSES_DIE),
 }
@@ -51,11 +53,11 @@ def test_the_worlds_meet_what_they_are_about():
     """Every accident, and what comes of them, in a few seeds: else the worlds prove nothing."""
     counts = {}
     for seed in range(8):
-        rules = Rules(rates=(0.05,)) if seed % 2 else Rules()
+        rules = Rules(rates=(0.05,), jumps=seed % 4 == 1) if seed % 2 else Rules()
         for what, count in run(seed, rules, STEPS).counts.items():
             counts[what] = counts.get(what, 0) + count
     wanted = {
-        "crash", "power", "power_soon", "cut", "block", "pause", "disk", "promote", "stop", "time",
+        "crash", "power", "power_soon", "cut", "block", "pause", "disk", "promote", "stop", "time", "jump",
         "OPEN", "PROMOTE", "PROMOTE_AND_CATCH_UP", "leads", "refused", "acknowledged", "failed",
     }  # fmt: skip
     assert wanted <= counts.keys(), f"never met: {wanted - counts.keys()}"
