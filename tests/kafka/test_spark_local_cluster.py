@@ -24,7 +24,7 @@ from tests.spark.replay.conftest import Model, Row
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
-DEADLINE_S = 120
+DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ def topic_of(servers, rng, records):
     return options, brute_force(servers, {name: 3}).kept
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", ["batches", "operator"])
 def test_killed_executors_change_nothing_of_a_topic_s_rows(driver, broker, gate, tmp_path, form, torture):
     """The same results as local; a task that runs again, and state that is loaded anew, give the same rows."""
@@ -84,6 +85,7 @@ def test_killed_executors_change_nothing_of_a_topic_s_rows(driver, broker, gate,
     assert table(tmp_path) == expected
 
 
+@pytest.mark.timeout(900)
 def test_killed_executors_change_nothing_of_a_log_s_rows(driver, gate, tmp_path, torture):
     """The same over our own source, whose tasks read the log's files."""
     rows = []
