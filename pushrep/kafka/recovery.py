@@ -332,13 +332,18 @@ class ShippingRecovery:
         at, offset, log = max(known, key=itemgetter(0))
 
         async def look() -> bool:
+            data = b""
+            try:  # first: where it stands still, as a rule, that is all there is to ask
+                data = await self._cluster.fetch(partition, at, _ONE_BATCH)
+            except BrokerError as error:
+                if error.error_code != Code.OFFSET_OUT_OF_RANGE:
+                    raise
+            if data:
+                return holds_record(self._origin, log, offset, at, data)
             bounds = await self._cluster.bounds(partition)
             if not bounds.start <= at < bounds.end:
                 return at < bounds.start or await self._confirmed_end(partition, at + 1) > at
-            data = await self._cluster.fetch(partition, at, _ONE_BATCH)
-            if not data:
-                raise BrokerError(f"reading {self._facts.topic}-{partition} at {at}", Code.LEADER_NOT_AVAILABLE)
-            return holds_record(self._origin, log, offset, at, data)
+            raise BrokerError(f"reading {self._facts.topic}-{partition} at {at}", Code.LEADER_NOT_AVAILABLE)
 
         async with self._few_at_a_time:
             return await self.until_done(look)

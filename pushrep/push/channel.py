@@ -98,6 +98,8 @@ class Channel:
         self.away: str | None = None
         """Why the replica can't be reached; None: it can, or nobody knows yet."""
         self.replica, self.is_closing = replica, False
+        self.pushers: set[Pusher] = set()
+        """Those with a session. Each says something over every new connection: the replica may be another process."""
         self._beats, self._is_beating, self._has_sent_end = beats, False, False
         self._beat_ms: int | None = None  # when the next one is due
         self._settings, self._worker, self._clock = settings, worker, clock
@@ -511,6 +513,7 @@ class Channel:
         self._outgoing, self._is_beating, self._beat_ms = [], False, None
         given_up, self._in_flight, self._slots = self._in_flight, {}, 0
         self._file_requests.lost(max((request.file_bytes for request in given_up.values()), default=0))
-        for pusher in dict.fromkeys(sent.pusher for request in given_up.values() for sent in request.parts):
+        sent_by = (sent.pusher for request in given_up.values() for sent in request.parts)
+        for pusher in dict.fromkeys([*sent_by, *self.pushers]):
             pusher.on_disconnect()
             self.notify(pusher)

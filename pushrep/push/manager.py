@@ -80,7 +80,6 @@ class PushManager:
         self._state = _State.NEW
         self._workers: Workers | None = None  # from the first channel on
         self._channels: dict[tuple[Replica, int], Channel] = {}
-        self._users: Counter[tuple[Replica, int]] = Counter()
         self._closing: list[Channel] = []
         self._pushes: dict[TopicIdPartition, dict[int, _ReplicaPush]] = {}
 
@@ -145,6 +144,7 @@ class PushManager:
         pusher = Pusher(session, self.memory)
         with self._lock:
             channel = self._channel_of(tp, session.replica, client)
+            channel.pushers.add(pusher)
             self._pushes.setdefault(tp, {})[index] = _ReplicaPush(pusher, channel)
         channel.wake(pusher)
         return session.started
@@ -259,8 +259,8 @@ class PushManager:
             push.channel.wake(push.pusher)
         key = (push.channel.replica, self._line_of(tp))
         with self._lock:
-            self._users[key] -= 1
-            is_last = not self._users[key] and reason not in BEGINS_ANEW  # else the next session comes soon
+            push.channel.pushers.discard(push.pusher)
+            is_last = not push.channel.pushers and reason not in BEGINS_ANEW  # else the next session comes soon
             if is_last and self._channels.get(key) is push.channel:
                 del self._channels[key]
                 self._closing = [one for one in self._closing if not one.is_hung_up] + [push.channel]
@@ -280,7 +280,6 @@ class PushManager:
             )
             if self.is_active():
                 channel.run()
-        self._users[key] += 1
         return channel
 
     def _shared_workers(self) -> Workers:

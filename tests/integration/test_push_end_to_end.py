@@ -13,7 +13,7 @@ from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader
 from pushrep.replication.errors import NotLeader
 from pushrep.replication.outcome import Outcome
-from tests.integration.conftest import QUICK
+from tests.integration.conftest import QUICK, SMALL
 
 
 class CountedNetwork:
@@ -94,6 +94,23 @@ def test_a_replica_that_was_away_gets_what_it_missed(world):
     assert world.replica(2).replica_epoch == before + 1, "a restart is a new replica epoch"
     world.close()
     assert record_bytes(world.directory(2)) == record_bytes(world.root / "leader" / "orders-0")
+
+
+def test_an_idle_leader_notices_a_replica_that_was_started_again_and_gives_it_what_it_lost(world):
+    """A power cut took its newest records: nobody waits for the next append with one copy less."""
+    service = world.service([world.node(1), world.node(2)], partitions=2).start()
+    for number in range(50):
+        service.append(b"record %d" % number)
+    service.wait_for_all()
+    before = world.nodes[2].replica_epoch
+    world.nodes[2].stop()
+    with SegmentLog.open(world.directory(2), SMALL, has_replicas=True) as log:
+        log.truncate_to(20, force=True)
+    world.node(2)
+    for partition in (0, 1):  # the other was never written to
+        service.wait_for(lambda leader: leader.sessions[2].id.replica_epoch == before + 1, partition)
+        service.wait_for_all(partition)
+    assert world.replica(2).log.log_end_offset == 50
 
 
 def test_a_node_that_takes_smaller_frames_than_requests_from_the_file_is_caught_up_all_the_same(world):

@@ -27,7 +27,13 @@ def test_one_rotten_bit_of_a_header_sends_no_wrong_record(broker, tmp_path, tort
     layouts = (DENSE, SPARSE)
     both = write_logs(tmp_path / "both", layouts)
     chosen = torture.random("shipped")
-    flips = [(layout, flip) for layout, log in zip(layouts, both, strict=True) for flip in log.flips(torture)]
+    # What a CRC covers rots in one way, so that each of its bits rots in one of the batches.
+    flips = [
+        (layout, flip)
+        for layout, log in zip(layouts, both, strict=True)
+        for flip in log.flips(torture)
+        if not flip.is_covered or not torture.is_long or flip.bit % len(log.batches) == flip.batch
+    ]
     if not torture.is_long:  # one of each field and kind of log
         kinds = {(one[0].cleaned_offset, one[1].field): one for one in chosen.sample(flips, len(flips))}
         flips = list(kinds.values())

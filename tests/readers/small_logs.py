@@ -63,6 +63,11 @@ class Flip:
     def field(self):
         return next(name for name, (start, end) in FIELDS.items() if start <= self.bit // 8 < end)
 
+    @property
+    def is_covered(self):
+        """Whether the batch's CRC tells."""
+        return self.bit // 8 >= FIELDS["crc"][0]
+
     def __str__(self):
         return f"batch {self.batch}, {self.field}, bit {self.bit} of the header"
 

@@ -65,9 +65,13 @@ def is_without_witness(log, flip):
 
 
 def starts_near(log, flip, number):
-    """Every offset of the batch and of its neighbours' edges, and of the others one after the other."""
+    """Where the batch begins; and one after the other the front, its offsets, its neighbours' edges, any offset.
+
+    All of them with each bit take ten times as long; so each bit meets each of these places, at some of the batches.
+    """
     first, behind = log.batches[flip.batch].base_offset, log.batches[flip.batch].next_offset
-    return sorted({0, number % log.end, *range(max(0, first - 1), min(behind + 1, log.end))})
+    places = [0, number % log.end, *range(max(0, first - 1), min(behind + 1, log.end))]
+    return sorted({first, places[number % len(places)]})
 
 
 def faults_of(way, log, directory, flips, torture):

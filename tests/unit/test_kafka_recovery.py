@@ -1,15 +1,21 @@
 """Looking at a topic while nothing is sent to it."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from filtering import pack_keys
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka import recovery
 from pushrep.kafka.answers import Code
 from pushrep.kafka.cluster import BrokerError, PartitionBounds
+from pushrep.kafka.progress import ShippedRecord
 from pushrep.kafka.recovery import ShippingRecovery
+from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.topic import TopicFacts
+from pushrep.log import SegmentLog
+from pushrep.records import encode_batch
 
 
 class MovedCluster:
@@ -37,15 +43,61 @@ class Shipped:
         return None
 
 
+FACTS = TopicFacts("t", None, 1, "delete", 1 << 20, -1, has_append_time=False, producer_id_expiration_ms=86_400_000)
+
+
 def test_who_sends_nothing_learns_that_another_broker_leads(monkeypatch):
     """Else the end of a topic that lost records is asked of a broker that does not lead it, for ever."""
-    facts = TopicFacts("t", None, 1, "delete", 1 << 20, -1, has_append_time=False, producer_id_expiration_ms=86_400_000)
-    monkeypatch.setattr(recovery, "look_at_topic", lambda *_: facts)
+    monkeypatch.setattr(recovery, "look_at_topic", lambda *_: FACTS)
     monkeypatch.setattr(recovery, "_LOOK_AT_END_S", 0)
     cluster, shipped = MovedCluster(), Shipped()
-    looking = ShippingRecovery(None, facts, cluster, shipped, None, SYSTEM_CLOCK, lambda _: None)
+    looking = ShippingRecovery(None, FACTS, cluster, shipped, None, SYSTEM_CLOCK, lambda _: None)
     asyncio.run(looking.check_topic({0: 150}))
     assert cluster.knows_leader
     with pytest.raises(BrokerError, match="ends below"):
         asyncio.run(looking.check_topic({0: 150}))
     assert shipped.went_back == {0}
+
+
+class Partition:
+    """Offsets [start, end) of a topic; `at` gives `data`, the others nothing. It counts what it is asked."""
+
+    def __init__(self, start, end, at, data):
+        self.start, self.end, self.at, self.data, self.asked = start, end, at, data, 0
+
+    async def bounds(self, _partition):
+        self.asked += 2
+        return PartitionBounds(self.start, self.end)
+
+    async def fetch(self, partition, offset, _size_bytes):
+        self.asked += 1
+        if not self.start <= offset <= self.end:
+            raise BrokerError(f"reading t-{partition}", Code.OFFSET_OUT_OF_RANGE)
+        return self.data if offset == self.at else b""
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "at", "asked", "is_there"),
+    [
+        (0, 2, 1, 1, True),  # it stands where it was acknowledged
+        (5, 9, 5, 3, True),  # retention took it
+        (0, 1, 0, 5, False),  # the topic ends below it
+        (0, 0, 0, 5, False),
+    ],
+)
+def test_a_look_at_the_newest_record_asks_once(tmp_path, monkeypatch, start, end, at, asked, is_there):
+    monkeypatch.setattr(recovery, "_LOOKS_AT_END", 1)
+    with SegmentLog.open(tmp_path / "t-0") as log:
+        keys = pack_keys(7, 0, 0, 2)
+        log.append(encode_batch([b"a", b"b"], keys=keys, timestamps_ms=1000))
+        (batch,) = log.batches(0)
+        partition, shipped = Partition(start, end, at, bytes(batch.data)), Shipped()
+        origin = RecordOrigin(carrier="key", pids={0: 7}, pid_epoch=0)
+        looking = ShippingRecovery(None, FACTS, partition, shipped, origin, SYSTEM_CLOCK, lambda _: None)
+        source = SimpleNamespace(newest=ShippedRecord(offset=1, destination_offset=1), log=log)
+        if is_there:
+            asyncio.run(looking.check_newest(0, [source]))
+        else:
+            with pytest.raises(BrokerError, match="ends below"):
+                asyncio.run(looking.check_newest(0, [source]))
+        assert partition.asked == asked
