@@ -140,7 +140,7 @@ class NodeCalls:
         self._access.check(sender, ApiKey.BEAT, request.outbox_id)
         kept = self._store.look_up(request.outbox_id)
         promises = kept.election_state
-        generation, shown = promises.generation, kept.rival or promises.grant
+        generation, shown = promises.generation, promises.rival or promises.grant
         is_fenced = request.generation < generation or (
             request.generation == generation and request.leader_epoch < promises.newest_epoch
         )
@@ -337,8 +337,9 @@ def _why_refused(outcome: Outcome, offered: int, kept: int) -> str:
 
 
 def _grants(kept: KeptOutbox) -> tuple[wire.WireGrant, ...]:
-    grant = kept.election_state.grant
-    return (grant_to_wire(grant),) if grant is not None else ()
+    """The newest one first, then one that was forced beside it."""
+    shown = (kept.election_state.grant, kept.election_state.rival)
+    return tuple(grant_to_wire(grant) for grant in shown if grant is not None)
 
 
 def _description(replica: ReplicaLog) -> wire.LogDescription:

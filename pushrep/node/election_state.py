@@ -5,7 +5,7 @@
                                                   "grant": {...} | null, "number": n,
                                                   "ungranted": {log: [start, epoch, end]},
                                                   "unfilled": {log: offset}, "is_unfilled": bool,
-                                                  "log_generation": g, "crc32c": c}
+                                                  "log_generation": g, "rival": {...}, "crc32c": c}
     <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
 
 A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
@@ -55,7 +55,8 @@ class ElectionState:
     granted or not. unfenced: by log, what was appended without a grant. unfilled: by log, up to where it held records
     that it lost; until it ends there again it counts for nothing. is_unfilled: it had no grant when it stored its first
     one, so it may be a member whose disk was lost: until a leader has given it everything it counts for nothing.
-    log_generation: of the logs that lie there; below the grant's they are to be set aside.
+    log_generation: of the logs that lie there; below the grant's they are to be set aside. rival: a grant that was
+    forced beside the kept one, and offered: whoever leads by that is told of it, and goes offline.
     """
 
     leader_epoch: int = -1
@@ -66,6 +67,7 @@ class ElectionState:
     unfilled: Mapping[str, int] = field(default_factory=dict)
     is_unfilled: bool = False
     log_generation: int = 0
+    rival: Grant | None = None
 
     @property
     def newest_epoch(self) -> int:
@@ -86,7 +88,8 @@ class ElectionState:
         """These with a grant that `judge_grant` lets in; what the logs of an older generation promised ends with it."""
         if grant.generation == self.generation:
             return replace(self, grant=grant, leader_epoch=max(self.leader_epoch, grant.epoch))
-        return replace(self, grant=grant, leader_epoch=grant.epoch, unfenced={}, unfilled={}, is_unfilled=True)
+        began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None)
+        return replace(began, grant=grant, leader_epoch=grant.epoch)
 
     @property
     def is_led_here(self) -> bool:
@@ -198,6 +201,7 @@ def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, 
             unfilled={str(log): int(end) for log, end in fields.get("unfilled", {}).items()},
             is_unfilled=bool(fields.get("is_unfilled", False)),
             log_generation=int(fields.get("log_generation", 0 if grant is None else grant.get("generation", 0))),
+            rival=_grant_of(fields["rival"]) if "rival" in fields else None,
         )
     except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
@@ -215,6 +219,7 @@ def write_election_state(directory: Path, outbox_id: UUID, promises: ElectionSta
         "unfilled": dict(promises.unfilled),
         "is_unfilled": promises.is_unfilled,
         "log_generation": promises.log_generation,
+        **({} if promises.rival is None else {"rival": _grant_fields(promises.rival)}),
     }
     write_checked_json(filesystem, directory / PROMISES_NAME, fields, _PROMISES_VERSION)
 

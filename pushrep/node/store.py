@@ -89,8 +89,6 @@ class KeptOutbox:
         self._replicas: dict[tuple[str, int], ReplicaLog] = {}
         self._removing: set[tuple[str, int]] = set()
         self._keeper = ElectionStateStore(self.directory, outbox_id, store.filesystem)
-        self.rival: Grant | None = None
-        """One that was forced beside the kept one, and offered: who leads by that is told of it, and goes offline."""
 
     @property
     def directory_id(self) -> UUID | None:
@@ -162,7 +160,6 @@ class KeptOutbox:
                 finally:
                     held.release()
                 self._filled.clear()
-                self.rival = None
             with self._contact_lock:  # its epochs were another generation's
                 self._contact = LeaderContact(-1, self._store.started_ms, is_over=False)
 
@@ -293,8 +290,8 @@ class KeptOutbox:
                     f"{addressed_as}, too: one disk would count twice",
                 )
             outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
-            if are_rivals(offered.generation, kept.generation):
-                self.rival = offered
+            if are_rivals(offered.generation, kept.generation) and offered != kept.rival:
+                self._keeper.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
             is_renamed = addressed_as not in {NO_MEMBER, kept.member}  # it is no other live one, as was seen above
             if outcome is Outcome.NONE and (offered != kept.grant or is_renamed):

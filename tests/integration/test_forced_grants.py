@@ -208,6 +208,11 @@ def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(l
     wait_until(lambda: "refuses our grant" in caplog.text, "the log says it behind the status")
     refused = [one for one in caplog.messages if "refuses our grant" in one]
     assert all("they are rivals" in one for one in refused), refused
+    lost.world.nodes[2].stop()
+    lost.world.node(2)
+    kept = lost.promises(lost.directory(2)).grant.leader
+    with lost.lead(*((1, 2) if kept == 1 else ()), open_timeout_s=1) as outbox:
+        wait_until(lambda: isinstance(why_offline(outbox), RivalGenerations), "the node that was started again tells")
     promote(lost.directory(1), accept_loss=True, depose=True, push=QUICK, timeout_s=5)  # the one that is to go on
     with lost.lead(1, 2) as outbox:
         outbox.append(0, b"on").result(WAIT_S)

@@ -191,6 +191,23 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
 OTHER = UUID(int=9)
 
 
+def test_a_rival_is_not_forgotten_by_a_restart_until_another_generation_is_granted(tmp_path, store):
+    """Who leads by the kept grant hears of it from any beat, whenever the other one was here."""
+    kept = store.outbox(OUTBOX)
+    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is Outcome.NONE
+    assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is Outcome.INCONSISTENT_OUTBOX
+    store.close()
+    again = NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), REAL_FILESYSTEM, SYSTEM_CLOCK)
+    try:
+        kept = again.outbox(OUTBOX)
+        assert (kept.election_state.grant, kept.election_state.rival) == (forced(), forced(tag=6))
+        decided = replace(forced(513), generation=next_generation(forced().generation, 7))
+        assert kept.offer_grant(decided, 1, ADDRESSES[2], 2) is Outcome.NONE
+        assert (kept.election_state.grant, kept.election_state.rival) == (decided, None)
+    finally:
+        again.close()
+
+
 @pytest.mark.parametrize(
     ("address", "directory", "outcome"),
     [("", OTHER, 3), (ADDRESSES[2], OTHER, ErrorCode.MEMBER_TWICE), ("", None, ErrorCode.MEMBER_TWICE)],
