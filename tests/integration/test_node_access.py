@@ -6,13 +6,17 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("cryptography")
 
@@ -22,20 +26,24 @@ from pushrep.cli.certs import certs, make_certificates
 from pushrep.errors import BadArgument
 from pushrep.node import NodeSettings
 from pushrep.node.reloading import CertificateFiles, Reloading, not_after_s
+from pushrep.node.replay_server import REPLAY_CALLS
 from pushrep.protocol import push_messages as push
 from pushrep.protocol import replay_messages as replay
 from pushrep.protocol.calls import CALLS, PLACE_OF, ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.frames import FrameKind
+from pushrep.protocol.vocabulary import VOCABULARY
 from pushrep.push.certificates import mutual_tls
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
+from pushrep.push.sockets import Address, send_all
 from pushrep.push.wire import grant_to_wire
+from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
 from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import wait_until
+from tests.properties.test_protocol import messages_of
 
 NAMES = ("owner", "second", "reader", "keeper", "lister", "other", "stranger")
 ALLOW = frozenset(
@@ -217,6 +225,97 @@ def test_a3_who_may_not_changes_no_byte_and_learns_nothing(world, tls, led):
     assert sum(node.unauthorised().values()) > 40
     look = requests(service.grant, world.outbox_id, 1, tp_in(world))[0]
     assert ask(member.address, shown(tls, "owner"), look).logs[0].log_end_offset == 20
+
+
+REQUESTS = st.one_of([messages_of(kinds[FrameKind.REQUEST]) for kinds in CALLS.values() if FrameKind.REQUEST in kinds])
+CREDITS, CREDIT_VERSION = messages_of(replay.Credit), VOCABULARY.versions[ApiKey.CREDIT].newest
+
+
+def about(value, known, chosen):
+    """The same message, in which ids are often those of what is there."""
+    if isinstance(value, TopicIdPartition | UUID):
+        return chosen.choice([value, known[type(value)]])
+    if isinstance(value, tuple):
+        return tuple(about(one, known, chosen) for one in value)
+    if not is_dataclass(value):
+        return value
+    parts = {one.name: about(getattr(value, one.name), known, chosen) for one in fields(value)}
+    named = [name for name in parts if name in known and chosen.random() < 0.7]
+    return replace(value, **parts | {name: known[name] for name in named})
+
+
+class Caller:
+    """Asks with a name, over a connection for pushes and one for replays, as a node wants it."""
+
+    def __init__(self, address, settings):
+        self.address, self.settings, self.clients = address, settings, {}
+
+    def client(self, request):
+        place = isinstance(request, replay.Credit) or key_of(request) in REPLAY_CALLS
+        if place not in self.clients:
+            self.clients[place] = ReplicaClient(self.address, self.settings)
+        return self.clients[place]
+
+    def ask(self, request):
+        """The answer's text; that it hung up."""
+        try:
+            return str(self.client(request).ask(request, CALLS[key_of(request)][FrameKind.RESPONSE]))
+        except ReplicaUnreachable as error:
+            self.close()
+            return str(error).replace(str(self.address), "")
+
+    def credit(self, event):
+        """As a client of ours would not: for a call that is not its own."""
+        with suppress(OSError):
+            send_all(self.client(event)._opened.sock, VOCABULARY.encode(event, CREDIT_VERSION, 1))
+
+    def close(self):
+        for client in self.clients.values():
+            client.close()
+        self.clients.clear()
+
+
+def test_a3_a_strangers_random_calls_change_no_byte_and_reveal_none(world, tls, led, torture):
+    """Whatever it asks of a node that has an outbox, by ids that it should not know, and a replay of that: it is
+    answered as by a node that has nothing. Who may create its own changes no byte of another's either.
+    """
+    member, _ = led
+    node, empty = world.nodes[1], world.node(2, certificates=server_files(tls), allow=ALLOW)
+    tp, home = tp_in(world), node.directory / str(world.outbox_id)
+    world.replica(1).log.flush()
+    reading = ReplayClient(str(member.address), node=NodeAccess(tls=shown(tls, "reader").tls))
+    callers = {
+        name: [Caller(one.address, shown(tls, name)) for one in (member, empty)] for name in ("stranger", "other")
+    }
+    with reading, reading.replay(ReplayRequest(recording="orders-0", length=FOLLOW, bound="written")) as followed:
+        assert [record.offset for record in islice(followed, 20)] == list(range(20))
+        (session,) = node.replays().sessions
+        known = {TopicIdPartition: tp, UUID: world.outbox_id, "session_id": session.session_id, "recording_id": 1}
+        before, is_there = tree(home), tree(node.directory)
+        credits_before = node.replays().sessions[0].credit
+
+        @settings(max_examples=torture.count(60, 5_000), deadline=None)
+        @given(REQUESTS, CREDITS, st.randoms(use_true_random=False), st.sampled_from(["stranger", "other"]))
+        def changes_nothing(request, credit, chosen, name):
+            here, there = callers[name]
+            asked = about(request, known, chosen)
+            answer = here.ask(asked)
+            if name == "stranger":
+                assert answer == there.ask(asked)
+                assert key_of(asked) is ApiKey.API_VERSIONS or "UNAUTHORISED" in answer
+                assert tree(node.directory) == is_there
+            here.credit(about(credit, known, chosen))
+            assert tree(home) == before
+
+        changes_nothing()
+        (after,) = node.replays().sessions
+        assert (after.session_id, after.state) == (session.session_id, session.state)
+        assert after.credit <= credits_before
+    for caller in [one for pair in callers.values() for one in pair]:
+        caller.close()
+    assert {call for call, who in node.unauthorised() if who == "stranger"} >= {
+        key.name for key, kinds in CALLS.items() if FrameKind.REQUEST in kinds
+    } - {"API_VERSIONS"} or not torture.is_long
 
 
 _BY_TOPIC_ID = {ApiKey.APPEND_RECORDS, ApiKey.END_OFFSET_FOR_EPOCH, ApiKey.FETCH_RECORDS}
