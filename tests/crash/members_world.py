@@ -23,8 +23,10 @@ from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
 from pushrep.env import RealFilesystem
 from pushrep.log import SegmentLog
 from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.node.reloading import CertificateFiles
 from pushrep.outbox import DeliveryFailed, OutboxDiffers
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
+from pushrep.push.certificates import mutual_tls
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 
@@ -182,10 +184,15 @@ def _say(line, *words):
     line.sendall((json.dumps(words) + "\n").encode())
 
 
-def serve(line, directory, listen, told):
-    """A node, until it is told no more."""
+def serve(line, directory, listen, told, tls=None):
+    """A node, until it is told no more. tls: where its certificate lies, and only `billing` may lead."""
     filesystem = Killing(told)
-    settings = NodeSettings(address=Address.parse(listen), allow=frozenset({"any"}), log_config=_SMALL)
+    allow, files = "any", None
+    if tls is not None:
+        allow, files = "billing", CertificateFiles(tls / "127.0.0.1.pem", tls / "127.0.0.1.key", tls / "ca.pem")
+    settings = NodeSettings(
+        address=Address.parse(listen), allow=frozenset({allow}), certificates=files, log_config=_SMALL
+    )
     node = ReplicaNode(directory, settings, filesystem=filesystem)
     _say(line, str(node.address))
     for _, step, point in _commands(line):
@@ -193,7 +200,7 @@ def serve(line, directory, listen, told):
         _say(line, "armed")
 
 
-def lead(line, root, replicas, told, kill):
+def lead(line, root, replicas, told, kill, tls=None):
     """A service: it appends one record after the other, and does what it is told beside that."""
     filesystem = Killing(told)
     if kill is not None:
@@ -202,7 +209,7 @@ def lead(line, root, replicas, told, kill):
         outbox = Outbox.open(
             root / "outbox", "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, durability=Durability.BUFFERED,
             linger_ms=0, delivery_timeout_ms=100, open_timeout_s=WAIT_S, log_config=_SMALL, filesystem=filesystem,
-            push=PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1),
+            push=PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, tls=_shown(tls)),
         )  # fmt: skip
     except OutboxDiffers as error:
         _say(line, "differs", error.stored)
@@ -230,6 +237,12 @@ def lead(line, root, replicas, told, kill):
             _say(line, *_finished(partial(add_member, outbox.facts, *given)))
         elif word == "remove":
             _say(line, *_finished(partial(remove_member, outbox.facts, *given)))
+
+
+def _shown(tls):
+    if tls is None:
+        return None
+    return mutual_tls(cert=tls / "billing.pem", key=tls / "billing.key", ca=tls / "ca.pem")
 
 
 def _finished(step):
@@ -279,9 +292,9 @@ class Producing:
 class World:
     """The service in `outbox`, the nodes in directories by their names."""
 
-    def __init__(self, root):
+    def __init__(self, root, tls=None):
         root.mkdir()
-        self.root, self.told = root, root / "step"
+        self.root, self.told, self.tls = root, root / "step", tls
         self.nodes, self.addresses, self.leader = {}, {}, None
         self._ports = []
 
@@ -294,7 +307,7 @@ class World:
         if name not in self.addresses:
             self.addresses[name] = self._new_address()
         listen = self.addresses[name]
-        node = self._child(lambda line: serve(line, self.root / name, listen, self.told))
+        node = self._child(lambda line: serve(line, self.root / name, listen, self.told, self.tls))
         self.nodes[name] = node
         assert node.hear() == [listen]
 
@@ -310,7 +323,7 @@ class World:
         """Open the outbox with these nodes, or with those that it names where they are others; False if it died."""
         replicas = [self.addresses[name] for name in names]
         while True:
-            self.leader = self._child(lambda line: lead(line, self.root, replicas, self.told, kill))  # noqa: B023
+            self.leader = self._child(lambda line: lead(line, self.root, replicas, self.told, kill, self.tls))  # noqa: B023
             heard = self.leader.hear()
             if heard is None or heard[0] == "open":
                 return heard is not None

@@ -6,11 +6,13 @@ who was removed counts no more.
 """
 
 import signal
+from shutil import copytree, rmtree
 from typing import NamedTuple
 
 import pytest
 
 from pushrep import SegmentLog
+from pushrep.cli.certs import make_certificates
 from pushrep.outbox.promotion import promote
 from tests.crash.members_world import DIRECTORY, WAIT_S, Kill, Point, World
 
@@ -70,8 +72,8 @@ TABLE = [
 def new_world(tmp_path):
     made = []
 
-    def make():
-        made.append(World(tmp_path / str(len(made))))
+    def make(tls=None):
+        made.append(World(tmp_path / str(len(made)), tls))
         return made[-1]
 
     yield make
@@ -148,6 +150,109 @@ def test_a_change_of_members_outlives_a_kill_at_each_step(new_world, torture, na
             assert step < STEPS_MAX, f"{victim} never gets to its end: {found}"
             found.append(run_killed(new_world(), name, victim, Kill(step, draw.choice(list(Point)))))
         assert not torture.is_long or PROMISES in found or victim == "goes", f"{victim}: {found}"
+
+
+class Chaos:
+    """The members of an outbox, over mutual TLS, while its service takes records: one trouble after the other."""
+
+    def __init__(self, world, draw):
+        self.world, self.draw = world, draw
+        self.indexes, self.backups, self.met = {"a": 1, "b": 2}, {}, []
+        self.renew()
+        for name in "abc":
+            world.serve(name)
+        assert world.lead(["a", "b"])
+        world.append()
+        world.wait_for_all([])
+        world.leader.ask("produce")
+
+    def run(self, kinds):
+        for kind in kinds:
+            self.met.append(kind)
+            getattr(self, kind)(self.draw.choice(sorted(self.indexes)))
+            self.world.wait_for_all([])
+        self.world.leader.ask("rest")
+        self.world.append()
+        self.world.wait_for_all([])
+        acked = self.world.acked()
+        assert self.world.leader.ask("members") == [[0, *sorted(self.indexes.values())], []]
+        for name in ("outbox", *self.indexes):
+            held = self.world.held(name)
+            assert {offset: held.get(offset) for offset in acked} == acked, (name, self.met)
+
+    def renew(self, _=None):
+        """Certificates of all under the same authority; who is started from now on shows a new one."""
+        make_certificates(self.world.tls, ("127.0.0.1",), ("billing",))
+
+    def kill(self, name):
+        self.world.nodes[name].end()
+        self.world.serve(name)
+
+    def kill_the_service(self, _):
+        self.world.leader.end()
+        assert self.world.lead(sorted(self.indexes))
+        self.world.leader.ask("produce")
+
+    def wipe(self, name):
+        """An empty disk under the old address."""
+        self.world.nodes[name].end()
+        rmtree(self.world.root / name)
+        self.world.serve(name)
+
+    def restore(self, name):
+        """An older copy of the disk under the old address."""
+        root = self.world.root
+        if name not in self.backups:
+            self.world.nodes[name].end()
+            self.backups[name] = copytree(root / name, root / f"backup of {name}")
+            self.world.serve(name)
+            self.world.append()
+            self.world.wait_for_all([])
+        self.world.nodes[name].end()
+        rmtree(root / name)
+        copytree(self.backups[name], root / name)
+        self.world.serve(name)
+
+    def move(self, name):
+        """The same directory at another address: it leaves the list, and comes in as another member."""
+        self.world.nodes[name].end()
+        del self.world.addresses[name]
+        self.world.serve(name)
+        self.ask("remove", self.indexes[name])
+        self.indexes[name] = self.ask("add", self.world.addresses[name])
+        self.backups.pop(name, None)
+
+    def replace(self, name):
+        """By a node that is no member, with a kill of anybody in the middle."""
+        (coming,) = {"a", "b", "c"} - self.indexes.keys()
+        victim = self.draw.choice(sorted({"a", "b", "c"} - {name}))
+        self.world.nodes[victim].ask("arm", self.draw.randint(1, 6), self.draw.choice(list(Point)).value)
+        added = self.ask("add", self.world.addresses[coming])
+        self.ask("remove", self.indexes.pop(name))
+        self.indexes[coming] = added
+        self.world.revive("abc")
+        self.world.nodes[victim].end()  # its step may not have come
+        self.world.serve(victim)
+
+    def ask(self, *call):
+        """The member that it was about; nodes that die meanwhile are started again."""
+        self.world.leader.tell(*call)
+        while not self.world.revive("abc", WAIT_S):
+            pass
+        return self.world.leader.hear()[0]
+
+
+KINDS = ("renew", "kill", "kill_the_service", "wipe", "restore", "move", "replace")
+
+
+def test_what_was_acknowledged_survives_changes_of_members_disks_addresses_and_certificates(
+    new_world, torture, tmp_path
+):
+    """Every kind of trouble once, in an order of the seed; the long form goes on with it."""
+    pytest.importorskip("cryptography")
+    draw = torture.random()
+    chaos = Chaos(new_world(tmp_path / "tls"), draw)
+    chaos.run([*draw.sample(KINDS, len(KINDS)), *draw.choices(KINDS, k=torture.count(0, 200))])
 
 
 SET_ASIDE = [
