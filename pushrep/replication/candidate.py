@@ -50,7 +50,7 @@ from pushrep.replication.errors import (
     RivalGenerations,
     TooFewMembers,
 )
-from pushrep.replication.grants import Grant, are_rivals, newest_list_of, newest_of, next_ballot
+from pushrep.replication.grants import Grant, Quorum, are_rivals, newest_list_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
 """A leader beats once a second: one that a member heard so lately may be alive."""
@@ -191,6 +191,7 @@ class Candidate:
     first: the grant of an outbox that has none yet, under any number.
     change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
     leader_alive_ms: another leader that was in contact so lately may be alive, and is left alone; 0: it is deposed.
+    is_standby: nobody asked for it, so it needs as many as `Grant.may_take_over` wants.
     """
 
     def __init__(  # noqa: PLR0913 - who, what for, and what may differ
@@ -202,8 +203,10 @@ class Candidate:
         first: Grant | None = None,
         change: Callable[[Grant, int], Grant] | None = None,
         leader_alive_ms: int = LEADER_ALIVE_MS,
+        is_standby: bool = False,
     ) -> None:
         self.index, self.purpose, self._change = index, purpose, change
+        self._is_standby = is_standby
         self._leader_alive_ms, self._is_over = leader_alive_ms, False
         self.state = CandidateState.LOOKING
         self.grant: Grant | None = None
@@ -256,14 +259,22 @@ class Candidate:
         for partition, log in self._own_unfit():
             return self._refuse(self._not_held(partition, log))
         quorums = (self.grant or self.base).quorums
-        short = max(quorums, key=lambda quorum: quorum.to_lead - len(quorum.members & answered))
+        short = max(quorums, key=lambda quorum: self._needed(quorum) - len(quorum.members & answered))
         return self._refuse(
             TooFewMembers(
                 answered=len(short.members & answered),
-                needed=short.to_lead,
+                needed=self._needed(short),
                 silent=tuple(sorted(short.members - answered)),
             )
         )
+
+    def _needed(self, quorum: Quorum) -> int:
+        return quorum.to_take_over if self._is_standby else quorum.to_lead
+
+    def _is_enough(self, grant: Grant) -> bool:
+        """Whether those that count are enough to lead by it."""
+        counting = self._counting()
+        return grant.may_take_over(counting) if self._is_standby else grant.may_lead(counting)
 
     def on_fetched(self, partition: int) -> list[CandidateEffect]:
         """A Fetch is carried out."""
@@ -418,7 +429,7 @@ class Candidate:
         """Whether to take a number, by what was answered until now; or why not, whatever the others say."""
         if (why_not := self._why_another_leads(newest) or self._why_no_member()) is not None:
             return why_not
-        is_enough = self.base.may_lead(self._counting()) and not (self._is_first_grant() and self._may_name_more())
+        is_enough = self._is_enough(self.base) and not (self._is_first_grant() and self._may_name_more())
         if is_enough and self._own_unfit() and isinstance(refusal := self._fetches(), ReplicationError):
             return refusal if self._is_over else False  # another may hold it
         if newest is None or self.purpose is Purpose.OPEN:
@@ -443,7 +454,7 @@ class Candidate:
                 return self._refuse(why_not)
             if newer.epoch >= self.grant.epoch or newer.members_epoch > self.grant.members_epoch:
                 return self._refuse(NotLeader(newer.leader, newer.epoch))
-        if not self.grant.may_lead(self._counting()):
+        if not self._is_enough(self.grant):
             return []
         fetches = self._fetches()
         if isinstance(fetches, ReplicationError):

@@ -51,6 +51,14 @@ def label(generation: int) -> str:
     return f"{generation >> 32}.{generation & 0xFFFFFFFF:08x}" if generation else "0"
 
 
+class CantStandBy(ReplicationError):
+    """No standby can take over in this outbox as it is; `why` says what is missing."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"nobody can stand by: {why}")
+        self.why = why
+
+
 class NotAMember(ReplicationError):
     """Member `member` was removed by the grant of epoch `epoch`: it can't lead; add it again under a new index."""
 

@@ -86,6 +86,13 @@ class Quorum:
         """
         return max(self.to_lead, self.min_insync_replicas)
 
+    @property
+    def to_take_over(self) -> int:
+        """How many a standby needs, which nobody told that the leader is gone: with a high m few are enough to lead,
+        and two parts of a cut network could depose each other. Of any two majorities one member is in both.
+        """
+        return max(self.to_lead, len(self.members) // 2 + 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
@@ -172,8 +179,15 @@ class Grant:
 
     def may_lead(self, stored: AbstractSet[int]) -> bool:
         """Whether the members that stored the grant are enough to lead by it."""
-        deciding = self.quorums[1:] if self.is_led_alone else self.quorums
-        return all(len(quorum.members & stored) >= quorum.to_lead for quorum in deciding)
+        return all(len(quorum.members & stored) >= quorum.to_lead for quorum in self._deciding)
+
+    def may_take_over(self, stored: AbstractSet[int]) -> bool:
+        """Whether they are enough for a standby to lead by it, and for a leader to know that it still does."""
+        return all(len(quorum.members & stored) >= quorum.to_take_over for quorum in self._deciding)
+
+    @property
+    def _deciding(self) -> tuple[Quorum, ...]:
+        return self.quorums[1:] if self.is_led_alone else self.quorums
 
     def may_acknowledge(self, in_sync: AbstractSet[int]) -> bool:
         """Whether what all of `in_sync` hold survives the loss of any m - 1 members."""
