@@ -6,9 +6,11 @@ from typing import Any
 import click
 
 from pushrep.cli.common import show_json
+from pushrep.cli.replica.reaching import client_tls, tls_options
 from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import drop_destination, repartition, skip_record
+from pushrep.push.settings import PushSettings
 
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 _TOPIC = click.option("--topic", help="Which Kafka topic, where the outbox has shipped to several.")
@@ -126,11 +128,56 @@ def drop(directory: Path, topic: str) -> None:
     click.echo(f"nothing is kept for topic {topic} any more")
 
 
+@click.command()
+@click.argument("data", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--members", required=True, metavar="HOST:PORT,...", help="Where each member's node listens, DATA's first."
+)
+@click.option("--topic", required=True, help="The name of its logs, and of its Kafka topic. Fixed.")
+@click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many logs. Fixed.")
+@click.option(
+    "--carrier",
+    type=click.Choice(["key", "header"]),
+    default="key",
+    show_default=True,
+    help="Where the stream metadata travels. Fixed.",
+)
+@click.option("--min-insync", type=click.IntRange(1), help="Members that have to have a record.  [default: a majority]")
+@tls_options
+@_JSON
+def create(  # noqa: PLR0913, PLR0917 - one parameter an option
+    data: Path, members: str, topic: str, partitions: int, carrier: str, min_insync: int | None,
+    cert: Path | None, key: Path | None, ca: Path | None, as_json: bool,  # noqa: FBT001 - click's
+) -> None:  # fmt: skip
+    """Make an outbox whose service runs on every member: one instance leads, the others stand by (Outbox.stand_by).
+
+    \b
+      pushrep outbox create data --members 10.0.0.1:7400,10.0.0.2:7400,10.0.0.3:7400 --topic orders --partitions 3
+
+    DATA is the directory of the first member's node. All nodes have to answer. Instances that stand by already begin
+    once it is made, on DATA of their own nodes.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    from pushrep.outbox.creating import create_outbox  # noqa: PLC0415 - the wire's half, for this command alone
+
+    push = PushSettings(tls=client_tls(cert, key, ca))
+    listed = [one.strip() for one in members.split(",")]
+    made = create_outbox(data, listed, topic, partitions, carrier=carrier, min_insync_replicas=min_insync, push=push)
+    if as_json:
+        addresses = [one.address for one in made.members]
+        show_json({"outbox_id": str(made.outbox_id), "members": addresses, "min_insync": made.min_insync_replicas})
+        return
+    click.echo(
+        f"outbox {made.outbox_id} of topic {topic} is made, with {made.min_insync_replicas} of {len(listed)} acks"
+    )
+    click.echo(f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)')
+
+
 @click.group()
 def outbox() -> None:
-    """Change where an outbox's records go: skip one, use more partitions, drop a topic, free it from a copy."""
+    """Make an outbox with standbys; change where records go: skip one, use more partitions, drop a topic, rebase."""
 
 
+outbox.add_command(create)
 outbox.add_command(skip)
 outbox.add_command(repartition_command)
 outbox.add_command(rebase_command)

@@ -28,7 +28,7 @@ from pushrep.log.config import AppendResult, Durability, LogConfig
 from pushrep.log.derived import DerivedStore
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import parse_log_name, real_log_path
-from pushrep.log.disk_space import DiskWatch
+from pushrep.log.disk_space import DiskAboveLimit, DiskLevel, DiskWatch
 from pushrep.log.disk_threads import run_beside_each_other
 from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
 from pushrep.log.group_commit import may_be_interrupted
@@ -182,6 +182,15 @@ class SegmentLog:
     def disk(self) -> DiskWatch:
         """The disk below the directory of logs: how full it is, how long its syncs took."""
         return self._around.view.disk
+
+    def why_no_append(self) -> str:
+        """Why it takes no records now, without an append being tried; empty if it does."""
+        writer = self._checked_writer()
+        if not writer.is_writable:
+            return f"{self.path} takes no more records: a sync failed, or it is damaged"
+        if self.disk.level(self._around.config.disk_limits) is DiskLevel.FULL:
+            return str(DiskAboveLimit(self.path, self.disk.usage, self._around.config.disk_limits))
+        return ""
 
     @property
     def ignored_index_entries(self) -> int:

@@ -116,7 +116,7 @@ class Election:
         epochs = read_leader_epochs(log.path, self.keeper.filesystem) or log.leader_epochs
         return EpochEnd(epochs.epoch_of(end - 1), end)
 
-    def run(
+    def run(  # noqa: PLR0913 - what for, and what may differ
         self,
         purpose: Purpose,
         timeout_s: float,
@@ -124,17 +124,25 @@ class Election:
         first: Grant | None = None,
         change: Change | None = None,
         may_cut: bool = True,
+        is_standby: bool = False,
     ) -> Grant:
         """The grant to lead by: stored by enough members, this one holds all that they hold, on disk.
 
         first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
-        what this log has and who is ahead has not may be cut; else NotAhead says so.
+        what this log has and who is ahead has not may be cut; else NotAhead says so. is_standby: nobody asked for it,
+        so a majority has to agree.
         Raises NotLeader, LeaderMayBeAlive, TooFewMembers, NotAhead, LogNotFit, NotAMember, ReplicaUnreachable if who is
         ahead goes away while its records are fetched, LogPoisoned, OSError.
         """
         self._grants, self._may_cut = [first] if first is not None else [], may_cut
         candidate = Candidate(
-            self.index, purpose, self.own(), first=first, change=change, leader_alive_ms=self.leader_alive_ms
+            self.index,
+            purpose,
+            self.own(),
+            first=first,
+            change=change,
+            leader_alive_ms=self.leader_alive_ms,
+            is_standby=is_standby,
         )
         self._answers = self._round(timeout_s)
         effects: deque[CandidateEffect] = deque(candidate.start())

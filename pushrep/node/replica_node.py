@@ -152,15 +152,19 @@ class ReplicaNode:
         audit(by, StopReplayRequest(session_id=session_id), ApiKey.STOP_REPLAY)
         return self._replays.stop_session(session_id)
 
+    def last_contact(self, outbox_id: UUID) -> LastContact:
+        """With who leads this outbox, as this node heard of it. Raises CorruptNodeFile, OSError."""
+        kept = self._store.look_up(outbox_id)
+        return LastContact(kept.last_contact_ms, kept.contact_age_ms)
+
     @contextmanager
     def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:
         """For a promotion: the outbox's logs are closed clean, and left alone until the end of the block.
 
         Gives its last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
         """
-        kept = self._store.outbox(outbox_id)
-        contact = LastContact(kept.last_contact_ms, kept.contact_age_ms)
-        with kept.hand_over():
+        contact = self.last_contact(outbox_id)
+        with self._store.outbox(outbox_id).hand_over():
             yield contact
 
     def stop(self) -> None:

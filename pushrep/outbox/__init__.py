@@ -31,10 +31,12 @@ from pushrep.outbox.errors import (
     ReceiptTimeout,
     RecordRefused,
     SettingRefused,
+    StandbyCancelled,
 )
 from pushrep.outbox.identity import OutboxIdentity, read_identity
 from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.settings import Acks, OnDiverged
+from pushrep.replication.standby import StandbyState
 
 __all__ = [
     "Acks",
@@ -62,6 +64,8 @@ __all__ = [
     "ReceiptTimeout",
     "RecordRefused",
     "SettingRefused",
+    "StandbyCancelled",
+    "StandbyState",
     "begin_pid_epoch",
     "outbox_of_log",
     "read_identity",

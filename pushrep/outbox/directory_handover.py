@@ -7,7 +7,8 @@
               ─ hangs up, or dies ──────────────▶ the promises that lie there now say whose it is
 
 A line that is a JSON object is a question as an open outbox is asked (control/protocol.py): `status` answers what
-`pushrep status` shows of the node, `stop-replay` ends a replay session.
+`pushrep status` shows of the node, `stop-replay` ends a replay session, `contact` ({"outbox_id"}) says how many ms ago
+a leader was last heard, null for none.
 
 Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
 form, and tell none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
@@ -86,6 +87,7 @@ class HandoverSocket:
             if asked.startswith("{"):
                 calls: Calls = {
                     "status": lambda _: status_of(self._node).as_dict(),
+                    "contact": self._contact,
                     "stop-replay": partial(self._stop, connection),
                 }
                 connection.sendall(answer_line(asked.encode(), calls))
@@ -110,6 +112,13 @@ class HandoverSocket:
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return {"stopped": self._node.stop_replay(session_id, f"process {pid} of user {uid}")}
+
+    def _contact(self, arguments: Mapping[str, Any]) -> int | None:
+        try:
+            outbox_id = UUID(str(arguments.get("outbox_id")))
+        except ValueError as error:
+            raise BadArgument("outbox_id", "give the id of an outbox") from error
+        return self._node.last_contact(outbox_id).age_ms
 
 
 @contextmanager

@@ -101,6 +101,22 @@ class CantPromote(PushrepError):
         self.directory, self.why = directory, why
 
 
+class CantCreate(PushrepError):
+    """No outbox was made; `why` says what to do."""
+
+    def __init__(self, data: Path, why: str) -> None:
+        super().__init__(f"no outbox can be made under {data}: {why}")
+        self.data, self.why = data, why
+
+
+class StandbyCancelled(PushrepError):
+    """`cancel` was set before this instance led; nothing is open."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"{directory}: it stands by no more")
+        self.directory = directory
+
+
 class CantAdopt(PushrepError):
     """The directory can't go under a node as it is; `why` says what to do. Nothing was changed."""
 

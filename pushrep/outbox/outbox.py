@@ -59,6 +59,7 @@ from pushrep.outbox.settings import (
     check_flags,
     checked_on_diverged,
     checked_retention,
+    checked_times,
 )
 from pushrep.outbox.shipping import check_destination
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
@@ -66,6 +67,7 @@ from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for, release_linger_timer
 from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
+from pushrep.replication.standby import TAKEOVER_AFTER_MS, StandbyState
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -289,6 +291,57 @@ class Outbox:
         Raises `NoFreeSlot`, and what `open` raises.
         """
         return open_free_slot(directory, slots, lambda slot: cls.open(slot, topic, partitions, producer, **settings))
+
+    @classmethod
+    def stand_by(  # noqa: PLR0913 - what is fixed, and how it waits
+        cls,
+        directory: Path | str,
+        topic: str,
+        partitions: int,
+        producer: str,
+        *,
+        takeover_after_ms: int = TAKEOVER_AFTER_MS,
+        on_state: Callable[[StandbyState, str], object] | None = None,
+        cancel: threading.Event | None = None,
+        **settings: Any,
+    ) -> "Outbox":
+        """Wait until this instance of the service may lead the outbox, and return it open and leading.
+
+        For a service that runs on each member of an outbox of three or more: one instance leads, the others stand by
+        and take over by themselves. Once another leads, or this one gave the lead up, appends raise `NotLeader`, and
+        `on_state` is told `DEPOSED`: close the outbox, and stand by again. See docs/standby.md.
+
+        directory: of this machine's node (`pushrep replica serve`), or `<data>/<outbox id>` in it. `pushrep outbox
+            create` makes the outbox; until then every instance waits.
+        takeover_after_ms: for so long the leader is not heard before a standby looks; so long one that reaches no
+            majority, or can't append, leads on; 2,000 at least. The same on every member.
+        on_state: called with a `StandbyState` and why it is no better one, from any thread; it must not wait.
+        cancel: once it is set, it waits no longer and raises `StandbyCancelled`.
+        settings: those of `open`, but replicas and min_insync_replicas, which the grant names, and acks, which is ALL.
+
+        Raises `CantStandBy` for fewer than three members or a min_insync_replicas that is no majority, and what `open`
+        raises that waiting does not change.
+        """
+        from pushrep.outbox.standby import ToStandBy, WaitingMember, refuse_settings  # noqa: PLC0415 - the wire's half
+
+        refuse_settings(settings)
+        asked = ToStandBy(
+            directory=checked_path("directory", directory),
+            topic=topic,
+            times=checked_times(takeover_after_ms),
+            push=settings.get("push") or PushSettings(),
+            open_timeout_s=settings.get("open_timeout_s", 5.0),
+            log_config=settings.get("log_config"),
+            filesystem=settings.get("filesystem", REAL_FILESYSTEM),
+            clock=settings.get("clock", SYSTEM_CLOCK),
+            cancel=cancel or threading.Event(),
+            on_state=on_state or (lambda _state, _why: None),
+        )
+
+        def open_outbox(path: Path, others: Sequence[str]) -> Outbox:
+            return cls.open(path, topic, partitions, producer, replicas=others, **settings)
+
+        return WaitingMember(asked, open_outbox).run()
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
         self,

@@ -11,8 +11,8 @@ other members as replicas. What stopped half-way is safe: at worst nobody leads 
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -149,28 +149,21 @@ def promote(  # noqa: PLR0913 - an operator's choices
     with ExitStack() as stack:
         told = stack.enter_context(handed_over(directory, outbox_id))
         last_contact = last_contact or told
-        taking = Retrying(
-            retry=retry_if_exception_type(CantPromote),
-            stop=stop_after_delay(min(_TAKE_S, timeout_s)),
-            wait=wait_fixed(0.05),
-            reraise=True,
+        candidacy = stack.enter_context(
+            election_in(
+                directory,
+                outbox_id,
+                member=member,
+                contact_age_ms=last_contact.age_ms,
+                leader_alive_ms=leader_alive_ms,
+                push=push or PushSettings(),
+                take_s=min(_TAKE_S, timeout_s),
+                log_config=log_config,
+                filesystem=filesystem,
+                clock=clock,
+            )
         )
-        held = taking(_open_directory, directory, filesystem, clock)
-        stack.callback(held.release)
-        held.refuse_copy()
-        keeper = ElectionStateStore(directory, outbox_id, filesystem)
-        keeper.set_logs_aside(held)
-        stack.callback(_forget_member, keeper, keeper.kept)
-        kept = _settle_member(keeper, directory, member)
-        logs = _open_logs(stack, directory, kept, log_config, filesystem, clock)
-        candidacy = Election(
-            keeper,
-            logs,
-            push or PushSettings(),
-            clock=clock,
-            contact_age_ms=last_contact.age_ms,
-            leader_alive_ms=leader_alive_ms,
-        )
+        keeper, logs = candidacy.keeper, candidacy.logs
         repaired = partial(_repair, {tp_of(log): log for log in logs.values()}, push or PushSettings(), verify_s, clock)
         losing = partial(
             with_loss,
@@ -203,6 +196,44 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 f"the leader until now: nobody leads. Run again: pushrep promote {directory} --catch-up"
             )
             raise CantPromote(directory, why) from error
+
+
+@contextmanager
+def election_in(  # noqa: PLR0913 - whose, and what it asks with
+    directory: Path,
+    outbox_id: UUID,
+    *,
+    member: int | None = None,
+    first: Grant | None = None,
+    contact_age_ms: int | None,
+    leader_alive_ms: int = LEADER_ALIVE_MS,
+    push: PushSettings,
+    take_s: float = _TAKE_S,
+    log_config: LogConfig | None,
+    filesystem: Filesystem,
+    clock: Clock,
+) -> Iterator[Election]:
+    """The election of the member in `directory`, which its node has let go of; its logs are open until the end.
+
+    first: of an outbox that has no grant yet. take_s: for whoever has the directory to end.
+    Raises CantPromote, DirectoryIsCopy, CorruptNodeFile, OSError.
+    """
+    with ExitStack() as stack:
+        taking = Retrying(
+            retry=retry_if_exception_type(CantPromote),
+            stop=stop_after_delay(take_s),
+            wait=wait_fixed(0.05),
+            reraise=True,
+        )
+        held = taking(_open_directory, directory, filesystem, clock)
+        stack.callback(held.release)
+        held.refuse_copy()
+        keeper = ElectionStateStore(directory, outbox_id, filesystem)
+        keeper.set_logs_aside(held)
+        stack.callback(_forget_member, keeper, keeper.kept)
+        grant = first or _settle_member(keeper, directory, member)
+        logs = _open_logs(stack, directory, grant, log_config, filesystem, clock)
+        yield Election(keeper, logs, push, clock=clock, contact_age_ms=contact_age_ms, leader_alive_ms=leader_alive_ms)
 
 
 def _begun(
@@ -258,7 +289,7 @@ def _open_directory(directory: Path, filesystem: Filesystem, clock: Clock) -> Lo
     return held
 
 
-def _settle_member(keeper: ElectionStateStore, directory: Path, member: int | None) -> ElectionState:
+def _settle_member(keeper: ElectionStateStore, directory: Path, member: int | None) -> Grant:
     kept = keeper.kept
     assert kept.grant is not None, "it was looked at before"
     if member is not None and member not in kept.grant.indexes:
@@ -270,7 +301,7 @@ def _settle_member(keeper: ElectionStateStore, directory: Path, member: int | No
         raise CantPromote(directory, f"its node listens at none of the members' addresses; say which it is of {listed}")
     if kept.member == NO_MEMBER and member is not None:
         keeper.keep(replace(kept, member=member))
-    return keeper.kept
+    return kept.grant
 
 
 def _forget_member(keeper: ElectionStateStore, before: ElectionState) -> None:
@@ -282,18 +313,17 @@ def _forget_member(keeper: ElectionStateStore, before: ElectionState) -> None:
 def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on
     stack: ExitStack,
     directory: Path,
-    kept: ElectionState,
+    grant: Grant,
     config: LogConfig | None,
     filesystem: Filesystem,
     clock: Clock,
 ) -> dict[int, SegmentLog]:
-    assert kept.grant is not None, "it was looked at before"
     logs = {}
-    for number in range(kept.grant.partitions):
+    for number in range(grant.partitions):
         logs[number] = log = SegmentLog.open(
-            directory / f"{kept.grant.topic}-{number}",
+            directory / f"{grant.topic}-{number}",
             config or NodeSettings().log_config,
-            log_id=kept.grant.topic_id,
+            log_id=grant.topic_id,
             has_replicas=True,
             filesystem=filesystem,
             clock=clock,

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
-from pushrep.log import Durability, SegmentLog
+from pushrep.log import Durability, LogClosed, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.flusher import Tick
 from pushrep.node.election import Change, Election, too_few
@@ -47,9 +47,10 @@ from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.records import RecordBatch
 from pushrep.replication.candidate import Purpose
-from pushrep.replication.errors import NotLeader, TooFewMembers
+from pushrep.replication.errors import LeadGivenUp, NotLeader, TooFewMembers
 from pushrep.replication.grants import Grant, Member, are_rivals, newest_of, next_ballot
 from pushrep.replication.leader import PartitionLeader
+from pushrep.replication.standby import LeaderHealth, TakeoverTimes
 
 _LOG = logging.getLogger("pushrep.outbox")
 _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits
@@ -59,6 +60,7 @@ _NAME_AGAIN_S = 0.05  # between looks whether a member with a new directory was 
 _ASK_S = 5.0  # who asks whether this one leads asks again
 _TICKS_PER_TIMEOUT = 4
 _TICK_MAX_S = 1.0
+_LEAD_LOOK_S = 0.25
 
 
 class Replication:
@@ -98,6 +100,7 @@ class Replication:
         self._shown = False  # a replica showed its directory since that was looked at
         self._threads: list[threading.Thread] = []
         self._tick: Tick | None = None
+        self._health: LeaderHealth | None = None  # where others stand by
         self.appenders: Mapping[int, PartitionReplicas] = {
             n: PartitionReplicas(
                 f"{log.topic}-{n}",
@@ -153,13 +156,21 @@ class Replication:
         elif self._grant.is_led_alone:
             self._thread("pushrep-settle", self._end_solo_lead)
 
+    def resign_in_time(self, times: TakeoverTimes, on_lost: Callable[[Exception], None]) -> None:
+        """From now on give up the lead where another may have it by `times`. on_lost(why), in a thread of its own: this
+        outbox does not lead any more, whyever. It may close the outbox.
+        """
+        self._health = LeaderHealth(times, self._clock.monotonic_ms())
+        self._thread("pushrep-lead", partial(self._watch_lead, self._health, on_lost))
+
     def close(self) -> None:
         """End the sessions and the threads. A second call does nothing."""
         self._stop.set()
         if self._tick is not None:
             self._tick.end()
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # who lost the lead closes the outbox
+                thread.join()
         with self._changing:  # a change that is under way leads anew at its end
             leading = self._leading
         if leading is not None:
@@ -368,6 +379,43 @@ class Replication:
         answered = {self._identity.member, *found} - older
         return any(len(one.members & answered) >= one.min_insync_replicas for one in grant.quorums)
 
+    def _lost(self) -> Exception | None:
+        """Why it will not lead again before it is opened anew; None: it leads, or it may."""
+        for appender in self.appenders.values():
+            led = appender.led
+            if (why := appender.failure or (None if led is None else led.resigned)) is not None:
+                return why
+        return None
+
+    def _watch_lead(self, health: LeaderHealth, on_lost: Callable[[Exception], None]) -> None:
+        while not self._stop.wait(_LEAD_LOOK_S):
+            lost = self._lost()
+            if lost is None:
+                try:
+                    why_no_append = next(filter(None, (log.why_no_append() for log in self._logs.values())), "")
+                except LogClosed:  # by `close`
+                    return
+                grant = self._keeper.kept.grant or self._first()
+                why = health.why_resign(grant, why_no_append, self._clock.monotonic_ms())
+                if why is None:
+                    continue
+                lost = self._resign(LeadGivenUp(grant.leader, grant.epoch, why))
+            try:
+                on_lost(lost)
+            except Exception:  # noqa: BLE001 - it is not ours
+                _LOG.exception("%s: who is told that the lead is lost failed", self._keeper.directory)
+            return
+
+    def _resign(self, why: LeadGivenUp) -> LeadGivenUp:
+        """Nothing is appended, shipped or pushed any more; members that are reached hear that this leader has gone."""
+        _LOG.error("%s: %s", self._keeper.directory, why)
+        for appender in self.appenders.values():
+            appender.failure = why
+        with self._changing:  # a change that is under way leads anew at its end
+            if self._leading is not None:
+                self._leading.resign(why)
+        return why
+
     def _why_not_leading(self) -> Exception | None:
         if self._stop.is_set():
             return OutboxClosed(self._keeper.directory)
@@ -447,12 +495,17 @@ class Replication:
         )
         self._leading = leading
         leading.on_directory = partial(self._see_directory, grant, leading)
+        leading.on_kept = self._member_answered
         leading.start()
         for number, appender in self.appenders.items():
             appender.needed, appender.led = grant.min_insync_replicas, leading.partitions[number]
         if leading.directories:  # shown before it was led here: that was too early to see to it
             self._see_directory(grant, leading)
         return leading
+
+    def _member_answered(self, index: int) -> None:
+        if self._health is not None:
+            self._health.on_answer(index, self._clock.monotonic_ms())
 
     def _see_directory(self, grant: Grant, leading: Leading) -> None:
         """A replica showed its directory. If one is to come in, a thread sees to it until that is done."""
@@ -524,7 +577,7 @@ class Replication:
     def _look_on(self) -> None:
         """Until enough members answer. What can't be done beside appends is left to the next open."""
         try:
-            while not self._stop.wait(_LOOK_AGAIN_S):
+            while not self._stop.wait(_LOOK_AGAIN_S) and self._lost() is None:
                 with self._changing:
                     is_leading = self._lead_if_enough()
                 if is_leading:

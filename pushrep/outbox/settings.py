@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import cast
 
 from pushrep.errors import BadArgument
 from pushrep.log import Durability
@@ -12,11 +13,13 @@ from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from pushrep.records import Codec
 from pushrep.replication.leader import REPLICA_LAG_MAX_MS
+from pushrep.replication.standby import TakeoverTimes
 
 BATCH_BYTES = 256 << 10
 """Stays in the processor's cache while it is encoded and summed."""
 BUFFER_BYTES = 64 << 20
 _MEMBERS_MAX = 256  # an index has 8 bits
+_TAKEOVER_AFTER_MIN_MS = 2_000  # a leader beats once a second
 _DURATION_MAX_MS = 1 << 40
 """34 years; the system's own waits end at a few centuries, and fail beyond."""
 
@@ -86,6 +89,12 @@ def checked_retention(setting: str, value: int | None) -> int | None:
     if value is not None:
         _check_number(setting, value, -1, int)
     return value
+
+
+def checked_times(takeover_after_ms: object) -> TakeoverTimes:
+    """The arguments of `Outbox.stand_by`. Raises SettingRefused."""
+    _check_number("takeover_after_ms", takeover_after_ms, _TAKEOVER_AFTER_MIN_MS, int, _DURATION_MAX_MS)
+    return TakeoverTimes(takeover_after_ms=cast("int", takeover_after_ms))
 
 
 def check_flags(**flags: object) -> None:

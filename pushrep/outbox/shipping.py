@@ -100,6 +100,11 @@ class Shipping:
         if self.shipper is not None:
             self.shipper.when_head_was_cut(call)
 
+    def stop(self) -> None:
+        """Ship nothing more: another leads. Raises OSError."""
+        if self.shipper is not None:
+            self.shipper.close()
+
     def drop(self, topic: object) -> None:
         """As `pushrep outbox drop-destination`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
         OSError.

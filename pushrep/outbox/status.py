@@ -22,6 +22,7 @@ from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
 from pushrep.problems import AWAY_LIMIT_S, Problem, disk_problems, scrub_problems, worst_first
 from pushrep.push.led_partition import LedPartition
+from pushrep.replication.errors import LeadGivenUp
 
 if TYPE_CHECKING:
     from pushrep.outbox.partition_appender import AppendCounts
@@ -37,7 +38,7 @@ class LeadingState(Enum):
     LOOKING = "looking for members"
     """Too few answered yet: with ALL nothing is taken."""
     RESIGNED = "resigned"
-    """Another member leads."""
+    """Another member leads, or may: this one gave the lead up."""
     FAILED = "failed"
     """It can't lead; open it again."""
 
@@ -256,7 +257,8 @@ def leading_state(facts: Facts) -> tuple[LeadingState, str | None]:
         return LeadingState.ALONE, None
     for appender in facts.replication.appenders.values():
         if appender.failure is not None:
-            return LeadingState.FAILED, str(appender.failure)
+            resigned = isinstance(appender.failure, LeadGivenUp)
+            return LeadingState.RESIGNED if resigned else LeadingState.FAILED, str(appender.failure)
         if appender.led is None:
             return LeadingState.LOOKING, None
         if appender.led.resigned is not None:

@@ -55,11 +55,13 @@ _PARTS_MAX = 1024  # partitions in one request: its header stays far below what 
 
 class Beats(NamedTuple):
     """What a leader says once a second; on_another(replica, generation, epoch, leader): in the answer that one showed
-    another grant than the leader's own: a newer one, or an older one or none (-1), because its disk is not the same.
+    another grant than the leader's own: a newer one, or an older one or none (-1), because its disk is not the same;
+    on_own(replica): its own.
     """
 
     request: BeatRequest
     on_another: Callable[[int, int, int, int], None]
+    on_own: Callable[[int], None]
 
 
 class Waker:
@@ -486,6 +488,8 @@ class Channel:
         if (response.generation, response.grant_epoch) != ours:
             shown = (response.generation, response.grant_epoch, response.grant_leader)
             self._beats.on_another(self.replica.index, *shown)
+        elif response.error_code is ErrorCode.NONE:
+            self._beats.on_own(self.replica.index)
 
     def _answered(self, request: OnItsWay, response: AppendRecordsResponse) -> None:
         if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):

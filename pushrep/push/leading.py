@@ -35,6 +35,7 @@ from pushrep.push.wire import grant_to_wire, log_ends_of
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replication.epochs import LogEnds
+from pushrep.replication.errors import NotLeader
 from pushrep.replication.grants import Grant
 from pushrep.replication.leader import REPLICA_LAG_MAX_MS, PartitionLeader
 from pushrep.replication.sessions import BEGINS_ANEW
@@ -83,7 +84,7 @@ class Leading:
         beat = wire.BeatRequest(
             outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch, generation=grant.generation
         )
-        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._on_another_grant))
+        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._on_another_grant, self.notify_kept))
         self._clock, self._lag_ms = clock, replica_lag_max_ms
         threads = self.manager.settings.network.threads
         self._stop = threads.event()
@@ -113,6 +114,8 @@ class Leading:
         """Called when one showed its directory, in any thread, of who lets it in once it was filled. None: nobody does,
         and one that the grant does not name counts by its index.
         """
+        self.on_kept: Callable[[int], None] | None = None
+        """Called with a replica's index when it answered and keeps our grant, once a second at least; in any thread."""
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
         self._tick: Tick | None = None
@@ -224,6 +227,16 @@ class Leading:
         if (generation, epoch) < self.grant.rank:
             for led in self.partitions.values():
                 led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
+
+    def resign(self, why: NotLeader) -> None:
+        """Lead no more: who waits is told why, members hear that this leader has gone. Another may lead then."""
+        for led in self.partitions.values():
+            led.resign(why)
+
+    def notify_kept(self, replica: int) -> None:
+        """A replica answered, and keeps our grant."""
+        if self.on_kept is not None:
+            self.on_kept(replica)
 
     def _notify_grant(self, generation: int, epoch: int, leader: int) -> None:
         for led in self.partitions.values():
@@ -429,6 +442,7 @@ class _Driver:
             why = answer.error_message or answer.error_code.meaning
             _LOG.warning("%s refuses our grant: %s", self.replica, why)
             return
+        self._leading.notify_kept(self.replica.index)
         directory_id = client.directory_in(answer)
         self._leading.notify_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)
 

@@ -136,7 +136,7 @@ class LedPartition:
         self.tp, self.log, self.leader = tp, log, leader
         self.lock = threading.Lock()
         self.resigned: NotLeader | None = None
-        """Another leads: nothing that is appended now is acknowledged any more."""
+        """Another leads, or may: nothing that is appended now is acknowledged any more."""
         self._pushes, self._on_ended = pushes, on_ended
         self._sessions: dict[SessionId, PushSession] = {}
         self._waiting: list[tuple[int, int, OnReplicated]] = []
@@ -256,6 +256,15 @@ class LedPartition:
             effects = self.leader.on_grant_shown(generation, epoch, leader)
         self._apply(effects)
 
+    def resign(self, why: NotLeader) -> None:
+        """Lead no more, although nobody else was granted it; whoever waits is told `why`. A second call: nothing."""
+        with self.lock:
+            if self.leader.has_resigned:
+                return
+            self.resigned = why
+            effects = self.leader.resign(why.epoch, why.leader)
+        self._apply(effects)
+
     def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:
         """Call back once the high watermark has reached `end_offset`; at once, in this thread, if it has."""
         with self._waiting_lock:
@@ -319,7 +328,7 @@ class LedPartition:
                 level = logging.WARNING if effect.too_slow else logging.INFO  # a session's end is told by its reason
                 _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
             elif isinstance(effect, Resigned):
-                self.resigned = self._why_resigned(effect)
+                self.resigned = self.resigned or self._why_resigned(effect)
                 _LOG.error("%s: %s", self.tp, self.resigned)
                 self._complete()
 

@@ -17,6 +17,15 @@ class NotLeader(ReplicationError):
         self.leader, self.epoch = leader, epoch
 
 
+class LeadGivenUp(NotLeader):
+    """This member gave up its lead of epoch `epoch`, so that another may have it; `why` says what it could not do."""
+
+    def __init__(self, leader: int, epoch: int, why: str) -> None:
+        super().__init__(leader, epoch)
+        self.args = (f"member {leader} gave up its lead of epoch {epoch}: {why}",)
+        self.why = why
+
+
 class OlderGeneration(NotLeader):
     """Grants were forced since this directory was away: what it holds is set aside, and it is filled as a replica of
     member `leader`. generation, newest: its own, and the one that another member showed.

@@ -12,12 +12,9 @@ once. Standbys wait for a moment that is drawn by chance, so that mostly one loo
 
 A pause (after a takeover) and a hold (by an operator) end at wall clock times. A pause is over once this member has
 known the grant for that long, too: clocks that differ by hours keep nobody from leading.
-
-Nothing carries these rules out yet: no outbox stands by.
 """
 
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -41,7 +38,7 @@ class StandbyState(Enum):
     STANDING_BY = "standing_by"
     LOOKING = "looking"
     TAKING_OVER = "taking_over"
-    """It has a number: from here on whoever led is fenced."""
+    """It was granted the lead: from here on whoever led is fenced."""
     LEADING = "leading"
     DEPOSED = "deposed"
     """It leads no more: another does, or it resigned."""
@@ -151,24 +148,30 @@ class Standby:
         return ""
 
 
-class Lead:
-    """What keeps a leader leading: it reaches a majority, and its log takes records; for `takeover_after_ms` without
-    one of them it resigns, so that another may lead. Not thread-safe.
+class LeaderHealth:
+    """What keeps a leader leading: a majority answers it, and its log takes records. After `takeover_after_ms` without
+    one of them it resigns, so that another may lead. `on_answer` may be called by other threads.
     """
 
     def __init__(self, times: TakeoverTimes, now_ms: int) -> None:
         self._times = times
-        self._reached_ms = self._appends_since_ms = now_ms
+        self._began_ms = self._appends_since_ms = now_ms
+        self._answered_ms: dict[int, int] = {}
 
-    def why_resign(self, grant: Grant, reached: AbstractSet[int], why_no_append: str, now_ms: int) -> str | None:
-        """reached: members that answered since the last call, the leader counted. why_no_append: empty if it can."""
-        if grant.may_take_over(reached):
-            self._reached_ms = now_ms
+    def on_answer(self, member: int, now_ms: int) -> None:
+        """Another member answered, and keeps this leader's grant."""
+        self._answered_ms[member] = now_ms
+
+    def why_resign(self, grant: Grant, why_no_append: str, now_ms: int) -> str | None:
+        """Why it has to, None if it leads on. why_no_append: empty if the log takes records."""
         if not why_no_append:
             self._appends_since_ms = now_ms
         limit_ms = self._times.takeover_after_ms
-        if now_ms - self._reached_ms >= limit_ms:
-            return f"it reached no majority of the members for {_seconds(now_ms - self._reached_ms)}"
+        late = {one for one in grant.indexes if now_ms - self._answered_ms.get(one, self._began_ms) >= limit_ms}
+        if not grant.may_take_over(grant.indexes - (late - {grant.leader})):
+            return (
+                f"members {sorted(late - {grant.leader})} did not answer for {_seconds(limit_ms)}: no majority is left"
+            )
         if now_ms - self._appends_since_ms >= limit_ms:
             return f"it could not append for {_seconds(now_ms - self._appends_since_ms)}: {why_no_append}"
         return None

@@ -12,7 +12,15 @@ from pushrep.replication.candidate import Candidate, MemberAnswer, Purpose, Refu
 from pushrep.replication.effects import TakeEpoch
 from pushrep.replication.errors import CantStandBy
 from pushrep.replication.grants import Grant, Member, Quorum
-from pushrep.replication.standby import MAY_BECOME, Lead, Seen, Standby, StandbyState, TakeoverTimes, check_standby
+from pushrep.replication.standby import (
+    MAY_BECOME,
+    LeaderHealth,
+    Seen,
+    Standby,
+    StandbyState,
+    TakeoverTimes,
+    check_standby,
+)
 
 TIMES = TakeoverTimes(takeover_after_ms=10_000, takeover_pause_ms=30_000)
 WALL_MS = 1_700_000_000_000
@@ -72,17 +80,27 @@ def test_a_clock_that_is_a_day_ahead_makes_no_pause_longer():
 
 
 def test_a_leader_resigns_without_a_majority_or_a_disk_and_not_before_its_time():
-    lead, three = Lead(TIMES, 0), grant()
-    assert lead.why_resign(three, {0, 2}, "", 5_000) is None
-    assert lead.why_resign(three, {0}, "", 14_999) is None
-    assert "no majority" in lead.why_resign(three, {0}, "", 15_000)
-    lead = Lead(TIMES, 0)
-    assert lead.why_resign(three, {0, 1}, "the disk is full", 9_999) is None
-    assert "the disk is full" in lead.why_resign(three, {0, 1}, "the disk is full", 10_000)
-    lead = Lead(TIMES, 0)
-    assert lead.why_resign(three, {0, 1}, "the disk is full", 9_999) is None
-    assert lead.why_resign(three, {0, 1}, "", 10_000) is None
-    assert lead.why_resign(three, {0, 1}, "the disk is full", 19_999) is None
+    health, three = LeaderHealth(TIMES, 0), grant()
+    health.on_answer(2, 5_000)
+    assert health.why_resign(three, "", 14_999) is None
+    assert "no majority" in health.why_resign(three, "", 15_000)
+    health = LeaderHealth(TIMES, 0)
+    health.on_answer(1, 9_000)
+    assert health.why_resign(three, "the disk is full", 9_999) is None
+    assert "the disk is full" in health.why_resign(three, "the disk is full", 10_000)
+    health = LeaderHealth(TIMES, 0)
+    health.on_answer(1, 15_000)
+    assert health.why_resign(three, "the disk is full", 9_999) is None
+    assert health.why_resign(three, "", 10_000) is None
+    assert health.why_resign(three, "the disk is full", 19_999) is None
+
+
+def test_members_that_answer_at_different_times_are_a_majority_together():
+    health, five = LeaderHealth(TIMES, 0), grant(count=5, m=3)
+    health.on_answer(1, 2_000)
+    health.on_answer(2, 9_000)
+    assert health.why_resign(five, "", 11_999) is None
+    assert "[1, 3, 4] did not answer" in health.why_resign(five, "", 12_000)
 
 
 class StandingBy(RuleBasedStateMachine):

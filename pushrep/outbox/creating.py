@@ -1,0 +1,131 @@
+"""Making an outbox that several members may lead: its id, its first list of members, its logs, before any service runs.
+
+    <data>/<new id> ─ empty logs, promises.json: member 0 ─▶ every member shows who it is ─▶ first grant, to all of them
+
+Member 0 is the one under whose node the command runs; the grant names it, so its instance leads first if it is there.
+"""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.errors import PushrepError
+from pushrep.log.creating import create_logs
+from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import log_name
+from pushrep.node.election_state import REPLICA_EPOCH_NAME, ElectionState, ElectionStateStore
+from pushrep.outbox.directory_handover import handed_over
+from pushrep.outbox.errors import CantCreate
+from pushrep.outbox.identity import new_identity
+from pushrep.outbox.promotion import election_in
+from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
+from pushrep.replication.candidate import Purpose
+from pushrep.replication.grants import Grant, Member, default_min_insync, next_ballot
+from pushrep.replication.standby import check_standby
+
+
+def create_outbox(  # noqa: PLR0913 - what is fixed
+    data: Path | str,
+    members: Sequence[str],
+    topic: str,
+    partitions: int = 1,
+    *,
+    carrier: str = "key",
+    min_insync_replicas: int | None = None,
+    push: PushSettings | None = None,
+    timeout_s: float = 5.0,
+) -> Grant:
+    """Make an outbox whose members are these nodes, each by "host:port"; its first grant, which all of them stored.
+
+    data: of the first one's node, which runs. min_insync_replicas: more than half, if it is None.
+    Raises CantCreate, CantStandBy, SettingRefused, and what leading raises; nothing is left here then.
+    """
+    data = Path(data)
+    if not (data / REPLICA_EPOCH_NAME).exists():
+        raise CantCreate(data, "it is no node's directory: start `pushrep replica serve` there first")
+    addresses = [str(Address.parse(one)) for one in members]
+    if len(set(addresses)) != len(addresses):
+        raise CantCreate(data, f"give each member once: {', '.join(addresses)}")
+    new_identity(producer="any", topic=topic, partitions=partitions, carrier=carrier)  # refuses nonsense
+    epoch = next_ballot(0, -1)
+    first = Grant(
+        outbox_id=uuid4(),
+        epoch=epoch,
+        leader=0,
+        members=tuple(Member(index, address) for index, address in enumerate(addresses)),
+        min_insync_replicas=min_insync_replicas or default_min_insync(len(addresses)),
+        members_epoch=epoch,
+        pid_epoch=0,
+        topic_id=uuid4(),
+        topic=topic,
+        partitions=partitions,
+        carrier=carrier,
+    )
+    check_standby(first)
+    directory = data / str(first.outbox_id)
+    try:
+        return _created(directory, first, push or PushSettings(), timeout_s)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _created(directory: Path, first: Grant, push: PushSettings, timeout_s: float) -> Grant:
+    own_id = _prepared(directory, first)
+    _check_address(directory, first, own_id, push)
+    with ExitStack() as stack:
+        stack.enter_context(handed_over(directory, first.outbox_id))
+        election = stack.enter_context(
+            election_in(
+                directory,
+                first.outbox_id,
+                first=first,
+                contact_age_ms=None,
+                push=push,
+                log_config=None,
+                filesystem=REAL_FILESYSTEM,
+                clock=SYSTEM_CLOCK,
+            )
+        )
+        if silent := first.indexes - {0} - election.describe_members(first, timeout_s).keys():
+            told = ", ".join(f"{one.index} ({one.address})" for one in first.members if one.index in silent)
+            raise CantCreate(directory.parent, f"every member has to answer at first, and {told} did not")
+        granted = election.run(Purpose.OPEN, timeout_s, first=first)
+        if nameless := granted.nameless:
+            raise CantCreate(directory.parent, f"members {sorted(nameless)} show no directory: upgrade their nodes")
+        election.begin(granted)
+        election.offer(granted, timeout_s)  # also to those that were not waited for
+        return granted
+
+
+def _prepared(directory: Path, first: Grant) -> UUID | None:
+    """Its directory, with its own id and empty logs."""
+    held = LogDirectory.acquire(directory)
+    try:
+        held.settle_id()
+        names = [log_name(first.topic, n) for n in range(first.partitions)]
+        create_logs(held, dict.fromkeys(names, first.topic_id))
+        keeper = ElectionStateStore(directory, first.outbox_id, REAL_FILESYSTEM)
+        keeper.keep(ElectionState(member=0))
+        return keeper.directory_id
+    finally:
+        held.release()
+
+
+def _check_address(directory: Path, first: Grant, own_id: UUID | None, push: PushSettings) -> None:
+    """The others will reach this directory at the first address. Raises CantCreate."""
+    address = Address.parse(first.members[0].address)
+    try:
+        with ReplicaClient(address, push) as client:
+            request = DescribeLogRequest(outbox_id=first.outbox_id, member=0, partitions=())
+            shown = client.directory_in(client.ask(request, DescribeLogResponse))
+    except PushrepError as error:
+        raise CantCreate(directory.parent, f"its own node does not answer at {address}: {error}") from error
+    if shown != own_id:
+        raise CantCreate(directory.parent, f"at {address} is another node: name this one's address first")

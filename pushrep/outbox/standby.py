@@ -1,0 +1,234 @@
+"""Standing by: a service waits beside its machine's node until it may lead, and then has an open outbox.
+
+    promises.json: the newest grant ──┐
+    the node: when it heard the leader ├─▶ Standby (rules) ─▶ looks ─▶ the node lets go of the directory
+    the disk: is there room ──────────┘                             ─▶ Election, as a standby ─▶ Outbox.open ─▶ leads
+                    ▲                                                        │ not enough, or another was faster
+                    └────────────────────────────────────────────────────────┘
+
+While it leads, Replication gives the lead up in time (`resign_in_time`). The directory is `<data>/<outbox id>` of the
+node; `<data>` alone is enough where one outbox of the topic lies there. Nothing here decides who leads: the ballots do.
+"""
+
+import logging
+import random
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+from pushrep.env import Clock, Filesystem
+from pushrep.log import LogConfig
+from pushrep.log.disk_space import DiskLevel, disk_level
+from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
+from pushrep.node.election_state import NO_MEMBER, REPLICA_EPOCH_NAME, ElectionState, find_election_state
+from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
+from pushrep.outbox.directory_handover import handed_over
+from pushrep.outbox.errors import CantPromote, SettingRefused, StandbyCancelled
+from pushrep.outbox.promotion import election_in
+from pushrep.outbox.settings import Acks
+from pushrep.outbox.status import Facts
+from pushrep.push.errors import ReplicaUnreachable
+from pushrep.push.settings import PushSettings
+from pushrep.replication.candidate import LEADER_ALIVE_MS, Purpose
+from pushrep.replication.errors import CantStandBy, ReplicationError
+from pushrep.replication.grants import Grant
+from pushrep.replication.standby import Seen, Standby, StandbyState, TakeoverTimes
+
+_LOG = logging.getLogger("pushrep.outbox")
+_DIGITS = re.compile(r"[0-9.]+")
+_POLL_S = 0.2
+_ASK_NODE_S = 1.0
+_ROUND_S = 2.0  # for each round of an election: two members that look at once refuse each other, and look again
+_PASSES = (
+    ReplicationError, ReplicaUnreachable, CantPromote, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
+)  # fmt: skip
+"""What may be over soon: members that are away, an election that another won, a directory that is still in use."""
+
+
+class LeadingOutbox(Protocol):
+    """What standing by asks of the outbox that it opens: an `Outbox` has it."""
+
+    @property
+    def facts(self) -> Facts: ...
+    def close(self) -> None: ...
+
+
+_Outbox = TypeVar("_Outbox", bound=LeadingOutbox)
+OnState = Callable[[StandbyState, str], object]
+"""Called with the state, and why it is no better one, whenever either changes; it must not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToStandBy:
+    """What `Outbox.stand_by` was asked for. directory: see above. cancel: set, it waits no longer."""
+
+    directory: Path
+    topic: str
+    times: TakeoverTimes
+    push: PushSettings
+    open_timeout_s: float
+    log_config: LogConfig | None
+    filesystem: Filesystem
+    clock: Clock
+    cancel: threading.Event
+    on_state: OnState
+
+
+def refuse_settings(settings: Mapping[str, Any]) -> None:
+    """Of `Outbox.open`, those that a standby does not take. Raises SettingRefused, CantStandBy."""
+    for name in ("replicas", "min_insync_replicas"):
+        if name in settings:
+            raise SettingRefused(name, "the newest grant says who the members are: leave it out")
+    if settings.get("acks") not in {None, Acks.ALL}:
+        raise CantStandBy("acks=LOCAL acknowledges what no other member holds; ALL is needed")
+
+
+class _Found(NamedTuple):
+    directory: Path
+    outbox_id: UUID
+    kept: ElectionState
+
+
+class WaitingMember(Generic[_Outbox]):
+    """One member's waiting. open_outbox(directory, the other members' addresses): opens what it was granted."""
+
+    def __init__(self, asked: ToStandBy, open_outbox: Callable[[Path, Sequence[str]], _Outbox]) -> None:
+        self._asked, self._open_outbox = asked, open_outbox
+        self._rules = Standby(asked.times, random.randrange)
+        self._heard_ms = asked.clock.monotonic_ms()
+        """When the leader was heard last, as far as the node said; before it says anything: now."""
+        self._told = ""
+
+    def run(self) -> _Outbox:
+        """Until it leads. Raises StandbyCancelled, CantStandBy, what an opening raises and time does not mend."""
+        self._tell("")
+        while not self._asked.cancel.is_set():
+            found = self._find()
+            why_not = self._rules.why_not_look(self._seen(found))
+            self._tell(why_not or "")
+            if found is not None and why_not is None:
+                try:
+                    return self._take_over(found)
+                except CantStandBy:
+                    raise
+                except _PASSES as error:
+                    self._rules.on_refused(self._asked.clock.monotonic_ms())
+                    self._tell(str(error))
+            self._asked.cancel.wait(_POLL_S)
+        raise StandbyCancelled(self._asked.directory)
+
+    def _find(self) -> _Found | None:
+        """The outbox here that was granted, of this topic. Raises CantStandBy for two of them."""
+        directory, filesystem = self._asked.directory, self._asked.filesystem
+        places = [directory]
+        if filesystem.exists(directory / REPLICA_EPOCH_NAME):
+            places += [directory / name for name in sorted(filesystem.list(directory)) if _is_id(name)]
+        known = [(place, find_election_state(place, filesystem)) for place in places]
+        found = [_Found(place, *one) for place, one in known if one is not None]
+        granted = [one for one in found if one.kept.grant is not None and one.kept.grant.topic == self._asked.topic]
+        if len(granted) > 1:
+            named = ", ".join(str(one.directory) for one in granted)
+            raise CantStandBy(f"there are several outboxes of topic {self._asked.topic}: name one of {named}")
+        return granted[0] if granted else None
+
+    def _seen(self, found: _Found | None) -> Seen:
+        clock = self._asked.clock
+        if found is None:
+            return Seen(clock.monotonic_ms(), clock.wall_ms(), None, NO_MEMBER, None)
+        contact_age_ms = self._contact_age_ms(found)
+        return Seen(
+            now_ms=clock.monotonic_ms(),
+            wall_ms=clock.wall_ms(),
+            grant=found.kept.grant,
+            member=found.kept.member,
+            contact_age_ms=contact_age_ms,
+            unfit=self._why_unfit(found),
+        )
+
+    def _contact_age_ms(self, found: _Found) -> int | None:
+        """As the node says it; of one that does not answer as it said it last, and so long ago."""
+        now_ms, arguments = self._asked.clock.monotonic_ms(), {"outbox_id": str(found.outbox_id)}
+        try:
+            age_ms: int | None = ask(found.directory.parent, "contact", arguments, timeout_s=_ASK_NODE_S)
+        except (NobodyAnswers, CallRefused, BadControlMessage) as error:
+            _LOG.debug("%s: its node does not say when it heard the leader: %s", found.directory, error)
+        else:
+            if age_ms is None:
+                return None
+            self._heard_ms = now_ms - age_ms
+        return now_ms - self._heard_ms
+
+    def _why_unfit(self, found: _Found) -> str:
+        if found.kept.member == NO_MEMBER:
+            return "its node listens at none of the members' addresses: pushrep replica add, or replace"
+        limits = (self._asked.log_config or LogConfig()).disk_limits
+        usage = self._asked.filesystem.usage(found.directory)
+        is_full = disk_level(DiskLevel.ROOM, usage, limits) is DiskLevel.FULL
+        return f"its own disk is too full: {usage.used_percent:.1f} % are used" if is_full else ""
+
+    def _take_over(self, found: _Found) -> _Outbox:
+        asked, grant = self._asked, found.kept.grant
+        assert grant is not None, "it was looked at before"
+        with handed_over(found.directory, found.outbox_id) as contact:
+            with election_in(
+                found.directory,
+                found.outbox_id,
+                contact_age_ms=contact.age_ms,
+                leader_alive_ms=min(LEADER_ALIVE_MS, asked.times.takeover_after_ms),
+                push=asked.push,
+                log_config=asked.log_config,
+                filesystem=asked.filesystem,
+                clock=asked.clock,
+            ) as election:
+                # Its own lead it takes from nobody: another's newer grant is kept then, and followed.
+                purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
+                granted = election.run(purpose, min(_ROUND_S, asked.open_timeout_s), is_standby=True)
+                self._become(StandbyState.TAKING_OVER)
+                election.begin(granted)
+            return self._opened(found.directory, granted)
+
+    def _opened(self, directory: Path, granted: Grant) -> _Outbox:
+        others = [one.address for one in granted.members if one.index != granted.leader and one.address]
+        outbox = self._open_outbox(directory, others)
+        replication = outbox.facts.replication
+        if replication is None or replication.grant is None or self._asked.cancel.is_set():
+            outbox.close()
+            if self._asked.cancel.is_set():
+                raise StandbyCancelled(self._asked.directory)
+            raise CantPromote(directory, "too few members answered while it was opened")
+        self._become(StandbyState.LEADING)
+        shipping = outbox.facts.shipping
+
+        def lost(why: Exception) -> None:
+            self._become(StandbyState.DEPOSED, str(why))
+            shipping.stop()
+
+        replication.resign_in_time(self._asked.times, lost)
+        return outbox
+
+    def _become(self, state: StandbyState, why: str = "") -> None:
+        self._rules.become(state)
+        self._tell(why)
+
+    def _tell(self, why: str) -> None:
+        state = self._rules.state
+        told = _DIGITS.sub("", f"{state.value}: {why}" if why else state.value)  # what is counted down is no news
+        if told == self._told:
+            return
+        self._told = told
+        _LOG.info("%s: %s%s", self._asked.directory, state.value, f": {why}" if why else "")
+        try:
+            self._asked.on_state(state, why)
+        except Exception:  # noqa: BLE001 - it is not ours
+            _LOG.exception("who is told of the state %s failed", state.value)
+
+
+def _is_id(name: str) -> bool:
+    try:
+        return str(UUID(name)) == name
+    except ValueError:
+        return False

@@ -1,0 +1,194 @@
+"""Standbys with processes: three members, each a node and a service that stands by. Nobody calls an operator.
+
+The client of the test is the service's own producer: each leader goes on where its log says that the one before it was
+(`last_metadata`), so that every number is once in the log in the end.
+"""
+
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from pushrep.log import SegmentLog
+from tests.crash.test_outbox_replicas_kill import Process, record_bytes
+from tests.ports import reserve
+
+WAIT_S = 60
+TAKEOVER_MS = 2_000
+
+SERVICE = """
+import sys, threading
+from filtering import StreamMetadata
+from pushrep import LogConfig, Outbox, PushrepError
+from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
+from pushrep.push.settings import PushSettings
+from pushrep.replication.errors import NotLeader
+from pushrep.replication.standby import StandbyState
+
+SOURCE = 4711
+
+def say(*words):
+    print(*words, "over", flush=True)  # a line that a kill cut off has no end
+
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+def lead(outbox):
+    number = outbox.last_metadata(SOURCE, 0)
+    number = -1 if number is None else number
+    say("leads", outbox.facts.replication.grant.epoch, number + 1)
+    while not stop.is_set():
+        wanted = number + 1
+        try:
+            receipt = outbox.append(0, b"%d" % wanted, metadata=StreamMetadata(SOURCE, 0, wanted))
+            say("acked", receipt.result(), wanted, outbox.facts.replication.grant.epoch)
+            number = wanted
+        except NotEnoughReplicas:
+            stop.wait(0.01)
+    while any(lag.records or not lag.in_sync for lag in outbox.lag().values()):
+        threading.Event().wait(0.02)
+    say("even")
+
+while not stop.is_set():
+    try:
+        outbox = Outbox.stand_by(
+            sys.argv[1], "orders", 1, "billing", takeover_after_ms=int(sys.argv[2]), cancel=stop,
+            on_state=lambda state, why: say(state.value, why), linger_ms=0, replica_lag_max_ms=500,
+            log_config=LogConfig(preallocate_bytes=0),
+            push=PushSettings(backoff_min_ms=5, backoff_max_ms=100),
+        )
+        with outbox:
+            lead(outbox)
+    except (PushrepError, OSError) as error:
+        say("lost", type(error).__name__, error)
+"""
+
+
+class Trio:
+    """Three machines, each with a node's directory of its own and a service."""
+
+    def __init__(self, root, stack):
+        self.root, self.acked, self.led = root, {}, {}
+        ports = [stack.enter_context(reserve()) for _ in range(3)]
+        self.addresses = [f"127.0.0.1:{port.getsockname()[1]}" for port in ports]
+        self.nodes, self.services, self.ended = {}, {}, []
+        stack.callback(self.stop)
+        for index in range(3):
+            self.serve(index)
+
+    def data(self, index):
+        return self.root / f"data-{index}"
+
+    def serve(self, index):
+        command = ("-m", "pushrep.cli.main", "replica", "serve", str(self.data(index)))
+        self.nodes[index] = Process(*command, "--listen", self.addresses[index], "--allow", "any")
+        self.nodes[index].wait_for("listening")
+
+    def run(self, index):
+        self.services[index] = Process("-c", SERVICE, str(self.data(index)), str(TAKEOVER_MS), stdin=subprocess.PIPE)
+
+    def create(self):
+        command = [sys.executable, "-m", "pushrep.cli.main", "outbox", "create", str(self.data(0)), "--topic", "orders"]
+        made = subprocess.run([*command, "--members", ",".join(self.addresses)], capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+
+    def leader(self):
+        """The one that acknowledges now."""
+        counts = {index: len(one.said("acked")) for index, one in self.services.items()}
+        for _ in range(WAIT_S * 20):
+            for index, one in self.services.items():
+                if one.process.poll() is None and len(one.said("acked")) > counts[index]:
+                    return index
+            with suppress(subprocess.TimeoutExpired):
+                next(iter(self.nodes.values())).process.wait(0.05)
+        raise AssertionError({index: one.lines[-5:] for index, one in self.services.items()})
+
+    def kill_service(self, index):
+        """kill -9; what it said is judged in the end."""
+        self.services[index].end(kill=True)
+        self.ended.append(self.services.pop(index))
+
+    def note(self, process):
+        for line in process.said("acked"):
+            if line[-1] == "over":
+                offset, number, epoch = map(int, line[:3])
+                assert self.acked.setdefault(offset, number) == number, f"offset {offset} was acknowledged twice"
+        for line in process.said("leads"):
+            epoch = int(line[0])
+            assert epoch not in self.led, f"epoch {epoch} was led twice"
+            self.led[epoch] = process
+
+    def finish(self, leader):
+        """All members hold the same bytes, with everything that was acknowledged, each number once and in order."""
+        for index in sorted(self.services, key=lambda index: index == leader):  # the standbys first: nobody takes over
+            self.services[index].process.stdin.close()
+            self.services[index].process.wait(WAIT_S)
+        self.services[leader].wait_for("even")
+        for one in (*self.ended, *self.services.values()):
+            one.end()
+            self.note(one)
+        for node in self.nodes.values():
+            node.end()
+        (log,) = self.data(leader).glob("*/orders-0")
+        with SegmentLog.open_reader(log, isolation="written") as reader:
+            found = {record.offset: int(record.value) for record in reader.records(0)}
+        assert found.items() >= self.acked.items(), "what was acknowledged is there"
+        assert list(found.values()) == list(range(len(found))), "each number once, in order"
+        for index in range(3):
+            assert record_bytes(self.data(index) / log.parent.name / log.name) == record_bytes(log), f"member {index}"
+
+    def stop(self):
+        for process in (*self.services.values(), *self.nodes.values()):
+            if process.process.stdout is not None and not process.process.stdout.closed:
+                with suppress(OSError):
+                    process.process.send_signal(signal.SIGCONT)
+                process.end(kill=True)
+
+
+@pytest.fixture
+def trio(tmp_path):
+    with ExitStack() as stack:
+        yield Trio(tmp_path, stack)
+
+
+@pytest.mark.slow
+def test_a_killed_leader_is_replaced_by_a_standby_and_nothing_acknowledged_is_lost(trio):
+    """kill -9 of the leading service, then of the next one with its node: each time another leads, by itself."""
+    for index in range(3):
+        trio.run(index)
+    trio.services[1].wait_for("waiting")
+    trio.create()
+    first = trio.leader()
+    trio.services[first].wait_for_more("acked", 20)
+    trio.kill_service(first)
+    second = trio.leader()
+    assert second != first
+    trio.services[second].wait_for_more("acked", 20)
+    trio.run(first)  # it stands by again
+    trio.services[first].wait_for("standing_by")
+    trio.kill_service(second)
+    trio.nodes[second].end(kill=True)
+    third = trio.leader()
+    trio.services[third].wait_for_more("acked", 20)
+    trio.serve(second)
+    trio.finish(third)
+    assert len(trio.led) >= 3
+
+
+@pytest.mark.slow
+def test_a_leader_that_stood_still_finds_another_one_and_stands_by_again(trio):
+    """SIGSTOP beyond the limit, then SIGCONT: what it says afterwards is of no epoch that another leads."""
+    for index in range(3):
+        trio.run(index)
+    trio.create()
+    first = trio.leader()
+    trio.services[first].process.send_signal(signal.SIGSTOP)
+    second = trio.leader()
+    assert second != first
+    trio.services[first].process.send_signal(signal.SIGCONT)
+    trio.services[first].wait_for("lost")
+    trio.services[first].wait_for("deposed")
+    trio.services[second].wait_for_more("acked", 20)
+    trio.finish(second)
