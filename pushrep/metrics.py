@@ -136,6 +136,7 @@ FAMILIES: Mapping[str, Family] = {
         ("pushrep_node_replica_epoch", _NODE, (), "Raised at each start."),
         ("pushrep_node_open_logs", _NODE, (), "Logs that are in use."),
         ("pushrep_node_offline_logs", _NODE, (), "Logs whose disk failed, or that wait for an operator."),
+        ("pushrep_node_standby", _NODE, ("outbox", "state"), "1 while a service stands by here, with its state."),
         ("pushrep_node_log_offline", _NODE, _P, "1 if its disk failed."),
         ("pushrep_node_log_waits_for_operator", _NODE, _P, "1 if it can't follow by itself."),
         ("pushrep_node_last_contact_timestamp_seconds", _NODE, _P, "Of its last request; below 0: none."),

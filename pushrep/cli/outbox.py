@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from pushrep.cli.common import show_json
+from pushrep.cli.outbox_run import run
 from pushrep.cli.replica.reaching import client_tls, tls_options
 from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.outbox.control import NobodyAnswers, ask
@@ -178,6 +179,7 @@ def outbox() -> None:
 
 
 outbox.add_command(create)
+outbox.add_command(run)
 outbox.add_command(skip)
 outbox.add_command(repartition_command)
 outbox.add_command(rebase_command)

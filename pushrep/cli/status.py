@@ -212,6 +212,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used, {disk['level']}"
     if found.get("certificate_expires_s") is not None:
         yield f"certificate until {datetime.fromtimestamp(found['certificate_expires_s'], UTC):%Y-%m-%d %H:%M} UTC"
+    for one in found.get("standbys", ()):
+        yield f"standby of {one['outbox_id']}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
     if (replays := found.get("replays")) is not None:
         ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
         yield f"replays: {len(replays['sessions'])} of {replays['sessions_max']} run; ended: {ended}"

@@ -50,6 +50,8 @@ class NodeCollector(Collector):
             families.add("pushrep_node_refusals_total", {"call": call, "code": code}, count)
         for (call, identity), count in status.unauthorised.items():
             families.add("pushrep_node_unauthorised_total", {"call": call, "identity": identity}, count)
+        for standby_of, (state, _) in status.standbys.items():
+            families.add("pushrep_node_standby", {"outbox": standby_of, "state": state}, 1)
         if status.certificate_expires_s is not None:
             families.add("pushrep_certificate_expiry_timestamp_seconds", {}, status.certificate_expires_s)
         _replays(families, status.replays)

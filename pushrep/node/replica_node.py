@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
@@ -35,6 +35,15 @@ from pushrep.push.sockets import Address
 from pushrep.replay.counters import ReplayCounters
 
 _LOG = logging.getLogger("pushrep.node")
+_STANDBY_MS = 5_000  # one that said nothing for so long has ended, or leads
+
+
+class StandbyWord(NamedTuple):
+    """What a service that stands by beside a node said last, and when, monotonic ms."""
+
+    state: str
+    why: str
+    at_ms: int
 
 
 class ReplicaNode:
@@ -85,6 +94,8 @@ class ReplicaNode:
         self._answers = CountedAnswers(NodeCalls(self._store, self.address, self._access).answer)
         answer = self._answers.answer
         self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
+        self._clock = clock
+        self._standbys: dict[UUID, StandbyWord] = {}
         self._is_stopped = False
         files = [*(settings.certificates or ()), *([] if settings.allow_file is None else [settings.allow_file])]
         self._reloading = (
@@ -156,6 +167,15 @@ class ReplicaNode:
         """With who leads this outbox, as this node heard of it. Raises CorruptNodeFile, OSError."""
         kept = self._store.look_up(outbox_id)
         return LastContact(kept.last_contact_ms, kept.contact_age_ms)
+
+    def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
+        """A service that stands by for this outbox says how far it is; it does several times a second."""
+        self._standbys[outbox_id] = StandbyWord(state, why, self._clock.monotonic_ms())
+
+    def standbys(self) -> dict[UUID, StandbyWord]:
+        """Who stands by now, by outbox."""
+        since_ms = self._clock.monotonic_ms() - _STANDBY_MS
+        return {outbox_id: one for outbox_id, one in list(self._standbys.items()) if one.at_ms >= since_ms}
 
     @contextmanager
     def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:

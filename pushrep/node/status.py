@@ -46,7 +46,8 @@ class NodeStatus:
     """A running node. scrubs: by outbox id. replays: sessions that run, and what those that are over have done.
 
     refusals: answers with an error since the start, by (call, code); unauthorised: by (call, identity).
-    certificate_expires_s: Unix time, the first of its certificate and its CA's; None: it knows of no files.
+    certificate_expires_s: Unix time, the first of its certificate and its CA's; None: it knows of no files. standbys:
+    services that stand by here, by outbox id: (state, why it is no better one).
     """
 
     directory: str
@@ -61,6 +62,7 @@ class NodeStatus:
     replays: ReplayCounters
     refusals: Mapping[tuple[str, str], int]
     unauthorised: Mapping[tuple[str, str], int]
+    standbys: Mapping[str, tuple[str, str]]
 
     def problems(self) -> list[Problem]:
         """What is wrong, worst first."""
@@ -92,6 +94,7 @@ class NodeStatus:
             "unauthorised": [
                 {"call": call, "identity": identity, "count": n} for (call, identity), n in self.unauthorised.items()
             ],
+            "standbys": [{"outbox_id": one, "state": state, "why": why} for one, (state, why) in self.standbys.items()],
             "problems": [one.as_dict() for one in self.problems()],
         }
 
@@ -121,6 +124,7 @@ def status_of(node: ReplicaNode) -> NodeStatus:
         replays=node.replays(),
         refusals={(call, code.name): count for (call, code), count in node.refusals().items()},
         unauthorised=dict(node.unauthorised()),
+        standbys={str(outbox_id): (one.state, one.why) for outbox_id, one in node.standbys().items()},
     )
 
 

@@ -40,8 +40,9 @@ _Answer = TypeVar("_Answer")
 class OpeningOutbox:
     """An AsyncOutbox that is being opened in a thread: `await` it, or `async with` it."""
 
-    def __init__(self, open_outbox: Callable[[], Outbox]) -> None:
-        self._open_outbox = open_outbox
+    def __init__(self, open_outbox: Callable[[], Outbox], cancel: threading.Event | None = None) -> None:
+        """cancel: set when nobody waits for it any more."""
+        self._open_outbox, self._cancel = open_outbox, cancel
         self._opened: AsyncOutbox | None = None
 
     def __await__(self) -> "Generator[Any, None, AsyncOutbox]":
@@ -52,6 +53,8 @@ class OpeningOutbox:
         try:
             return AsyncOutbox(await asyncio.shield(opening))
         except asyncio.CancelledError:
+            if self._cancel is not None:
+                self._cancel.set()
             opening.add_done_callback(_close_unwanted)
             raise
 
@@ -87,6 +90,12 @@ def _opened_in_thread(open_outbox: Callable[_Args, Outbox]) -> Callable[_Args, O
         return OpeningOutbox(partial(open_outbox, *args, **settings))
 
     return open_
+
+
+def _stand_by(directory: Path | str, topic: str, partitions: int, producer: str, **settings: Any) -> OpeningOutbox:
+    """As `Outbox.stand_by`; cancelling the task that waits ends it. `on_state` is called in another thread."""
+    cancel = settings.setdefault("cancel", threading.Event())
+    return OpeningOutbox(partial(Outbox.stand_by, directory, topic, partitions, producer, **settings), cancel)
 
 
 class AsyncOutbox:
@@ -266,6 +275,7 @@ class AsyncOutbox:
 
     open = staticmethod(_opened_in_thread(Outbox.open))
     open_slot = staticmethod(_opened_in_thread(Outbox.open_slot))
+    stand_by = staticmethod(_stand_by)
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

@@ -7,8 +7,8 @@
               ─ hangs up, or dies ──────────────▶ the promises that lie there now say whose it is
 
 A line that is a JSON object is a question as an open outbox is asked (control/protocol.py): `status` answers what
-`pushrep status` shows of the node, `stop-replay` ends a replay session, `contact` ({"outbox_id"}) says how many ms ago
-a leader was last heard, null for none.
+`pushrep status` shows of the node, `stop-replay` ends a replay session, `contact` ({"outbox_id", "state", "why"} of a
+service that stands by) says how many ms ago a leader was last heard, null for none.
 
 Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
 form, and tell none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
@@ -35,7 +35,7 @@ from pushrep.outbox.control.server import Calls, answer_line
 
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0
-_LINE_BYTES = 256
+_LINE_BYTES = 4096
 _WITH_AGE = "urn:uuid:"
 NEVER = -1
 
@@ -118,6 +118,9 @@ class HandoverSocket:
             outbox_id = UUID(str(arguments.get("outbox_id")))
         except ValueError as error:
             raise BadArgument("outbox_id", "give the id of an outbox") from error
+        state, why = arguments.get("state"), arguments.get("why")
+        if isinstance(state, str) and isinstance(why, str):
+            self._node.note_standby(outbox_id, state, why)
         return self._node.last_contact(outbox_id).age_ms
 
 

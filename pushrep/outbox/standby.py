@@ -41,6 +41,7 @@ from pushrep.replication.standby import Seen, Standby, StandbyState, TakeoverTim
 _LOG = logging.getLogger("pushrep.outbox")
 _DIGITS = re.compile(r"[0-9.]+")
 _POLL_S = 0.2
+_WHY_CHARACTERS = 500  # of what the node is told: its line is short
 _ASK_NODE_S = 1.0
 _ROUND_S = 2.0  # for each round of an election: two members that look at once refuse each other, and look again
 _PASSES = (
@@ -101,7 +102,7 @@ class WaitingMember(Generic[_Outbox]):
         self._rules = Standby(asked.times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()
         """When the leader was heard last, as far as the node said; before it says anything: now."""
-        self._told = ""
+        self._told = self._why = ""
 
     def run(self) -> _Outbox:
         """Until it leads. Raises StandbyCancelled, CantStandBy, what an opening raises and time does not mend."""
@@ -151,7 +152,8 @@ class WaitingMember(Generic[_Outbox]):
 
     def _contact_age_ms(self, found: _Found) -> int | None:
         """As the node says it; of one that does not answer as it said it last, and so long ago."""
-        now_ms, arguments = self._asked.clock.monotonic_ms(), {"outbox_id": str(found.outbox_id)}
+        now_ms, said = self._asked.clock.monotonic_ms(), (self._rules.state.value, self._why[:_WHY_CHARACTERS])
+        arguments = {"outbox_id": str(found.outbox_id), "state": said[0], "why": said[1]}
         try:
             age_ms: int | None = ask(found.directory.parent, "contact", arguments, timeout_s=_ASK_NODE_S)
         except (NobodyAnswers, CallRefused, BadControlMessage) as error:
@@ -216,6 +218,7 @@ class WaitingMember(Generic[_Outbox]):
 
     def _tell(self, why: str) -> None:
         state = self._rules.state
+        self._why = why
         told = _DIGITS.sub("", f"{state.value}: {why}" if why else state.value)  # what is counted down is no news
         if told == self._told:
             return

@@ -4,6 +4,7 @@ The client of the test is the service's own producer: each leader goes on where 
 (`last_metadata`), so that every number is once in the log in the end.
 """
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -192,3 +193,46 @@ def test_a_leader_that_stood_still_finds_another_one_and_stands_by_again(trio):
     trio.services[first].wait_for("deposed")
     trio.services[second].wait_for_more("acked", 20)
     trio.finish(second)
+
+
+COMMAND = """
+import os, sys
+number = int(os.environ["PUSHREP_LINE"])
+while True:
+    number += 1
+    print(number, flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\\n"):
+        break
+    print("acked", *answer.split(), "over", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_command_runs_where_its_instance_leads_and_goes_on_at_the_next_line(trio):
+    """`pushrep outbox run`, killed with -9: another one starts its command, which prints the line behind the last."""
+
+    def run(index):
+        command = f"exec {shlex.join(run_command(index))} 2>&1"  # what the command says, and its runner
+        trio.services[index] = Process("-c", "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[1]])", command)
+
+    def run_command(index):
+        options = ("--takeover-after-ms", str(TAKEOVER_MS), "--stand-by", "--", sys.executable, "-c", COMMAND)
+        return [sys.executable, "-m", "pushrep.cli.main", "outbox", "run", str(trio.data(index)), "orders", *options]
+
+    trio.create()
+    for index in range(3):
+        run(index)
+    first = trio.leader()
+    trio.services[first].wait_for_more("acked", 20)
+    trio.kill_service(first)
+    second = trio.leader()
+    assert second != first
+    trio.services[second].wait_for_more("acked", 20)
+    acked = {int(line[2]): int(line[0]) for one in (*trio.ended, trio.services[second]) for line in one.said("acked")}
+    trio.stop()
+    (log,) = trio.data(second).glob("*/orders-0")
+    with SegmentLog.open_reader(log, isolation="written") as reader:
+        found = {record.offset: int(record.value) for record in reader.records(0)}
+    assert found.items() >= acked.items()
+    assert list(found.values()) == list(range(1, len(found) + 1))

@@ -116,6 +116,7 @@ class StandingBy(RuleBasedStateMachine):
     def renew(self, leader):
         self.grant = grant(self.grant.epoch + 256 + leader - self.grant.leader)
         self.known_ms, self.heard_ms, self.is_over = self.now_ms, self.now_ms, False
+        self.idle_since_ms = None  # a new leader has its time
 
     @rule(leader=st.sampled_from([0, 2]), is_automatic=st.booleans())
     def another_leads(self, leader, is_automatic):

@@ -1,0 +1,159 @@
+"""Waiting to lead: what it refuses, what it says meanwhile, and that it ends when nobody waits for it any more."""
+
+import asyncio
+import threading
+from uuid import UUID
+
+import pytest
+
+from pushrep import Acks, AsyncOutbox, Outbox, ReplicaNode
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.node.election_state import ElectionState, write_election_state
+from pushrep.outbox import SettingRefused, StandbyCancelled, StandbyState
+from pushrep.outbox.control import ask
+from pushrep.outbox.directory_handover import HandoverSocket
+from pushrep.replication.errors import CantStandBy
+from pushrep.replication.grants import Grant, Member
+
+WAIT_S = 20
+
+
+def grant(number=1, **changes):
+    fields = {
+        "outbox_id": UUID(int=number), "epoch": 256, "leader": 0, "members": tuple(map(Member, range(3))),
+        "min_insync_replicas": 2, "members_epoch": 0, "pid_epoch": 0, "topic_id": UUID(int=2), "topic": "orders",
+        "partitions": 1, "carrier": "key",
+    }  # fmt: skip
+    return Grant(**fields | changes)
+
+
+def keep(data, one, member=1):
+    directory = data / str(one.outbox_id)
+    directory.mkdir(parents=True)
+    write_election_state(directory, one.outbox_id, ElectionState(grant=one, member=member), REAL_FILESYSTEM)
+
+
+class Waiting:
+    """Stands by in a thread."""
+
+    def __init__(self, directory, **settings):
+        self.told, self.changed, self.cancel, self.error = [], threading.Condition(), threading.Event(), None
+        arguments = (directory, "orders", 1, "billing")
+        self.thread = threading.Thread(target=self.run, args=arguments, kwargs=settings)
+        self.thread.start()
+
+    def run(self, *arguments, **settings):
+        try:
+            Outbox.stand_by(*arguments, cancel=self.cancel, on_state=self.tell, **settings)
+        except StandbyCancelled as error:
+            self.error = error
+
+    def tell(self, state, why):
+        with self.changed:
+            self.told.append((state, why))
+            self.changed.notify_all()
+
+    def wait_for(self, state, why):
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: any(told is state and why in reason for told, reason in self.told), WAIT_S
+            ), self.told
+
+    def end(self):
+        self.cancel.set()
+        self.thread.join(WAIT_S)
+        assert isinstance(self.error, StandbyCancelled)
+
+
+def test_it_waits_until_the_outbox_is_made_and_then_for_its_leader(tmp_path):
+    waiting = Waiting(tmp_path / "data")
+    try:
+        waiting.wait_for(StandbyState.WAITING, "pushrep outbox create")
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "replica-epoch.json").write_text("{}")
+        keep(tmp_path / "data", grant())
+        waiting.wait_for(StandbyState.STANDING_BY, "member 0 was in contact")
+    finally:
+        waiting.end()
+
+
+def test_a_node_shows_who_stands_by_and_why(tmp_path):
+    with ReplicaNode(tmp_path / "data") as node, HandoverSocket(node):
+        keep(tmp_path / "data", grant())
+        waiting = Waiting(tmp_path / "data")
+        try:
+            waiting.wait_for(StandbyState.STANDING_BY, "member 0 was in contact")
+            asked, shown = threading.Event(), []
+            while not shown or shown[0]["state"] != "standing_by":
+                assert not asked.wait(0.05)
+                shown = ask(tmp_path / "data", "status")["standbys"]
+        finally:
+            waiting.end()
+    assert shown[0]["outbox_id"] == str(UUID(int=1))
+    assert "member 0 was in contact" in shown[0]["why"]
+
+
+def test_a_full_disk_keeps_a_member_from_looking(tmp_path, monkeypatch):
+    """Another with room takes over."""
+    keep(tmp_path, grant(), member=0)
+    full = type(REAL_FILESYSTEM.usage(tmp_path))(99, 100)
+    monkeypatch.setattr(type(REAL_FILESYSTEM), "usage", lambda *_: full)
+    waiting = Waiting(tmp_path / str(UUID(int=1)))
+    try:
+        waiting.wait_for(StandbyState.STANDING_BY, "disk is too full")
+    finally:
+        waiting.end()
+    assert StandbyState.LOOKING not in {state for state, _ in waiting.told}
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [(grant(min_insync_replicas=1), "no majority"), (grant(members=(Member(0), Member(1))), "2 members")],
+)
+def test_an_outbox_that_no_standby_can_lead_is_refused(tmp_path, one, why):
+    keep(tmp_path, one)
+    with pytest.raises(CantStandBy, match=why):
+        Outbox.stand_by(tmp_path / str(one.outbox_id), "orders", 1, "billing")
+
+
+def test_two_outboxes_of_a_topic_have_to_be_named(tmp_path):
+    (tmp_path / "replica-epoch.json").write_text("{}")
+    for number in (1, 2):
+        keep(tmp_path, grant(number))
+    with pytest.raises(CantStandBy, match="name one of"):
+        Outbox.stand_by(tmp_path, "orders", 1, "billing")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"replicas": ["a:1"]}, SettingRefused),
+        ({"min_insync_replicas": 2}, SettingRefused),
+        ({"takeover_after_ms": 1_999}, SettingRefused),
+        ({"acks": Acks.LOCAL}, CantStandBy),
+    ],
+)
+def test_settings_that_the_grant_decides_are_refused(tmp_path, settings, error):
+    with pytest.raises(error):
+        Outbox.stand_by(tmp_path, "orders", 1, "billing", **settings)
+
+
+def test_a_task_that_is_cancelled_waits_no_more(tmp_path):
+    async def main():
+        task = asyncio.ensure_future(_opened(AsyncOutbox.stand_by(tmp_path, "orders", 1, "billing", on_state=told)))
+        await asyncio.to_thread(waits.wait, WAIT_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    waits = threading.Event()
+    told = lambda state, why: waits.set()  # noqa: E731 - what it says does not matter here
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name == "pushrep-async":
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+async def _opened(opening):
+    return await opening
