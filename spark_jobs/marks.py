@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from pushrep.errors import PushrepError
-from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
+from pushrep.log import Durability, LogConfig, LogReader, SegmentLog, list_logs
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
 from spark_jobs.errors import SparkJobError
 
@@ -27,9 +27,9 @@ PART_BYTES = 8 << 20
 REWRITE_AT_LEAST_BYTES = 16 << 20
 """A log smaller than this is never rewritten: opening reads it in milliseconds."""
 
-_TOPIC = "marks"
+TOPIC = "marks"
 _PART = struct.Struct(">II")
-_COMPLETE = json.dumps({"complete": True}).encode()
+COMPLETE = json.dumps({"complete": True}).encode()
 
 
 class MarksStore(Protocol):
@@ -168,12 +168,12 @@ class LocalMarks:
     def _generations(self) -> list[int]:
         if not self._path.is_dir():
             return []
-        return [partition for topic, partition in list_logs(self._path) if topic == _TOPIC]
+        return [partition for topic, partition in list_logs(self._path) if topic == TOPIC]
 
     def _open(self, generation: int) -> SegmentLog:
         # A write a micro-batch is too rare for room made ahead to be worth its bytes.
         config = LogConfig(batch_bytes_max=2 * PART_BYTES, segment_bytes=1 << 30, preallocate_bytes=0)
-        log = SegmentLog.open(self._path / f"{_TOPIC}-{generation}", config=config)
+        log = SegmentLog.open(self._path / f"{TOPIC}-{generation}", config=config)
         if log.recovery.damaged_from is not None:
             damaged = log.recovery.damaged_from
             log.close()
@@ -181,21 +181,21 @@ class LocalMarks:
         return log
 
     def _is_complete(self, log: SegmentLog) -> bool:
-        return any(value == _COMPLETE for value, _ in _entries(log))
+        return any(value == COMPLETE for value, _ in entries(log))
 
     def _remove(self, generation: int) -> None:
-        shutil.rmtree(self._path / f"{_TOPIC}-{generation}")
+        shutil.rmtree(self._path / f"{TOPIC}-{generation}")
 
     def _load(self, log: SegmentLog) -> None:
         """Walk the log once: where the last word on each batch stands, and whose the store is."""
         try:
-            for value, place in _entries(log):
+            for value, place in entries(log):
                 self._replay(value, place)
         except PushrepError as error:
             raise MarksStoreDamaged(self.location, f"can't be read ({error}); restore a copy of it") from error
 
     def _replay(self, value: bytes, place: "_Place") -> None:
-        note = _json_of(value)
+        note = json_of(value)
         if note is None:
             marks = self._parse(value)
             self._remember(marks.query_id, marks.batch_id, place)
@@ -243,7 +243,7 @@ class LocalMarks:
         try:
             for place in wanted:
                 _append(copy, _joined(log, place))
-            _append(copy, _COMPLETE)
+            _append(copy, COMPLETE)
         except BaseException:
             copy.close()
             raise
@@ -275,7 +275,7 @@ def _append(log: SegmentLog, value: bytes) -> _Place:
     return _Place(first, log.log_end_offset, len(value))
 
 
-def _entries(log: SegmentLog) -> Iterator[tuple[bytes, _Place]]:
+def entries(log: SegmentLog | LogReader) -> Iterator[tuple[bytes, _Place]]:
     """Every whole entry; parts that a kill left without their rest are passed over."""
     pieces: list[bytes] = []
     start = log.log_start_offset
@@ -293,6 +293,6 @@ def _joined(log: SegmentLog, place: _Place) -> bytes:
     return b"".join(bytes(record.value or b"") for record in log.records(place.start, place.end))
 
 
-def _json_of(value: bytes) -> dict[str, Any] | None:
+def json_of(value: bytes) -> dict[str, Any] | None:
     """The JSON of an entry that is no marks; None for marks."""
     return json.loads(value) if value.startswith(b"{") else None

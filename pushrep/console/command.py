@@ -45,6 +45,7 @@ def _new_password(context: click.Context, _parameter: click.Parameter, name: str
 @click.option(
     "--avro-schema", "schemas", multiple=True, metavar="TOPIC=FILE", help="For values of Avro, to be shown; repeatable."
 )
+@click.option("--marks", multiple=True, metavar="DIRECTORY", help="A job's --marks, to be shown; repeatable.")
 @click.option("--operate", is_flag=True, help="Startpoints may be set and cancelled; a line of JSON each on stderr.")
 @click.option("--passwords", type=PEM, help="Who may log in: lines of --new-password. Wanted off loopback.")
 @click.option("--listen-cert", type=PEM, help="The console's own certificate (PEM), for HTTPS. Wanted off loopback.")
@@ -56,7 +57,8 @@ def _new_password(context: click.Context, _parameter: click.Parameter, name: str
 @with_place("DIRECTORY/startpoints of each outbox")
 @tls_options
 def console(  # noqa: PLR0913, PLR0917 - the options
-    places: tuple[str, ...], listen: Address, every: float, schemas: tuple[str, ...], operate: bool,  # noqa: FBT001
+    places: tuple[str, ...], listen: Address, every: float, schemas: tuple[str, ...], marks: tuple[str, ...],
+    operate: bool,  # noqa: FBT001
     passwords: Path | None, listen_cert: Path | None, listen_key: Path | None, store: str | None, cert: Path | None,
     key: Path | None, ca: Path | None,
 ) -> None:  # fmt: skip
@@ -82,6 +84,7 @@ def console(  # noqa: PLR0913, PLR0917 - the options
         every_s=every,
         schemas=read_schemas(schemas),
         startpoints=None if store is None else store_or(store, Path()),
+        marks=marks,
         operate=operate,
         audit=partial(click.echo, err=True),
         passwords=None if passwords is None else read_passwords(passwords),

@@ -152,10 +152,10 @@ def fleet(readings: Iterable[Reading]) -> Fleet:
     )
     wrong = [one for one in rows if one.findings]
     counts = f"{_many(len(by_kind['outbox']), 'outbox', 'outboxes')}, {_many(len(nodes), 'node', 'nodes')}"
-    if not rows:
-        summary = "Nothing is watched yet."
-    else:
-        summary = f"{counts}. {_many(len(wrong), 'wants', 'want') + ' a look.' if wrong else 'Nothing is wrong.'}"
+    unwell = len({one.name for one in rows if one.severity >= Severity.WARN})
+    unwell += sum(one.severity >= Severity.WARN and one.name is None for one in nodes)
+    summary = f"{counts}. {_many(unwell, 'wants', 'want') + ' a look.' if unwell else 'Nothing is wrong.'}"
+    summary = summary if rows else "Nothing is watched yet."
     others = [one for one in rows if one.found["kind"] not in by_kind]
     return Fleet(summary, by_kind["outbox"], nodes, others, wrong)
 
@@ -172,7 +172,8 @@ def row_of(reading: Reading) -> PlaceRow:
         for one in found["problems"]
     )  # fmt: skip
     is_idle = found["state"] in {"closed", "at rest"}
-    severity = max((one.severity for one in findings), default=Severity.IDLE if is_idle else Severity.FINE)
+    of_all = [*(one.severity for one in findings), *map(severity_of, found.get("members", ()))]
+    severity = max(of_all, default=Severity.FINE) or (Severity.IDLE if is_idle else Severity.FINE)
     title = f"{found['topic']} of {found['producer']}" if found["kind"] == "outbox" else found["kind"]
     rates = rates_of(past)[-_SPARK_POINTS:]
     return PlaceRow(reading.name, title, severity, reading, findings, rate_of(past), rates, _disk_left(found, past))

@@ -8,9 +8,10 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -52,11 +53,12 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_PAGES = (("/", "Fleet"),)
+_PAGES = (("/", "Fleet"), ("/filter", "Filters"))
 _NO_STORE = "no-store"  # pages tell what only operators may know
 _KEEP_ALIVE_S = 15.0
 _STOP_S = 10.0
 _FORM_BYTES_MAX = 64 << 10
+MARKS_GROUP = "pushrep.marks_looks"
 _OPEN = ("/login", "/static/")
 _LOG = logging.getLogger("pushrep.console.audit")
 
@@ -91,6 +93,7 @@ class Pages:
             Route("/outbox/{name}/startpoints", self.startpoints, methods=["GET"]),
             *(changing if self._settings.operate else []),
             Route("/node/{name}", self.node),
+            Route("/filter", self.filters),
             Route("/live", self.live),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
@@ -131,6 +134,11 @@ class Pages:
             why = error.message if isinstance(error, click.ClickException) else str(error)
         title = f"Records of {row.name}"
         return self._shown(request, "records.html", row=row, asked=asked, page=page, why=why, forms=FORMS, title=title)
+
+    def filters(self, request: Request) -> Response:
+        """The marks of each query that was named, as they are now."""
+        looks = [look_at_marks(place) for place in self._settings.marks]
+        return self._shown(request, "filter.html", looks=looks, at_ms=SYSTEM_CLOCK.wall_ms(), title="Filters")
 
     def startpoints(self, request: Request) -> Response:
         """Those of an outbox's topic, and what one more would do: the fields of AskedStartpoint."""
@@ -288,18 +296,28 @@ class News:
                 yield ": nothing new\n\n"
 
 
+def look_at_marks(place: str) -> Mapping[str, Any]:
+    """What a query's marks say; `why` where they can't be read. The package above this one knows how."""
+    for entry in entry_points(group=MARKS_GROUP):
+        found: Mapping[str, Any] = entry.load()(place)
+        return found
+    return {"place": place, "why": f"this installation has no entry point in {MARKS_GROUP}: install pushrep again"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
     """How a console is run.
 
     every_s: how often what is watched is looked at, and pages are told. schemas: Avro's, by topic. startpoints: the
-    store of every outbox; None: each one's own. operate: whether startpoints may be set. audit: is given a line of JSON
-    for every change. passwords: by name, see access.py; certificate: a file of a certificate and one of its key.
+    store of every outbox; None: each one's own. marks: places of queries' marks. operate: whether startpoints may be
+    set. audit: is given a line of JSON for every change. passwords: by name, see access.py; certificate: a file of a
+    certificate and one of its key.
     """
 
     every_s: float = 2.0
     schemas: Mapping[str, Schema] = field(default_factory=dict)
     startpoints: StartpointStore | None = None
+    marks: Sequence[str] = ()
     operate: bool = False
     audit: Callable[[str], object] = _LOG.info
     passwords: Mapping[str, str] | None = None

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import pytest
 from click.testing import CliRunner
 
-from filtering import StreamMetadata
+from filtering import HighwaterMarks, StreamMetadata
 from pushrep import Acks, Outbox, ReplayClient, ReplayRequest, SegmentLog
 from pushrep.cli.common import size
 from pushrep.cli.main import run
@@ -19,6 +19,8 @@ from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.push.sockets import Address
 from pushrep.replay import FOLLOW
 from pushrep.startpoints import STORE_NAME, LogConsumer, StartpointStore
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.marks import LocalMarks
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -372,3 +374,26 @@ def test_a_password_file_with_a_line_that_is_none_is_refused(tmp_path, line):
     file.write_text(f"\n{line}\n", encoding="utf-8")
     with pytest.raises(BadArgument, match="line 2"):
         read_passwords(file)
+
+
+def test_a_filters_page_shows_the_marks_of_a_query_that_runs(tmp_path):
+    marks = HighwaterMarks.from_columns([7, 8], [0, 1], [1041, 3], window=4, bitmaps=[[0b0111], [0b0101]])
+    with LocalMarks(tmp_path / "marks") as store, serve(tmp_path, marks=[str(tmp_path / "marks"), "nowhere"]) as server:
+        for number in range(3):
+            ranges = (LogRange("orders", 0, number * 10, number * 10 + 10),)
+            store.write(BatchMarks("q", number, ranges, {MarksKey("orders"): marks}), keep=2)
+        store.drop_from("q", 2)
+        code, _, page = get(server, "/filter")
+        assert code == 200
+        assert "Query q" in page
+        assert "1: 10" in page
+        assert "2: 10" not in page
+        body = page[page.index("mark-table") :].replace('mark-table"', 'id="mark-table"', 1)
+        assert [row[:5] for row in cells(body, "mark-table")] == [
+            ["orders", "7", "0", "1,041", "1 of 4"], ["orders", "8", "1", "3", "1 of 4"],
+        ]  # fmt: skip
+        assert "nowhere" in page
+
+
+def test_a_console_without_marks_says_how_to_name_them(console):
+    assert "pushrep console --marks" in get(console, "/filter")[2]

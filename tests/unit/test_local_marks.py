@@ -100,7 +100,7 @@ def test_a_half_written_generation_does_not_count(path, monkeypatch):
     with LocalMarks(path) as store:
         store.write(batch(0), keep=9)
         store.write(batch(1), keep=9)
-    monkeypatch.setattr(marks_module, "_COMPLETE", b'{"almost": true}')
+    monkeypatch.setattr(marks_module, "COMPLETE", b'{"almost": true}')
     monkeypatch.setattr(marks_module, "REWRITE_AT_LEAST_BYTES", 1)
     kept = path.with_name("kept")
     shutil.copytree(path, kept)
