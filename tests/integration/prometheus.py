@@ -1,0 +1,66 @@
+"""A real Prometheus of Debian's package for tests: what it scrapes, what it answers, which alerts fire."""
+
+import json
+import re
+import subprocess
+import urllib.parse
+import urllib.request
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pushrep.health import HealthServer, HealthSettings
+from tests.ports import reserve
+
+RULES = Path(__file__).parents[2] / "docs" / "observability" / "alerts.yml"
+PORT_0 = HealthSettings(listen="127.0.0.1:0")
+
+
+@contextmanager
+def prometheus(root, targets):
+    """Its URL; it scrapes `targets` and looks at the rules every second."""
+    (root / "alerts.yml").write_text(re.sub(r"for: \d+m", "for: 0m", RULES.read_text()))
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["alerts.yml"],
+        "scrape_configs": [{"job_name": "pushrep", "static_configs": [{"targets": targets}]}],
+    }
+    (root / "prometheus.yml").write_text(json.dumps(config))
+    with reserve() as held, ExitStack() as stack:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        command = ["prometheus", f"--config.file={root / 'prometheus.yml'}", f"--storage.tsdb.path={root / 'tsdb'}"]
+        command += [f"--web.listen-address={address}", "--log.level=error"]
+        process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        stack.callback(process.terminate)
+        yield f"http://{address}"
+
+
+def ask(url, path, **arguments):
+    """The data of an answer; None while it does not answer."""
+    with (
+        suppress(OSError),
+        urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(arguments)}", timeout=10) as answer,
+    ):
+        return json.load(answer)["data"]
+    return None
+
+
+def firing(url):
+    """The names of the alerts that fire."""
+    found = ask(url, "alerts") or {"alerts": []}
+    return {one["labels"]["alertname"] for one in found["alerts"] if one["state"] == "firing"}
+
+
+def up(url):
+    """The targets that were scraped, by whether they answered."""
+    found = ask(url, "query", query="up") or {"result": []}
+    return {sample["metric"]["instance"]: sample["value"][1] for sample in found["result"]}
+
+
+def served(stack, *collectors, problems=list):
+    """A server of these collectors' metrics, until `stack` ends."""
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    return stack.enter_context(HealthServer(PORT_0, problems, registry))
