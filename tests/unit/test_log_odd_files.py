@@ -9,13 +9,22 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.verify import verify_log
+from pushrep.node import NodeSettings, ReplicaNode
+from pushrep.outbox import Outbox
+from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
+from pushrep.push.replica_client import ReplicaClient
+from pushrep.push.settings import PushSettings
+from pushrep.push.sockets import Address
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
+from pushrep.topic_id_partition import TopicIdPartition
 
+OUTBOX = UUID(int=1)
 SMALL = LogConfig(segment_bytes=2048, index_interval_bytes=64)
 WAIT_S = 120
 """So long nothing may take here; the machine may be busy."""
@@ -196,6 +205,9 @@ SMALL_FILES = (
     ".pushrep_cleanshutdown",
     ".pushrep_reserve",
     ".lock",
+    "cleaner-offset-checkpoint",
+    "given-up-offset-checkpoint",
+    "orders-0/leader-epoch-checkpoint.crc32c",
 )
 
 
@@ -211,7 +223,7 @@ def test_a_small_file_that_is_no_plain_file_is_named_at_once(log, name, kind):
     named(open_log, log, path.name)
 
 
-@pytest.mark.parametrize("name", [*SMALL_FILES, "orders-0/{last}.log"])
+@pytest.mark.parametrize("name", [*SMALL_FILES, "orders-0/{last}.log", "orders-0/{last}.seal", "directory-id.json"])
 @pytest.mark.parametrize("kept", ["empty", "full"])
 def test_nothing_is_written_through_a_link(log, name, kept, tmp_path):
     """identity P3: whatever a link leads to keeps its bytes, and the link is named or left alone."""
@@ -225,3 +237,73 @@ def test_nothing_is_written_through_a_link(log, name, kept, tmp_path):
     answer = told(lambda: fill(log))
     assert answer is None or path.name in answer or "is damaged from" in answer
     assert victim.read_bytes() == before
+
+
+OF_OUTBOX = ("outbox.json", "directory-id.json", "promises.json", "destinations.json", "orders-0/outbox-positions")
+
+
+@pytest.fixture(scope="module")
+def made_outbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "outbox"
+    open_outbox(path)
+    return path
+
+
+def open_outbox(path: Path) -> None:
+    with Outbox.open(path, "orders", partitions=1, producer="billing", copy_check=False) as outbox:
+        outbox.append(0, b"value").result(WAIT_S)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "dangling"])
+@pytest.mark.parametrize("name", OF_OUTBOX)
+def test_a_file_of_an_outbox_that_is_no_plain_file_is_named_at_once(made_outbox, tmp_path, name, kind):
+    """identity P3."""
+    path = shutil.copytree(made_outbox, tmp_path / "outbox") / name
+    if not path.exists():
+        path.write_bytes(b"")
+    ODD[kind](path)
+    named(open_outbox, tmp_path / "outbox", path.name)
+
+
+@pytest.mark.parametrize("name", OF_OUTBOX)
+def test_no_file_of_an_outbox_is_written_through_a_link(made_outbox, tmp_path, name):
+    """identity P3."""
+    path = shutil.copytree(made_outbox, tmp_path / "outbox") / name
+    victim = tmp_path / "of another owner"
+    victim.write_bytes(path.read_bytes() if path.exists() else b"another owner's bytes")
+    before = victim.read_bytes()
+    path.unlink(missing_ok=True)
+    path.symlink_to(victim)
+    told(lambda: open_outbox(tmp_path / "outbox"))
+    assert victim.read_bytes() == before
+    assert path.is_symlink(), "and none is put in its place"
+
+
+OF_NODE = (
+    ".lock",
+    "replica-epoch.json",
+    "{outbox}/owner.json",
+    "{outbox}/promises.json",
+    "{outbox}/.pushrep_recordings",
+)
+
+
+@pytest.mark.parametrize("name", OF_NODE)
+def test_no_file_of_a_node_is_written_through_a_link(tmp_path, name):
+    """identity P3."""
+    victim, directory = tmp_path / "of another owner", tmp_path / "node"
+    victim.write_bytes(b"another owner's bytes" * 100)
+    path = directory / name.format(outbox=OUTBOX)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(victim)
+    told(lambda: describe(directory))
+    assert victim.read_bytes() == b"another owner's bytes" * 100
+    assert path.is_symlink(), "and none is put in its place"
+
+
+def describe(directory: Path) -> None:
+    """A leader looks at an outbox of a node, for the first time, and a recording is made there."""
+    settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}))
+    tp = TopicIdPartition(UUID(int=2), "orders", 0)
+    with ReplicaNode(directory, settings) as node, ReplicaClient(node.address, PushSettings()) as client:
+        client.ask(DescribeLogRequest(outbox_id=OUTBOX, create=True, partitions=(tp,)), DescribeLogResponse)
