@@ -29,7 +29,7 @@ from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, Outbox, Receipt, S
 from pushrep.push.settings import PushSettings
 from pushrep.records import HEADER_BYTES
 from pushrep.replication.errors import NotLeader
-from pushrep.replication.standby import TAKEOVER_AFTER_MS
+from pushrep.replication.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS
 
 _END_S = 10.0
 _AGAIN_S = 0.05
@@ -50,11 +50,19 @@ _AGAIN_S = 0.05
     show_default=True,
     help="For so long the leader is not heard before a standby looks.",
 )
+@click.option(
+    "--takeover-pause-ms",
+    type=click.IntRange(0),
+    default=TAKEOVER_PAUSE_MS,
+    show_default=True,
+    help="After another instance took over, this one does no sooner.",
+)
 @tls_options
 @log_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: Path, topic: str, stand_by: bool, partitions: int, producer: str, takeover_after_ms: int,  # noqa: ARG001, FBT001
+    directory: Path, topic: str, stand_by: bool, partitions: int, producer: str,  # noqa: ARG001, FBT001
+    takeover_after_ms: int, takeover_pause_ms: int,
     cert: Path | None, key: Path | None, ca: Path | None, log_config: LogConfig, command: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Stand by for an outbox, and run COMMAND while this instance leads: what it prints is appended, line by line.
@@ -83,7 +91,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
             lost.clear()
             outbox = Outbox.stand_by(
                 directory, topic, partitions, producer,
-                takeover_after_ms=takeover_after_ms, on_state=on_state, cancel=stop,
+                takeover_after_ms=takeover_after_ms, takeover_pause_ms=takeover_pause_ms,
+                on_state=on_state, cancel=stop,
                 push=PushSettings(tls=client_tls(cert, key, ca)), log_config=log_config,
             )  # fmt: skip
             with outbox:

@@ -67,7 +67,7 @@ from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for, release_linger_timer
 from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
-from pushrep.replication.standby import TAKEOVER_AFTER_MS, StandbyState
+from pushrep.replication.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, StandbyState
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -301,6 +301,7 @@ class Outbox:
         producer: str,
         *,
         takeover_after_ms: int = TAKEOVER_AFTER_MS,
+        takeover_pause_ms: int = TAKEOVER_PAUSE_MS,
         on_state: Callable[[StandbyState, str], object] | None = None,
         cancel: threading.Event | None = None,
         **settings: Any,
@@ -315,6 +316,7 @@ class Outbox:
             create` makes the outbox; until then every instance waits.
         takeover_after_ms: for so long the leader is not heard before a standby looks; so long one that reaches no
             majority, or can't append, leads on; 2,000 at least. The same on every member.
+        takeover_pause_ms: once this instance saw another one take over, it does so itself no sooner than that.
         on_state: called with a `StandbyState` and why it is no better one, from any thread; it must not wait.
         cancel: once it is set, it waits no longer and raises `StandbyCancelled`.
         settings: those of `open`, but replicas and min_insync_replicas, which the grant names, and acks, which is ALL.
@@ -328,7 +330,7 @@ class Outbox:
         asked = ToStandBy(
             directory=checked_path("directory", directory),
             topic=topic,
-            times=checked_times(takeover_after_ms),
+            times=checked_times(takeover_after_ms, takeover_pause_ms),
             push=settings.get("push") or PushSettings(),
             open_timeout_s=settings.get("open_timeout_s", 5.0),
             log_config=settings.get("log_config"),

@@ -91,10 +91,13 @@ def checked_retention(setting: str, value: int | None) -> int | None:
     return value
 
 
-def checked_times(takeover_after_ms: object) -> TakeoverTimes:
+def checked_times(takeover_after_ms: object, takeover_pause_ms: object) -> TakeoverTimes:
     """The arguments of `Outbox.stand_by`. Raises SettingRefused."""
     _check_number("takeover_after_ms", takeover_after_ms, _TAKEOVER_AFTER_MIN_MS, int, _DURATION_MAX_MS)
-    return TakeoverTimes(takeover_after_ms=cast("int", takeover_after_ms))
+    _check_number("takeover_pause_ms", takeover_pause_ms, 0, int, _DURATION_MAX_MS)
+    return TakeoverTimes(
+        takeover_after_ms=cast("int", takeover_after_ms), takeover_pause_ms=cast("int", takeover_pause_ms)
+    )
 
 
 def check_flags(**flags: object) -> None:

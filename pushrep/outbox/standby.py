@@ -139,11 +139,10 @@ class WaitingMember(Generic[_Outbox]):
     def _seen(self, found: _Found | None) -> Seen:
         clock = self._asked.clock
         if found is None:
-            return Seen(clock.monotonic_ms(), clock.wall_ms(), None, NO_MEMBER, None)
+            return Seen(clock.monotonic_ms(), None, NO_MEMBER, None)
         contact_age_ms = self._contact_age_ms(found)
         return Seen(
             now_ms=clock.monotonic_ms(),
-            wall_ms=clock.wall_ms(),
             grant=found.kept.grant,
             member=found.kept.member,
             contact_age_ms=contact_age_ms,

@@ -10,8 +10,8 @@ Nobody leads, as far as this member can tell, if the leader said so, or its own 
 once. Standbys wait for a moment that is drawn by chance, so that mostly one looks first. Then a Candidate decides, with
 `is_standby`: the members that answer show whether the leader lives (candidate.py), and the ballots, who leads.
 
-A pause (after a takeover) and a hold (by an operator) end at wall clock times. A pause is over once this member has
-known the grant for that long, too: clocks that differ by hours keep nobody from leading.
+After another member began to lead, a standby that saw that looks no sooner than `takeover_pause_ms` later: a fault that
+goes round the members ends no lead before it could do any work. The first failure is taken over at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ assert MAY_BECOME.keys() == set(StandbyState), "every state has a row"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTimes:
     """takeover_after_ms: so long a leader is not heard before a standby looks, and so long one that can't reach a
-    majority, or can't append, leads on. takeover_pause_ms: between two automatic takeovers.
+    majority, or can't append, leads on. takeover_pause_ms: so long the next takeover waits, once another began to lead.
     """
 
     takeover_after_ms: int = TAKEOVER_AFTER_MS
@@ -76,19 +76,14 @@ class Seen(NamedTuple):
     """What a standby knows at one moment.
 
     member: which one it is. contact_age_ms: since its node was in contact with the leader; None: that one said that it
-    leads no more. unfit: why this member can't lead now, empty if it can. pause_until_ms, hold_until_ms: no standby
-    takes over before, wall clock; 0: nothing is in the way.
+    leads no more. unfit: why this member can't lead now, empty if it can.
     """
 
     now_ms: int
-    wall_ms: int
     grant: Grant | None
     member: int
     contact_age_ms: int | None
     unfit: str = ""
-    pause_until_ms: int = 0
-    hold_until_ms: int = 0
-    hold_reason: str = ""
 
 
 class Standby:
@@ -100,6 +95,8 @@ class Standby:
         self._rank: tuple[int, int] | None = None
         self._known_ms = 0  # since when the newest grant is known here
         self._due_ms: int | None = None  # when to look, once nobody leads
+        self._leader: int | None = None
+        self._led_since_ms: int | None = None  # since it was seen that another began to lead
 
     def become(self, state: StandbyState) -> None:
         """The state follows; the table says which may."""
@@ -115,6 +112,9 @@ class Standby:
             self.become(StandbyState.STANDING_BY)
         if seen.grant.rank != self._rank:
             self._rank, self._known_ms, self._due_ms = seen.grant.rank, seen.now_ms, None
+            if self._leader not in {None, seen.grant.leader}:
+                self._led_since_ms = seen.now_ms
+            self._leader = seen.grant.leader
         if why_not := seen.unfit or self._why_not_due(seen, seen.grant):
             self._due_ms = None
             return why_not
@@ -134,15 +134,13 @@ class Standby:
     def _why_not_due(self, seen: Seen, grant: Grant) -> str:
         if grant.leader == seen.member:
             return ""  # the lead is this member's: it takes it from nobody
-        if seen.wall_ms < seen.hold_until_ms:
-            return f"standbys are held for {_seconds(seen.hold_until_ms - seen.wall_ms)}: {seen.hold_reason}"
-        known_ms = seen.now_ms - self._known_ms
-        pause_ms = min(seen.pause_until_ms - seen.wall_ms, self.times.takeover_pause_ms - known_ms)
-        if pause_ms > 0:
-            return f"another took over lately: the next may in {_seconds(pause_ms)}"
+        if self._led_since_ms is not None:
+            pause_ms = self.times.takeover_pause_ms - (seen.now_ms - self._led_since_ms)
+            if pause_ms > 0:
+                return f"member {grant.leader} took over lately: the next may in {_seconds(pause_ms)}"
         if seen.contact_age_ms is None:
             return ""
-        silent_ms = min(seen.contact_age_ms, known_ms)
+        silent_ms = min(seen.contact_age_ms, seen.now_ms - self._known_ms)
         if silent_ms < self.times.takeover_after_ms:
             return f"member {grant.leader} was in contact {silent_ms} ms ago"
         return ""

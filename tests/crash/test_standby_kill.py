@@ -55,7 +55,7 @@ def lead(outbox):
 while not stop.is_set():
     try:
         outbox = Outbox.stand_by(
-            sys.argv[1], "orders", 1, "billing", takeover_after_ms=int(sys.argv[2]), cancel=stop,
+            sys.argv[1], "orders", 1, "billing", takeover_after_ms=int(sys.argv[2]), takeover_pause_ms=0, cancel=stop,
             on_state=lambda state, why: say(state.value, why), linger_ms=0, replica_lag_max_ms=500,
             log_config=LogConfig(preallocate_bytes=0),
             push=PushSettings(backoff_min_ms=5, backoff_max_ms=100),

@@ -23,7 +23,6 @@ from pushrep.replication.standby import (
 )
 
 TIMES = TakeoverTimes(takeover_after_ms=10_000, takeover_pause_ms=30_000)
-WALL_MS = 1_700_000_000_000
 
 
 def grant(epoch=256, count=3, m=2, **changes):
@@ -50,33 +49,29 @@ def test_too_few_members_and_less_than_a_majority_are_refused_by_name(count, m, 
     with pytest.raises(CantStandBy, match=why):
         check_standby(grant(count=count, m=m))
     with pytest.raises(CantStandBy):
-        Standby(TIMES, lambda n: 0).why_not_look(Seen(0, WALL_MS, grant(count=count, m=m), 1, 20_000))
+        Standby(TIMES, lambda n: 0).why_not_look(Seen(0, grant(count=count, m=m), 1, 20_000))
 
 
-def test_its_own_lead_is_looked_after_at_once_and_in_spite_of_a_hold():
-    seen = Seen(5, WALL_MS, grant(), 0, None, pause_until_ms=WALL_MS + 30_000, hold_until_ms=WALL_MS + 3_600_000)
-    assert Standby(TIMES, lambda n: n - 1).why_not_look(seen) is None
+def test_its_own_lead_is_looked_after_at_once_also_after_another_led():
+    standby = Standby(TIMES, lambda n: n - 1)
+    assert standby.why_not_look(Seen(0, grant(), 2, 0)) is not None
+    assert standby.why_not_look(Seen(5, grant(258), 2, None)) is None
 
 
 def test_a_leader_that_says_goodbye_is_followed_within_the_spread():
     standby = Standby(TIMES, lambda n: n - 1)
-    assert "soon" in standby.why_not_look(Seen(0, WALL_MS, grant(), 1, None))
-    assert "soon" in standby.why_not_look(Seen(TIMES.spread_ms - 1, WALL_MS, grant(), 1, None))
-    assert standby.why_not_look(Seen(TIMES.spread_ms, WALL_MS, grant(), 1, None)) is None
+    assert "soon" in standby.why_not_look(Seen(0, grant(), 1, None))
+    assert "soon" in standby.why_not_look(Seen(TIMES.spread_ms - 1, grant(), 1, None))
+    assert standby.why_not_look(Seen(TIMES.spread_ms, grant(), 1, None)) is None
 
 
-def test_a_hold_says_why_and_ends_by_itself():
-    standby, hold = Standby(TIMES, lambda n: 0), {"hold_until_ms": WALL_MS + 60_000, "hold_reason": "disks are moved"}
-    assert "60.0 s: disks are moved" in standby.why_not_look(Seen(0, WALL_MS, grant(), 1, None, **hold))
-    assert "disks are moved" in standby.why_not_look(Seen(59_999, WALL_MS + 59_999, grant(), 1, None, **hold))
-    assert standby.why_not_look(Seen(60_000, WALL_MS + 60_000, grant(), 1, None, **hold)) is None
-
-
-def test_a_clock_that_is_a_day_ahead_makes_no_pause_longer():
-    standby, pause = Standby(TIMES, lambda n: 0), {"pause_until_ms": WALL_MS + 86_400_000}
-    assert "another took over" in standby.why_not_look(Seen(0, WALL_MS, grant(), 1, None, **pause))
-    assert "another took over" in standby.why_not_look(Seen(29_999, WALL_MS + 29_999, grant(), 1, None, **pause))
-    assert standby.why_not_look(Seen(30_000, WALL_MS + 30_000, grant(), 1, None, **pause)) is None
+def test_after_another_took_over_the_next_waits_and_the_first_failure_is_taken_over_at_once():
+    standby = Standby(TIMES, lambda n: 0)
+    assert "was in contact" in standby.why_not_look(Seen(0, grant(), 1, 0))
+    assert "took over lately: the next may in 30.0 s" in standby.why_not_look(Seen(5_000, grant(258), 1, None))
+    assert "took over lately" in standby.why_not_look(Seen(34_999, grant(514), 1, None))
+    assert standby.why_not_look(Seen(35_000, grant(514), 1, None)) is None
+    assert Standby(TIMES, lambda n: 0).why_not_look(Seen(5_000, grant(258), 1, None)) is None
 
 
 def test_a_leader_resigns_without_a_majority_or_a_disk_and_not_before_its_time():
@@ -104,30 +99,28 @@ def test_members_that_answer_at_different_times_are_a_majority_together():
 
 
 class StandingBy(RuleBasedStateMachine):
-    """Member 1 of three: leaders come, beat, fall silent, say goodbye; holds and pauses come and end."""
+    """Member 1 of three: leaders come, beat, fall silent, say goodbye."""
 
     @initialize()
     def begin(self):
         self.now_ms, self.spread = 0, 0
         self.standby = Standby(TIMES, lambda n: min(self.spread, n - 1))
         self.grant, self.known_ms, self.heard_ms, self.is_over = grant(), 0, 0, False
-        self.idle_since_ms, self.pause_until_ms, self.hold_until_ms = None, 0, 0
+        self.idle_since_ms, self.pause_until_ms = None, 0
+        self.look()
 
     def renew(self, leader):
         self.grant = grant(self.grant.epoch + 256 + leader - self.grant.leader)
         self.known_ms, self.heard_ms, self.is_over = self.now_ms, self.now_ms, False
         self.idle_since_ms = None  # a new leader has its time
 
-    @rule(leader=st.sampled_from([0, 2]), is_automatic=st.booleans())
-    def another_leads(self, leader, is_automatic):
+    @rule(leader=st.sampled_from([0, 2]))
+    def another_leads(self, leader):
+        """It is seen at once: the pause begins with what a standby sees."""
+        if leader != self.grant.leader:
+            self.pause_until_ms = self.now_ms + 30_000
         self.renew(leader)
-        if is_automatic:
-            self.pause_until_ms = WALL_MS + self.now_ms + 30_000
-
-    @rule(hold_ms=st.integers(1, 100_000))
-    def hold(self, hold_ms):
-        self.renew(self.grant.leader)
-        self.hold_until_ms = WALL_MS + self.now_ms + hold_ms
+        self.look()
 
     @precondition(lambda self: not self.is_over)
     @rule()
@@ -146,11 +139,10 @@ class StandingBy(RuleBasedStateMachine):
     def look(self):
         is_free = self.may_look()
         age_ms = None if self.is_over else self.now_ms - self.heard_ms
-        waits = {"pause_until_ms": self.pause_until_ms, "hold_until_ms": self.hold_until_ms}
-        seen = Seen(self.now_ms, WALL_MS + self.now_ms, self.grant, 1, age_ms, **waits)
+        seen = Seen(self.now_ms, self.grant, 1, age_ms)
         why_not = self.standby.why_not_look(seen)
         if why_not is None:
-            assert is_free, "it looked while a leader, a pause or a hold stood in the way"
+            assert is_free, "it looked while a leader, or a pause stood in the way"
             self.standby.on_refused(self.now_ms)
             self.idle_since_ms = None
         elif is_free:
@@ -164,10 +156,8 @@ class StandingBy(RuleBasedStateMachine):
             self.idle_since_ms = None
 
     def may_look(self):
-        held = self.hold_until_ms > WALL_MS + self.now_ms
-        paused = self.pause_until_ms > WALL_MS + self.now_ms and self.now_ms - self.known_ms < 30_000
         silent = self.is_over or self.now_ms - self.heard_ms >= TIMES.takeover_after_ms
-        return silent and not held and not paused
+        return silent and self.now_ms >= self.pause_until_ms
 
     @invariant()
     def the_state_is_one_that_waits(self):

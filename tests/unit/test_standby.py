@@ -130,6 +130,7 @@ def test_two_outboxes_of_a_topic_have_to_be_named(tmp_path):
         ({"replicas": ["a:1"]}, SettingRefused),
         ({"min_insync_replicas": 2}, SettingRefused),
         ({"takeover_after_ms": 1_999}, SettingRefused),
+        ({"takeover_pause_ms": -1}, SettingRefused),
         ({"acks": Acks.LOCAL}, CantStandBy),
     ],
 )

@@ -1,0 +1,320 @@
+"""The same order service three times on one machine: whoever leads is killed, another goes on, no order is lost.
+
+    python examples/orders_ha.py [--kills 3] [--directory DIR]       starts all of it, kills, and reports
+    python examples/orders_ha.py service DIR INDEX PORT              one instance; the first form starts three
+
+    client ─ POST /orders {"number", "text"} ─▶ instance ─ leads? ─▶ Outbox ─▶ 200, once ALL acknowledged it
+           ◀──────────── 503, or no answer ──┘ no: the client asks the next one, with the same number
+
+The client numbers its orders and sends one until it is answered. The number travels as the record's source offset,
+so an order that is sent again is found in the log (`last_metadata`) and appended once. Leaders are killed with SIGKILL,
+every second one with its node. The report reads the leader's log into a table and counts each order.
+"""
+
+import argparse
+import http.client
+import json
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from rich.live import Live
+from rich.table import Table
+
+from filtering import StreamMetadata, producer_id
+from pushrep import Outbox, PushrepError, SegmentLog
+from pushrep.outbox import RecordRefused, StandbyState
+
+TOPIC, MEMBERS = "orders", 3
+CLIENT = producer_id(application="shop", stream=TOPIC, source="client-1", destination="orders")
+TAKEOVER_AFTER_MS = 3_000
+ANSWER_S = 5.0
+
+
+# ---- one instance of the service
+
+
+class Service:
+    """Stands by, answers orders while it leads, and says 503 while it does not."""
+
+    def __init__(self, data: Path) -> None:
+        self._data, self._outbox, self.state = data, None, "waiting"
+        self._one_order = threading.Lock()  # orders of one client come one after the other
+        self._changed = threading.Condition()
+
+    def run(self) -> None:
+        """For ever."""
+        while True:
+            settings = {"takeover_after_ms": TAKEOVER_AFTER_MS, "takeover_pause_ms": 0, "linger_ms": 0}
+            with Outbox.stand_by(self._data, TOPIC, 1, "orders", on_state=self.on_state, **settings) as outbox:
+                self._outbox = outbox
+                with self._changed:
+                    self._changed.wait_for(lambda: self.state == StandbyState.DEPOSED.value)
+                self._outbox = None
+
+    def on_state(self, state: StandbyState, _why: str) -> None:
+        with self._changed:
+            self.state = state.value
+            self._changed.notify_all()
+
+    def take(self, number: int, text: str) -> bool:
+        """Whether the order is in the log, and with ALL who have to have it."""
+        outbox = self._outbox
+        if outbox is None:
+            return False
+        with self._one_order:
+            try:
+                known = outbox.last_metadata(CLIENT, 0)
+                if known is not None and number <= known:
+                    return self._is_held(outbox)
+                value = json.dumps({"number": number, "text": text}).encode()
+                outbox.append(0, value, metadata=StreamMetadata(CLIENT, 0, number)).result(ANSWER_S)
+            except RecordRefused:  # it is on its way since an earlier try
+                return self._is_held(outbox)
+            except PushrepError:
+                return False
+            return True
+
+    def _is_held(self, outbox: Outbox) -> bool:
+        """Of an order that is in this log: whether enough members have it by now."""
+        log, until = outbox.log(0), time.monotonic() + ANSWER_S
+        end = log.log_end_offset
+        while log.high_watermark < end and time.monotonic() < until and self._outbox is outbox:
+            time.sleep(0.01)
+        return log.high_watermark >= end
+
+
+def serve(data: Path, port: int) -> None:
+    service = Service(data)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(200, {"state": service.state})
+
+        def do_POST(self) -> None:
+            order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            is_taken = service.take(order["number"], order["text"])
+            self.answer(200 if is_taken else 503, {"state": service.state})
+
+        def answer(self, code: int, said: dict[str, str]) -> None:
+            body = json.dumps(said).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Not every request."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    service.run()
+
+
+# ---- the client
+
+
+class Client:
+    """Orders, one after the other, each until it is answered."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.answered, self.gaps, self.leader = 0, [], None
+        self._ports, self._stop = ports, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        at, number, last = 0, 1, None
+        while not self._stop.is_set():
+            if ask(self._ports[at], "POST", {"number": number, "text": f"order {number}"})[0] == 200:
+                now, before = time.monotonic(), last
+                self.answered, self.leader, last = number, at, now
+                if before is not None and now - before > 1:
+                    self.gaps.append(now - before)
+                number += 1
+            else:
+                at = (at + 1) % len(self._ports)
+                self._stop.wait(0.05)
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def ask(port: int, method: str, said: dict[str, object] | None = None) -> tuple[int, str]:
+    """(the answer's code, the instance's state); 0 where nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2 * ANSWER_S)
+    try:
+        connection.request(method, "/orders", json.dumps(said).encode() if said is not None else None)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())["state"]
+    except (OSError, http.client.HTTPException, ValueError):
+        return 0, "dead"
+    finally:
+        connection.close()
+
+
+# ---- all of it
+
+
+class World:
+    """Three machines, as far as one can be three: a node and an instance each, in directories of their own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with ExitStack() as held:  # all at once, so that they differ
+            sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 * MEMBERS)]
+            ports = [one.getsockname()[1] for one in sockets]
+        self.node_ports, self.ports = ports[:MEMBERS], ports[MEMBERS:]
+        self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+
+    def data(self, index: int) -> Path:
+        return self.root / f"data-{index}"
+
+    def start_node(self, index: int) -> None:
+        address = f"127.0.0.1:{self.node_ports[index]}"
+        command = [
+            "-m",
+            "pushrep.cli.main",
+            "replica",
+            "serve",
+            str(self.data(index)),
+            "--listen",
+            address,
+            "--allow",
+            "any",
+        ]
+        process = self._start("node", index, command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise SystemExit(f"node {index} does not start: see {self.root}/node-{index}.log")
+
+    def start_service(self, index: int) -> None:
+        self._start("service", index, [__file__, "service", str(self.root), str(index), str(self.ports[index])])
+
+    def _start(self, kind: str, index: int, command: list[str], **pipes: object) -> "subprocess.Popen[bytes]":
+        with (self.root / f"{kind}-{index}.log").open("ab") as log:
+            pipes = {"stdout": log, **pipes}
+            process = subprocess.Popen([sys.executable, *command], stderr=log, **pipes)  # noqa: S603
+        self.processes[kind, index] = process
+        return process
+
+    def create(self) -> None:
+        members = ",".join(f"127.0.0.1:{port}" for port in self.node_ports)
+        command = [sys.executable, "-m", "pushrep.cli.main", "outbox", "create", str(self.data(0)), "--topic", TOPIC]
+        subprocess.run([*command, "--members", members], check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+
+    def kill(self, kind: str, index: int) -> None:
+        process = self.processes.pop((kind, index))
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def end(self) -> None:
+        for kind, index in sorted(self.processes, reverse=True):  # services first
+            with suppress(OSError):
+                self.kill(kind, index)
+
+    def log_of(self, index: int) -> Path:
+        (log,) = self.data(index).glob(f"*/{TOPIC}-0")
+        return log
+
+
+def picture(world: World, client: Client, doing: str) -> Table:
+    table = Table(title=doing)
+    for name in ("instance", "state", "node"):
+        table.add_column(name)
+    for index, port in enumerate(world.ports):
+        node = "running" if ("node", index) in world.processes else "dead"
+        table.add_row(str(index), ask(port, "GET")[1], node)
+    gaps = ", ".join(f"{gap:.1f} s" for gap in client.gaps)
+    table.caption = f"{client.answered:,} orders acknowledged; without an answer for {gaps or '-'}"
+    return table
+
+
+def run(root: Path, kills: int) -> int:
+    world = World(root)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        for index in range(MEMBERS):
+            world.start_node(index)
+        world.create()
+        for index in range(MEMBERS):
+            world.start_service(index)
+        client = Client(world.ports)
+        with Live(picture(world, client, "starting"), transient=not sys.stdout.isatty()) as live:
+
+            def until(doing: str, more: int) -> None:
+                wanted = client.answered + more
+                while client.answered < wanted:
+                    live.update(picture(world, client, doing))
+                    time.sleep(0.2)
+
+            until("starting", 50)
+            for number in range(kills):
+                leader = client.leader
+                assert leader is not None, "somebody answered"
+                world.kill("service", leader)
+                if number % 2:
+                    world.kill("node", leader)
+                until(f"kill -9 of instance {leader}{' and its node' if number % 2 else ''}", 50)
+                if number % 2:
+                    world.start_node(leader)
+                world.start_service(leader)
+                until(f"instance {leader} is back", 50)
+        client.end()
+        leader = client.leader
+        world.end()
+        assert leader is not None, "somebody answered"
+        return report(world.log_of(leader), client, root / "orders.sqlite")
+    finally:
+        world.end()
+
+
+def report(log: Path, client: Client, table: Path) -> int:
+    """The log's orders in a table, one row a record; 1 if any was lost, is there twice, or out of order."""
+    database = sqlite3.connect(table)
+    database.execute("CREATE TABLE orders (offset INTEGER PRIMARY KEY, number INTEGER, text TEXT)")
+    with SegmentLog.open_reader(log, isolation="written") as reader:
+        rows = [(one.offset, *json.loads(one.value or b"").values()) for one in reader.records(0)]
+    database.executemany("INSERT INTO orders VALUES (?, ?, ?)", rows)
+    database.commit()
+    numbers = [number for (number,) in database.execute("SELECT number FROM orders ORDER BY offset")]
+    database.close()
+    lost = sorted(set(range(1, client.answered + 1)) - set(numbers))
+    is_right = not lost and numbers == list(range(1, len(numbers) + 1))
+    print(f"acknowledged: {client.answered:,}; in the table: {len(numbers):,}; lost: {lost or 'none'}")
+    print(f"each once and in order: {'yes' if is_right else 'NO'}")
+    print(f"times without an answer: {', '.join(f'{gap:.1f} s' for gap in client.gaps) or 'none above 1 s'}")
+    return 0 if is_right else 1
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["service"]:
+        _, _, root, index, port = sys.argv
+        serve(Path(root) / f"data-{index}", int(port))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=3, help="how often a leader is killed")
+    parser.add_argument("--directory", type=Path, help="where it all lies; a temporary one, which goes, by default")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        if options.directory is None:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orders-ha-")))
+        else:
+            root = options.directory
+            root.mkdir(parents=True)
+        return run(root, options.kills)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
